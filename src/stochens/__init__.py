@@ -1,0 +1,44 @@
+"""stochens: any nn.Module as a stochastic ensemble, close to its Bayesian posterior.
+
+>>> import stochens
+>>> stochens.fit  # doctest: +ELLIPSIS
+<function fit at ...>
+"""
+
+from stochens import metrics
+from stochens.conversions import freeze_batchnorm, keep_dropout, replace_batchnorm
+from stochens.errors import InputError
+from stochens.likelihoods import Categorical, Heteroscedastic, Homoscedastic
+from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular, stochastic
+from stochens.networks import FRN, MLP
+from stochens.posterior import Posterior, load
+from stochens.posterior import join_posteriors as join
+from stochens.predict import GaussianPredictive, Predictive
+from stochens.train import fit
+from stochens.version import __version__
+
+__all__ = [
+    "FRN",
+    "MLP",
+    "Categorical",
+    "DropConnect",
+    "Dropout",
+    "Gaussian",
+    "GaussianPredictive",
+    "Heteroscedastic",
+    "Homoscedastic",
+    "InputError",
+    "NPDropout",
+    "Posterior",
+    "Predictive",
+    "Regular",
+    "__version__",
+    "fit",
+    "freeze_batchnorm",
+    "join",
+    "keep_dropout",
+    "load",
+    "metrics",
+    "replace_batchnorm",
+    "stochastic",
+]

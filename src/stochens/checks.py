@@ -1,0 +1,110 @@
+"""What in a network would break an ensemble, or stay silent in one: said before training starts."""
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from stochens.conversions import OWN_DROPOUT, BatchNorm
+from stochens.errors import InputError
+from stochens.members import without_attention_fastpath
+
+
+class SilentNoiseWarning(UserWarning):
+    """The network has dropout of its own that is off at test time."""
+
+
+def check_network(net: nn.Module) -> None:
+    """Refuse layers that mix examples, keep state, or have no parameters yet."""
+    for path, module in net.named_modules():
+        name = repr(path) if path else "the network itself"
+        if isinstance(module, BatchNorm):
+            raise InputError(
+                f"{name} is a {type(module).__name__}: it mixes the examples of a batch and keeps "
+                "state, so its members are no draws from a posterior. Two ways out: "
+                "stochens.freeze_batchnorm(net) keeps its running statistics for ever (for trained "
+                "networks); stochens.replace_batchnorm(net, 'frn' or 'group') puts FRN or "
+                "GroupNorm in its place"
+            )
+        if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats:
+            raise InputError(
+                f"{name} is a {type(module).__name__} with track_running_stats=True, which keeps "
+                "state; build it with track_running_stats=False"
+            )
+        own = module.parameters(recurse=False)
+        if any(isinstance(p, nn.parameter.UninitializedParameter) for p in own):
+            raise InputError(f"{name} is lazy and has no shape yet; call the network once first")
+    if not any(p.requires_grad for p in net.parameters()):
+        raise InputError("the network has no trainable parameter")
+
+
+def probe(net: nn.Module, x: Tensor) -> Tensor:
+    """Outputs of one forward pass in training mode; warns of dropout that stays silent later."""
+    spy = _DropoutSpy()
+    training = net.training
+    net.train()
+    try:
+        with torch.no_grad(), without_attention_fastpath(), torch.random.fork_rng(devices=[]), spy:
+            outputs = net(x)
+    finally:
+        net.train(training)
+    if not isinstance(outputs, Tensor):
+        raise InputError(f"the network must return one tensor, got {type(outputs).__name__}")
+    _warn_silent(own_dropout(net), spy.rates)
+    return outputs
+
+
+def own_dropout(net: nn.Module) -> list[str]:
+    """Names of the network's own dropout layers that are on in training and off at test time."""
+    found = []
+    for path, module in net.named_modules():
+        rate = module.p if type(module) in OWN_DROPOUT else getattr(module, "dropout", 0.0)
+        if isinstance(module, (*OWN_DROPOUT, nn.MultiheadAttention, nn.RNNBase)) and rate:
+            found.append(path or type(module).__name__)
+    return found
+
+
+class _DropoutSpy(TorchFunctionMode):
+    """Sees functional dropout, which no walk over modules can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates: list[float] = []
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if "dropout" in name and kwargs.get("training", True):
+            self.rates.append(float(kwargs.get("p", args[1] if len(args) > 1 else 0.5)))
+        if name == "scaled_dot_product_attention":
+            self.rates.append(float(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)))
+        return func(*args, **kwargs)
+
+
+def _warn_silent(layers: list[str], rates: Iterable[float]) -> None:
+    remedy = (
+        "It trains the members but adds nothing to their spread. To keep it on, pass "
+        "stochens.keep_dropout(net); to leave it to the method, set its rate to 0"
+    )
+    if layers:
+        warnings.warn(
+            f"the network's own dropout ({', '.join(layers)}) is off at test time. {remedy}",
+            SilentNoiseWarning,
+            stacklevel=4,
+        )
+    elif any(rates):
+        warnings.warn(
+            f"the network calls dropout as a function (rate {max(rates)}), which is off at test "
+            f"time if it follows net.training, and which keep_dropout cannot see. {remedy}",
+            SilentNoiseWarning,
+            stacklevel=4,
+        )

@@ -1,0 +1,136 @@
+"""Ways out for layers that cannot be a member of an ensemble as they are.
+
+Each function returns a converted copy and leaves the network it was given alone.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stochens.networks import FRN
+
+BatchNorm = nn.modules.batchnorm._BatchNorm
+
+
+class FrozenBatchNorm(nn.Module):
+    """Batch normalisation by statistics that no longer change; weight and bias stay trainable.
+
+    y = (x - mean) / sqrt(var + eps) * weight + bias,   x [B, C, *positions]
+    """
+
+    mean: Tensor
+    var: Tensor
+
+    def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
+        super().__init__()
+        if norm.running_mean is None or norm.running_var is None:
+            raise ValueError("this batch norm has track_running_stats=False: nothing to freeze")
+        self.eps = norm.eps
+        self.register_buffer("mean", norm.running_mean.clone())
+        self.register_buffer("var", norm.running_var.clone())
+        self.weight: nn.Parameter | None = norm.weight  # None when affine=False, as in the original
+        self.bias: nn.Parameter | None = norm.bias
+
+    def reset_parameters(self) -> None:
+        if self.weight is not None and self.bias is not None:
+            nn.init.ones_(self.weight)
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (-1, *[1] * (x.dim() - 2))
+        y = (x - self.mean.view(shape)) * torch.rsqrt(self.var.view(shape) + self.eps)
+        if self.weight is None or self.bias is None:
+            return y
+        return y * self.weight.view(shape) + self.bias.view(shape)
+
+
+class AlwaysDropout(nn.Module):
+    """The network's own dropout, on at test time too: Monte Carlo dropout (Gal, 2016)."""
+
+    def __init__(self, own: nn.Module, apply: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.p = float(own.p)  # type: ignore[arg-type]
+        self.apply_dropout = apply
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.apply_dropout(x, p=self.p, training=True)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+OWN_DROPOUT: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.Dropout: F.dropout,
+    nn.Dropout1d: F.dropout1d,
+    nn.Dropout2d: F.dropout2d,
+    nn.Dropout3d: F.dropout3d,
+    nn.AlphaDropout: F.alpha_dropout,
+    nn.FeatureAlphaDropout: F.feature_alpha_dropout,
+}
+
+
+def freeze_batchnorm(net: nn.Module) -> nn.Module:
+    """A copy whose batch norms use their running statistics for ever.
+
+    For a trained network, whose statistics mean something; `x` and outputs keep their shapes.
+
+    >>> any(isinstance(m, BatchNorm) for m in freeze_batchnorm(nn.BatchNorm2d(3)).modules())
+    False
+    """
+    return _replace(net, lambda m: FrozenBatchNorm(m) if isinstance(m, BatchNorm) else None)
+
+
+def replace_batchnorm(
+    net: nn.Module, by: Literal["frn", "group"] = "frn", *, groups: int = 8
+) -> nn.Module:
+    """A copy whose batch norms are FRN, or GroupNorm with at most `groups` groups.
+
+    FRN needs positions (images, sequences), so a BatchNorm1d becomes GroupNorm either way.
+
+    >>> replace_batchnorm(nn.BatchNorm2d(3))
+    FRN(3, eps=1e-06)
+    """
+    if by not in ("frn", "group"):
+        raise ValueError(f"by must be 'frn' or 'group', got {by!r}")
+
+    def convert(module: nn.Module) -> nn.Module | None:
+        if not isinstance(module, BatchNorm):
+            return None
+        channels = module.num_features
+        if by == "frn" and not isinstance(module, nn.BatchNorm1d):
+            return FRN(channels)
+        fitting = next(g for g in range(min(groups, channels), 0, -1) if channels % g == 0)
+        return nn.GroupNorm(fitting, channels)
+
+    return _replace(net, convert)
+
+
+def keep_dropout(net: nn.Module) -> nn.Module:
+    """A copy whose own nn.Dropout layers stay on at test time, so that members are stochastic.
+
+    >>> keep_dropout(nn.Dropout(0.2)).eval()
+    AlwaysDropout(p=0.2)
+    """
+
+    def convert(module: nn.Module) -> nn.Module | None:
+        dropout = OWN_DROPOUT.get(type(module))
+        return AlwaysDropout(module, dropout) if dropout else None
+
+    return _replace(net, convert)
+
+
+def _replace(net: nn.Module, convert: Callable[[nn.Module], nn.Module | None]) -> nn.Module:
+    net = copy.deepcopy(net)
+    replacement = convert(net)
+    if replacement is not None:
+        return replacement
+    for module in list(net.modules()):
+        for name, child in list(module.named_children()):
+            converted = convert(child)
+            if converted is not None:
+                setattr(module, name, converted)
+    return net

@@ -1,0 +1,1 @@
+"""Data: what users hand in, as tensors that were checked once."""

@@ -1,0 +1,98 @@
+"""Tensors, a torch Dataset or a DataLoader, as one kind of thing."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from stochens.errors import InputError
+
+
+class Source(NamedTuple):
+    """Where training batches come from.
+
+    `x`, `y` are the whole data set on the device; with a `loader` they are its first batch, and
+    every member sees the loader's batches in the loader's order.
+    """
+
+    x: Tensor  # [N, ...]
+    y: Tensor  # [N] or [N, D]
+    size: int  # N
+    loader: "DataLoader[Any] | None" = None
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        assert self.loader is not None
+        for batch in self.loader:
+            yield _pair(batch)
+
+
+def source(data: Any) -> Source:
+    """Read what the user gave. A Dataset is read once into memory; a DataLoader is streamed.
+
+    >>> source((torch.zeros(6, 2), torch.zeros(6, dtype=torch.long))).size
+    6
+    """
+    if isinstance(data, DataLoader):
+        x, y = _pair(next(iter(data)))
+        _check(x, y)
+        return Source(x, y, len(data.dataset), data)  # type: ignore[arg-type]
+    if isinstance(data, Dataset):
+        x, y = _read(data)
+    else:
+        x, y = _pair(data)
+    _check(x, y)
+    return Source(x, y, len(x))
+
+
+def _read(data: "Dataset[Any]") -> tuple[Tensor, Tensor]:
+    blocks = [_pair(batch) for batch in DataLoader(data, batch_size=1024)]
+    if not blocks:
+        raise InputError("the data set is empty")
+    return torch.cat([x for x, _ in blocks]), torch.cat([y for _, y in blocks])
+
+
+def _pair(data: Any) -> tuple[Tensor, Tensor]:
+    if not isinstance(data, (tuple, list)) or len(data) != 2:
+        raise InputError(
+            "data must be (x, y), or a Dataset or DataLoader of such pairs, got "
+            f"{type(data).__name__}"
+        )
+    return _tensor(data[0], "x"), _tensor(data[1], "y")
+
+
+def _tensor(value: Any, name: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach()
+    try:
+        array = np.asarray(value)
+        tensor: Tensor = torch.as_tensor(array)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} cannot be read as a tensor: {error}") from None
+    # numpy's own float64 becomes torch's default; a float64 tensor was meant as one
+    return tensor.to(torch.get_default_dtype()) if tensor.is_floating_point() else tensor
+
+
+def inputs(x: Any) -> Tensor:
+    """Inputs alone, for prediction, checked like those of training."""
+    x = _tensor(x, "x")
+    if x.dim() == 0 or len(x) == 0:
+        raise InputError(f"x is empty: shape {tuple(x.shape)}")
+    _finite(x)
+    return x
+
+
+def _check(x: Tensor, y: Tensor) -> None:
+    if x.dim() == 0 or y.dim() == 0 or len(x) != len(y):
+        raise InputError(
+            f"x and y must have the same length, got {tuple(x.shape)} and {tuple(y.shape)}"
+        )
+    inputs(x)
+
+
+def _finite(x: Tensor) -> None:
+    if x.is_floating_point() and not bool(x.isfinite().all()):
+        where = tuple(int(i) for i in (~x.isfinite()).nonzero()[0])
+        raise InputError(f"x must be finite; x{list(where)} is {x[where].item()}")

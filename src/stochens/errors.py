@@ -1,0 +1,20 @@
+"""The one error type for bad input, and help with names that are almost right."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Bad input, found before any work was done. The message names the value and the remedy."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`"; did you mean 'dropout'?"` when a known name is near, else `""`.
+
+    >>> did_you_mean("dropuot", ["dropout", "regular"])
+    "; did you mean 'dropout'?"
+    >>> did_you_mean("zebra", ["dropout", "regular"])
+    ''
+    """
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,57 @@
+"""What training recorded, epoch by epoch and member by member."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class History(NamedTuple):
+    """Each [E, M]: the mean over an epoch's steps, and its fluctuation (standard deviation).
+
+    `nll` is the expected NLL of a data point under the member's noise; `loss` is the training KL
+    loss in nats: N * nll + L2 + stochasticity + the terms of a finite sigma + repulsion. Constants
+    of machine precision and of ensembling (-log K) are left out; `posterior.kl()` has them.
+    """
+
+    nll: Tensor
+    nll_sd: Tensor
+    loss: Tensor
+    loss_sd: Tensor
+
+    @classmethod
+    def join(cls, blocks: "list[History]") -> "History":
+        """Blocks of members side by side."""
+        return cls(*(torch.cat(fields, dim=1) for fields in zip(*blocks, strict=True)))
+
+    @classmethod
+    def empty(cls, members: int) -> "History":
+        return cls(*(torch.zeros(0, members) for _ in cls._fields))
+
+
+class Recorder:
+    """Sums of an epoch, kept on the device so that no step waits for them."""
+
+    def __init__(self, members: int, device: torch.device) -> None:
+        self.rows: list[list[Tensor]] = []
+        self.sums = torch.zeros(4, members, dtype=torch.float64, device=device)
+        self.steps = 0
+
+    def step(self, nll: Tensor, loss: Tensor) -> None:
+        """nll, loss [M]"""
+        values = torch.stack([nll, loss]).double()
+        self.sums += torch.cat([values, values.square()])
+        self.steps += 1
+
+    def end_epoch(self) -> float:
+        """Close the epoch; the mean loss over members."""
+        mean_nll, mean_loss, square_nll, square_loss = self.sums / max(self.steps, 1)
+        sd_nll = (square_nll - mean_nll.square()).clamp_min(0).sqrt()
+        sd_loss = (square_loss - mean_loss.square()).clamp_min(0).sqrt()
+        self.rows.append([t.float().cpu() for t in (mean_nll, sd_nll, mean_loss, sd_loss)])
+        self.sums.zero_()
+        self.steps = 0
+        return float(mean_loss.mean())
+
+    def history(self) -> History:
+        return History(*(torch.stack(column) for column in zip(*self.rows, strict=True)))

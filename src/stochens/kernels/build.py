@@ -1,0 +1,115 @@
+"""Compiles the C++ sources of this folder with the system compiler, once per machine.
+
+A library is cached as name-hash.so, where the hash covers the source, the flags, the compiler and
+the CPU (the code is built for this very CPU). Without a compiler everything still works, slower.
+"""
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+log = logging.getLogger("stochens")
+
+COMPILERS = ("c++", "g++", "clang++")
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread")
+NATIVE = ("-march=native", "-mcpu=native", "")  # the first that the compiler knows
+SECONDS = 120  # a compile that hangs must not hang the program
+
+
+@functools.cache
+def load(name: str) -> ctypes.CDLL | None:
+    """The library built from name.cpp, or None where it cannot be built; never raises."""
+    if os.environ.get("STOCHENS_KERNELS", "").lower() == "off":
+        log.info("kernel %s is off: STOCHENS_KERNELS=off", name)
+        return None
+    try:
+        return ctypes.CDLL(str(_library(Path(__file__).with_name(f"{name}.cpp"))))
+    except Exception as error:  # whatever goes wrong, the torch twin does the work
+        log.info("kernel %s is not used: %s", name, error)
+        return None
+
+
+def _library(source: Path) -> Path:
+    """Path of the compiled source, from the cache if it is there."""
+    compiler = _compiler()
+    version = _output([*compiler, "--version"])
+    code = source.read_bytes()
+    errors = []
+    for native in NATIVE:
+        flags = [flag for flag in (*FLAGS, native) if flag]
+        key = b"\0".join([code, " ".join(flags).encode(), version.encode(), _cpu().encode()])
+        file = f"{source.stem}-{hashlib.sha256(key).hexdigest()[:16]}.so"
+        folder = _cache()
+        if (folder / file).exists():
+            return folder / file
+        try:
+            return _compile([*compiler, *flags], source, folder / file)
+        except RuntimeError as error:
+            errors.append(str(error))
+    raise RuntimeError(errors[-1])
+
+
+def _compiler() -> list[str]:
+    """The command of $CXX, which may hold arguments, or the first compiler on PATH."""
+    chosen = shlex.split(os.environ.get("CXX", ""))
+    if chosen:
+        return chosen
+    found = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if found is None:
+        raise RuntimeError(f"no C++ compiler: none of {', '.join(COMPILERS)} is on PATH")
+    return [found]
+
+
+def _compile(command: list[str], source: Path, library: Path) -> Path:
+    """Builds under a temporary name: another process may build or load the same library now."""
+    handle, temporary = tempfile.mkstemp(suffix=".so", dir=library.parent)
+    os.close(handle)
+    try:
+        _output([*command, str(source), "-o", temporary])
+        os.chmod(temporary, 0o755)
+        os.replace(temporary, library)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    return library
+
+
+def _output(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed: {done.stderr.strip()[-2000:]}")
+    return done.stdout
+
+
+@functools.cache
+def _temporary() -> Path:
+    return Path(tempfile.mkdtemp(prefix="stochens-"))
+
+
+def _cache() -> Path:
+    """$STOCHENS_CACHE, else ~/.cache/stochens, else (not writable) a folder of this process."""
+    chosen = os.environ.get("STOCHENS_CACHE")
+    try:
+        folder = Path(chosen) if chosen else Path.home() / ".cache" / "stochens"
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except (OSError, RuntimeError):  # RuntimeError: there is no home
+        return _temporary()
+
+
+def _cpu() -> str:
+    """What -march=native depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        keys = ("model name", "flags", "Features", "CPU part")
+        return "\n".join(sorted({line for line in lines if line.startswith(keys)}))
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"

@@ -1,0 +1,109 @@
+"""Recognises the networks that the MLP kernel can run, and hands them to it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from stochens.kernels import mlp
+from stochens.likelihoods import Categorical, Heteroscedastic, Homoscedastic, Likelihood
+from stochens.members import Params
+from stochens.methods import StochasticLayer
+from stochens.randomness import NOISE, derive
+
+ACTIVATIONS: dict[type[nn.Module], str] = {
+    nn.ReLU: "relu",
+    nn.Tanh: "tanh",
+    nn.SiLU: "silu",
+    nn.Identity: "identity",
+}
+WIDEST = 256  # wider layers are left to the BLAS behind vmap, which then wins
+
+
+class Step(NamedTuple):
+    """One layer of the chain, and the function after it."""
+
+    prefix: str
+    layer: nn.Module
+    activation: str
+
+
+def fused_nll(
+    net: nn.Module,
+    likelihood: Likelihood,
+    x: Tensor,
+    y: Tensor,
+    members: Sequence[int],
+    seed: int,
+) -> Callable[[Params, Any, int], Tensor] | None:
+    """A function (params, rows [M, B] or None, step) -> mean NLL [M], or None where none fits."""
+    steps = chain(net)
+    code = _likelihood(likelihood)
+    if steps is None or code is None or x.device.type != "cpu" or x.dim() != 2:
+        return None
+    if x.dtype not in (torch.float32, torch.float64) or not mlp.available():
+        return None
+    ids = torch.tensor(members, dtype=torch.int64)
+    x = x.contiguous()
+
+    def nll(params: Params, rows: Tensor | None, step: int) -> Tensor:
+        thetas = [_theta(step_, params) for step_ in steps]
+        return mlp.nll(
+            [theta["weight"] for theta in thetas],
+            [theta.get("bias") for theta in thetas],
+            x,
+            y,
+            index=rows,
+            activation=[s.activation for s in steps],
+            dropout=[getattr(s.layer, "output_rate", 0.0) for s in steps],
+            likelihood=code,
+            members=ids,
+            seed=derive(seed, NOISE, step),
+        )
+
+    return nll
+
+
+def chain(net: nn.Module) -> list[Step] | None:
+    """The network as linear layers with an activation after each, or None if it is not that."""
+    if not isinstance(net, nn.Sequential) or type(net).forward is not nn.Sequential.forward:
+        return None
+    steps: list[Step] = []
+    for name, module in net.named_children():
+        if module._forward_hooks or module._forward_pre_hooks:
+            return None
+        if type(module) in ACTIVATIONS and steps and steps[-1].activation == "identity":
+            steps[-1] = steps[-1]._replace(activation=ACTIVATIONS[type(module)])
+        elif _is_linear(module):
+            steps.append(Step(f"{name}.", module, "identity"))
+        else:
+            return None
+    if not steps or net._forward_hooks or net._forward_pre_hooks:
+        return None
+    shapes = [s.layer.get_parameter("weight").shape for s in steps]
+    return steps if max(max(shape) for shape in shapes) <= WIDEST else None
+
+
+def _is_linear(module: nn.Module) -> bool:
+    if isinstance(module, StochasticLayer):
+        return module.fusable and type(module.inner) is nn.Linear
+    return type(module) is nn.Linear
+
+
+def _theta(step: Step, params: Params) -> Params:
+    """The weights of one pass, [M, ...]: omega, or a draw where the noise is on weights."""
+    names = step.layer.names if isinstance(step.layer, StochasticLayer) else ["weight", "bias"]
+    omega = {n: params[step.prefix + n] for n in names if step.prefix + n in params}
+    if not isinstance(step.layer, StochasticLayer) or not step.layer.noise_on_weights:
+        return omega
+    return vmap(step.layer.draw, randomness="different")(omega)
+
+
+def _likelihood(likelihood: Likelihood) -> mlp.Likelihood | None:
+    if isinstance(likelihood, Categorical):
+        return "categorical"
+    if isinstance(likelihood, Homoscedastic) and likelihood.noise is not None:
+        return ("gaussian", likelihood.noise)
+    return "gaussian-heteroscedastic" if isinstance(likelihood, Heteroscedastic) else None

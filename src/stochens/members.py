@@ -1,0 +1,209 @@
+"""The one representation: parameters of many members, stacked on a leading member axis M.
+
+`Params` is named as in `named_parameters()`. A trained ensemble, averages, draws of a sampler are
+all `Params`; nothing downstream knows who made them.
+"""
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from stochens.errors import InputError
+from stochens.randomness import INITIALISATION, member_seed, seeded
+
+Params = dict[str, Tensor]
+Builder = Callable[[], nn.Module]
+Engine = Literal["vmap", "loop"]
+
+
+def trainable(net: nn.Module) -> dict[str, Tensor]:
+    """The parameters that members own. Frozen ones (requires_grad=False) are shared by all."""
+    return {name: p for name, p in net.named_parameters() if p.requires_grad}
+
+
+def size(params: Params) -> int:
+    """How many members, M."""
+    return len(next(iter(params.values())))
+
+
+def take(params: Params, members: slice | Sequence[int] | Tensor) -> Params:
+    """The chosen members, [len(members), ...].
+
+    >>> take({"w": torch.arange(6.0).view(3, 2)}, [2])["w"]
+    tensor([[4., 5.]])
+    """
+    return {name: p[members] for name, p in params.items()}
+
+
+def join(blocks: Sequence[Params]) -> Params:
+    """Blocks of members as one, in order: [M1, ...] and [M2, ...] to [M1 + M2, ...]."""
+    return {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
+
+
+# -- building and initialising ------------------------------------------------------------------
+
+
+def builder(net: nn.Module | Builder) -> Builder:
+    """What makes a freshly initialised network: the user's function, or copies of a module.
+
+    A module is initialised again through its layers' own `reset_parameters`, children before their
+    parents as in a constructor; a parameter that no layer can reset is named in the error.
+    """
+    if not isinstance(net, nn.Module):
+        if not callable(net):
+            raise InputError(f"net must be an nn.Module or a function that builds one, got {net!r}")
+        return _checked(net)
+    _refuse_unresettable(net)
+
+    def rebuild() -> nn.Module:
+        fresh = copy.deepcopy(net)
+        for module in reversed(list(fresh.modules())):  # reversed pre-order: children first
+            reset = _reset_of(module)
+            if reset is not None and trainable(module):
+                reset()
+        for name, p in net.named_parameters():
+            if not p.requires_grad:  # frozen, so not ours to reset
+                fresh.get_parameter(name).data.copy_(p.data)
+        return fresh
+
+    return rebuild
+
+
+def _checked(build: Builder) -> Builder:
+    def checked() -> nn.Module:
+        net = build()
+        if not isinstance(net, nn.Module):
+            raise InputError(f"the function given as net must return an nn.Module, got {net!r}")
+        return net
+
+    return checked
+
+
+def _reset_of(module: nn.Module) -> Callable[[], None] | None:
+    for name in ("reset_parameters", "_reset_parameters"):  # MultiheadAttention has the second
+        if callable(reset := getattr(module, name, None)):
+            return reset  # type: ignore[no-any-return]
+    return None
+
+
+def _refuse_unresettable(net: nn.Module) -> None:
+    for prefix, module in net.named_modules():
+        if _reset_of(module) is not None:
+            continue
+        for name, p in module.named_parameters(recurse=False):
+            if p.requires_grad:
+                path = f"{prefix}.{name}" if prefix else name
+                raise InputError(
+                    f"parameter {path!r} cannot be initialised again for each member: "
+                    f"{type(module).__name__} has no reset_parameters(). Give it one, or pass a "
+                    "function that builds the network, e.g. fit(lambda: MyNet(), ...)"
+                )
+
+
+def init(
+    build: Builder, *, members: Sequence[int], seed: int, purpose: int = INITIALISATION
+) -> Params:
+    """Each member's own initialisation, exactly as the author of the network wrote it.
+
+    Member k depends only on (seed, k, purpose).
+
+    >>> params = init(builder(nn.Linear(2, 3)), members=range(5), seed=0)
+    >>> {name: tuple(p.shape) for name, p in params.items()}
+    {'weight': (5, 3, 2), 'bias': (5, 3)}
+    """
+    stacked: Params = {}
+    shared: dict[str, Tensor] = {}
+    for row, member in enumerate(members):
+        with seeded(member_seed(seed, member, purpose)):
+            net = build()
+        own = trainable(net)
+        fixed = {name: t for name, t in net.state_dict().items() if name not in own}
+        if row == 0:
+            stacked = {
+                name: p.detach().new_empty(len(members), *p.shape) for name, p in own.items()
+            }
+            shared = {name: t.clone() for name, t in fixed.items()}
+        for name, p in own.items():
+            stacked[name][row] = p.detach()
+        _same_for_all(shared, fixed, own)
+    return stacked
+
+
+def _same_for_all(shared: dict[str, Tensor], fixed: dict[str, Tensor], own: Params) -> None:
+    for name, t in fixed.items():
+        if name not in shared:
+            continue  # another name of a tied parameter
+        if any(t.data_ptr() == p.data_ptr() for p in own.values() if p.numel()):
+            continue
+        if not torch.equal(shared[name], t):
+            raise InputError(
+                f"{name!r} differs between two calls of the function that builds the network, but "
+                "buffers and frozen parameters are shared by all members. Make it a trainable "
+                "parameter, or build it from a fixed seed"
+            )
+
+
+def init_from_prior(shapes: Params, *, members: Sequence[int], seed: int, sd: float) -> Params:
+    """theta_k ~ N(0, sd^2) for each member; `shapes` is any Params with the names and shapes."""
+    drawn = {name: p.new_empty(len(members), *p.shape[1:]) for name, p in shapes.items()}
+    generator = torch.Generator()
+    for row, member in enumerate(members):
+        generator.manual_seed(member_seed(seed, member, INITIALISATION))
+        for p in drawn.values():
+            p[row] = sd * torch.randn(p.shape[1:], generator=generator, dtype=p.dtype)
+    return drawn
+
+
+# -- the forward pass ---------------------------------------------------------------------------
+
+
+def forward(net: nn.Module, params: Params, x: Tensor, *, engine: Engine = "vmap") -> Tensor:
+    """Outputs of every member for the same inputs: x [B, ...] -> [M, B, C].
+
+    >>> net = nn.Linear(2, 3)
+    >>> params = init(builder(net), members=range(5), seed=0)
+    >>> forward(net, params, torch.zeros(4, 2)).shape
+    torch.Size([5, 4, 3])
+    """
+    return _run(net, params, x, x_axis=None, engine=engine)
+
+
+def forward_each(net: nn.Module, params: Params, x: Tensor, *, engine: Engine = "vmap") -> Tensor:
+    """Outputs of every member for its own inputs: x [M, B, ...] -> [M, B, C]."""
+    return _run(net, params, x, x_axis=0, engine=engine)
+
+
+def _run(
+    net: nn.Module, params: Params, x: Tensor, *, x_axis: int | None, engine: Engine
+) -> Tensor:
+    def call(member: Params, x: Tensor) -> Tensor:
+        return functional_call(net, member, (x,))  # type: ignore[no-any-return]
+
+    with without_attention_fastpath():
+        if engine == "vmap":
+            # "different": each member draws its own noise
+            return vmap(call, in_dims=(0, x_axis), randomness="different")(params, x)
+        rows = range(size(params))
+        return torch.stack(
+            [
+                call({n: p[k] for n, p in params.items()}, x if x_axis is None else x[k])
+                for k in rows
+            ]
+        )
+
+
+@contextlib.contextmanager
+def without_attention_fastpath() -> Iterator[None]:
+    """nn.TransformerEncoderLayer's inference fast path reads weights past the layers that own them,
+    and so past their noise."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

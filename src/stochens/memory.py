@@ -1,0 +1,58 @@
+"""How many members and examples fit into memory at once."""
+
+import os
+
+import torch
+from torch import Tensor, nn
+
+from stochens.members import trainable, without_attention_fastpath
+
+SHARE = 0.5  # of the free memory that a run may plan with; the rest is for what we cannot foresee
+
+
+def activation_bytes(net: nn.Module, x: Tensor) -> int:
+    """Bytes of all layer outputs for one example of one member; x [B, ...]."""
+    total = x[0].numel() * x.element_size()
+
+    def add(_module: nn.Module, _args: object, output: object) -> None:
+        nonlocal total
+        parts = output if isinstance(output, (tuple, list)) else (output,)
+        total += sum(t.numel() * t.element_size() for t in parts if isinstance(t, Tensor)) // len(x)
+
+    leaves = [m for m in net.modules() if not list(m.children())]
+    handles = [m.register_forward_hook(add) for m in leaves]
+    try:
+        with torch.no_grad(), without_attention_fastpath(), torch.random.fork_rng(devices=[]):
+            net(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return total
+
+
+def parameter_bytes(net: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in trainable(net).values())
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that is free now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    except (ValueError, OSError):
+        return 4 << 30
+
+
+def members_that_fit(net: nn.Module, x: Tensor, *, batch_size: int, device: torch.device) -> int:
+    """How many members can train together: parameters, gradients and two moments of each, and the
+    activations of a batch, kept for the backward pass and doubled by it."""
+    one = 6 * parameter_bytes(net) + 4 * batch_size * activation_bytes(net, x)
+    return max(1, int(SHARE * free_bytes(device)) // max(one, 1))

@@ -1,0 +1,238 @@
+"""What a method is: a rule that swaps the layers of any network for stochastic ones.
+
+A network with noisy layers is again a plain nn.Module whose parameters are omega, named as in the
+plain network. So a stochastic ensemble is a deep ensemble of stochastic networks, and training,
+averaging, prediction and saving never mention a method.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from typing import Any, ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from stochens.errors import InputError
+from stochens.members import Params
+from stochens.methods.nodes import by_node
+from stochens.methods.patterns import first_match
+from stochens.networks import FRN
+
+LINEAR = (nn.Linear, nn.modules.conv._ConvNd)  # theta enters linearly; transposed ones included
+LOOKUP = (nn.Embedding,)
+ATTENTION = (nn.MultiheadAttention,)
+RECURRENT = (nn.RNNBase,)
+NORM = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, FRN)
+
+
+class Mixture(NamedTuple):
+    """A layer's q, node by node: theta_n ~ sum_i weights_i N(means_i,n, sigma^2) (equation 7).
+
+    Every term of the KL follows from it, so a method states its family here and nowhere else.
+    """
+
+    weights: tuple[float, ...]  # p_i, summing to 1
+    means: tuple[Tensor, ...]  # omega_i, each [M, N, D]: members, nodes, parameters of a node
+    sigma: Tensor | None = None  # [M, N, D]; None: machine precision
+
+
+class StochasticLayer(nn.Module, abc.ABC):
+    """A layer with noise, around a plain layer or around another stochastic layer.
+
+    It owns the layer's parameters under their own names; the layer itself is kept out of torch's
+    sight and only lends its forward pass. Subclasses override `draw` (noise on weights, shared by
+    the batch), `perturb` (noise on outputs, fresh for each example) or `forward`.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self._inner = (layer,)  # a tuple, so that torch does not register it as a child
+        for name, p in layer.named_parameters():
+            register(self, name, p)
+        self.names = [name for name, _ in layer.named_parameters()]
+        # omega's mean parameters -> the plain layer's parameter that each one is a value of
+        self.base_of: dict[str, str] = (
+            dict(layer.base_of)
+            if isinstance(layer, StochasticLayer)
+            else {name: name for name in self.names}
+        )
+
+    @property
+    def inner(self) -> nn.Module:
+        return self._inner[0]
+
+    @property
+    def plain(self) -> nn.Module:
+        """The layer without any noise."""
+        return self.inner.plain if isinstance(self.inner, StochasticLayer) else self.inner
+
+    def omega(self) -> Params:
+        """The mean parameters as they are now (functional_call may have swapped them)."""
+        return {name: attrgetter(name)(self) for name in self.names}
+
+    def draw(self, omega: Params) -> Params:
+        """theta ~ q(theta; omega), one draw of the inner layer's parameters, for one member."""
+        return omega
+
+    def perturb(self, y: Tensor) -> Tensor:
+        """One draw of the layer's output, given the output of its parameters."""
+        return y
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        y = functional_call(self.inner, self.draw(self.omega()), args, kwargs)
+        if isinstance(y, tuple):  # attention and recurrent layers return more than their output
+            return (self.perturb(y[0]), *y[1:])
+        return self.perturb(y)
+
+    @abc.abstractmethod
+    def mixtures(self, omega: Params) -> list[Mixture]:
+        """The layer's family, from its stacked parameters [M, ...]."""
+
+    def start(self, first: Params, second: Params) -> Params:
+        """omega's starting values [M, ...], from two initialisations of the plain layer.
+
+        Most methods need only the first; `needs_second_set` says who needs both.
+        """
+        if isinstance(self.inner, StochasticLayer):
+            return self.inner.start(first, second)
+        return dict(first)
+
+    needs_second_set: ClassVar[bool] = False
+    last: ClassVar[bool] = False  # nothing may be wrapped around it
+    noise_on_weights: ClassVar[bool] = False  # whether `draw` draws
+    # Whether `draw` and `output_rate` are all the noise there is, so that a kernel can apply it
+    fusable: ClassVar[bool] = False
+    output_rate: float = 0.0  # the drop rate of outputs
+
+    def inner_mixtures(self, omega: Params) -> list[Mixture]:
+        """The inner layer's family: what it says itself, or a single component around omega."""
+        if isinstance(self.inner, StochasticLayer):
+            return self.inner.mixtures(omega)
+        return [Mixture((1.0,), (block,)) for block in by_node(self.inner, omega)]
+
+    # The inner layer follows its owner's mode and device, though torch does not see it.
+    def train(self, mode: bool = True) -> Self:
+        self.inner.train(mode)
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.inner._apply(fn, recurse)
+        for name, p in self.inner.named_parameters():
+            register(self, name, p)
+        own = {name: p for name, p in self.named_parameters() if name not in self.names}
+        for p in own.values():
+            p.data = fn(p.data)
+        for name, buffer in self.named_buffers(recurse=False):
+            self.register_buffer(name, fn(buffer))
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        """`in_features`, `batch_first`, ...: what other modules read off the plain layer."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            inner = self.__dict__.get("_inner")
+            if inner is None or name.startswith("__"):
+                raise
+            return getattr(inner[0], name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.noise_repr()}{self.inner!r})"
+
+    def noise_repr(self) -> str:
+        return ""
+
+
+def register(module: nn.Module, path: str, p: nn.Parameter) -> None:
+    """Register a parameter under a dotted name, e.g. attention's "out_proj.weight"."""
+    *parents, name = path.split(".")
+    for parent in parents:
+        if parent not in module._modules:
+            module.add_module(parent, nn.Module())
+        module = module._modules[parent]  # type: ignore[assignment]
+    module._parameters[name] = p  # register_parameter would trip over our __getattr__
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Method(abc.ABC):
+    """A rule for which layers become stochastic, and how. Options are its fields.
+
+    `skip`: name patterns of layers that stay as they are ("head", "encoder.*").
+    """
+
+    skip: tuple[str, ...] = ()
+
+    name: ClassVar[str]
+    applies_to: ClassVar[tuple[type[nn.Module], ...]]
+    noise_on_output_layer: ClassVar[bool] = False
+    goes_on_noise: ClassVar[bool] = False  # whether it may wrap a layer that is stochastic already
+
+    def __post_init__(self) -> None:
+        given: object = self.skip  # one pattern may come as a plain string, or a list from JSON
+        skip = (given,) if isinstance(given, str) else tuple(self.skip)
+        object.__setattr__(self, "skip", skip)
+
+    @abc.abstractmethod
+    def wrap(self, layer: nn.Module, path: str) -> nn.Module:
+        """The stochastic layer in place of `layer`, or `layer` itself where the noise is nil."""
+
+    def patterns(self) -> tuple[str, ...]:
+        """Every name pattern in the options; each must match a layer."""
+        return self.skip
+
+    def named(self, path: str) -> bool:
+        """Whether the options name this layer themselves, which the output layer needs."""
+        return False
+
+    def options(self) -> dict[str, Any]:
+        """The fields, as JSON can hold them."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rated(Method):
+    """A method with a drop rate: `p`, or by name pattern in `rates`, where the first match counts.
+
+    A layer named in `rates` is noisy even if it is the output layer.
+    """
+
+    p: float = 0.1
+    rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_rate(self.p)
+        for pattern, p in self.rates.items():
+            check_rate(p, f" of {pattern!r}")
+
+    def rate(self, path: str) -> float:
+        return first_match(self.rates, path, self.p)
+
+    def patterns(self) -> tuple[str, ...]:
+        return (*self.skip, *self.rates)
+
+    def named(self, path: str) -> bool:
+        return first_match(self.rates, path, None) is not None
+
+
+def check_rate(p: float, where: str = "") -> None:
+    if not isinstance(p, (int, float)) or not 0 <= p < 1:
+        raise InputError(f"drop rate{where} must be in [0, 1), got {p!r}")
+
+
+def check_node(node: str) -> None:
+    if node not in ("position", "channel"):
+        raise InputError(f"node must be 'position' or 'channel', got {node!r}")
+
+
+def bernoulli(keep: float, shape: torch.Size | tuple[int, ...], like: Tensor) -> Tensor:
+    """z ~ Bernoulli(keep), as a boolean mask; fresh for each member under vmap."""
+    return torch.rand(shape, device=like.device) < keep
+
+
+def zeros_like(omega: Tensor) -> Tensor:
+    """omega2 = 0, without its memory."""
+    return omega.new_zeros(()).expand_as(omega)

@@ -1,0 +1,134 @@
+"""Gaussian members: the ansatz of equations 3 and 7 with sigma kept finite.
+
+It adds sigma * eps to whatever theta the layer has, so it goes on top of the other methods, as in
+equation 7, where every component of the mixture has the same sigma.
+"""
+
+import dataclasses
+import math
+from operator import attrgetter
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from stochens.errors import InputError
+from stochens.members import Params
+from stochens.methods.base import (
+    ATTENTION,
+    LINEAR,
+    LOOKUP,
+    NORM,
+    RECURRENT,
+    Method,
+    Mixture,
+    StochasticLayer,
+    register,
+)
+from stochens.methods.nodes import by_node
+
+LOG_SIGMA = "_log_sigma"  # "weight" has its learned log sigma in "weight_log_sigma"
+VARIANCE_FLOOR = 1e-12  # keeps the gradient of sqrt finite where the input is all zeros
+
+
+class GaussianLayer(StochasticLayer):
+    """theta = theta_inner + sigma * eps,  eps ~ N(0, 1) for each weight.
+
+    For layers linear in theta the local reparameterisation draws the output instead, fresh for each
+    example:  y = layer(x; theta_inner) + sqrt(layer(x^2; sigma^2)) * eps  (Kingma et al., 2015).
+    """
+
+    last: ClassVar[bool] = True
+
+    def __init__(self, layer: nn.Module, sigma: float, *, learn: bool) -> None:
+        super().__init__(layer)
+        self.sigma = sigma
+        self.learn = learn
+        self.local = isinstance(self.plain, LINEAR + LOOKUP)
+        if learn:
+            for name, p in self.plain.named_parameters():
+                start = torch.full_like(p, math.log(sigma)).detach()
+                register(self, name + LOG_SIGMA, nn.Parameter(start))
+
+    def sigmas(self) -> Params:
+        """sigma of each parameter of the plain layer."""
+        if self.learn:
+            return {
+                name: attrgetter(name + LOG_SIGMA)(self).exp()
+                for name, _ in self.plain.named_parameters()
+            }
+        return {
+            name: torch.full_like(p, self.sigma).detach()
+            for name, p in self.plain.named_parameters()
+        }
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        sigma = self.sigmas()
+        if self.local:
+            y = functional_call(self.inner, self.omega(), args, kwargs)
+            x, *rest = args
+            squared = x if isinstance(self.plain, LOOKUP) else x.square()
+            variances = {name: s.square() for name, s in sigma.items()}
+            variance = functional_call(self.plain, variances, (squared, *rest), kwargs)
+            return y + (variance + VARIANCE_FLOOR).sqrt() * torch.randn_like(y)
+        theta = {
+            name: w + sigma[self.base_of[name]] * torch.randn_like(w)
+            for name, w in self.omega().items()
+        }
+        return functional_call(self.inner, theta, args, kwargs)
+
+    def mixtures(self, omega: Params) -> list[Mixture]:
+        """The inner layer's components, each with this sigma."""
+        if self.learn:
+            names = [n for n, _ in self.plain.named_parameters() if n + LOG_SIGMA in omega]
+            sigmas = by_node(self.plain, {n: omega[n + LOG_SIGMA].exp() for n in names})
+        else:
+            values = {n: w for n, w in omega.items() if n in dict(self.plain.named_parameters())}
+            sigmas = [torch.full_like(b, self.sigma) for b in by_node(self.plain, values)]
+        return [
+            inner._replace(sigma=sigma.reshape(inner.means[0].shape))
+            for inner, sigma in zip(self.inner_mixtures(omega), sigmas, strict=True)
+        ]
+
+    def start(self, first: Params, second: Params) -> Params:
+        inner = super().start(first, second)
+        if not self.learn:
+            return inner
+        sigmas = {
+            name + LOG_SIGMA: torch.full_like(p, math.log(self.sigma)) for name, p in first.items()
+        }
+        return {**inner, **sigmas}
+
+    def noise_repr(self) -> str:
+        return f"sigma={self.sigma}{', learned' if self.learn else ''}, "
+
+
+@dataclasses.dataclass(frozen=True)
+class Gaussian(Method):
+    """Gaussian noise of standard deviation sigma on every weight of every layer.
+
+    `learn`: sigma becomes a trained number for each weight, starting at `sigma`, with its own KL
+    terms. Composes: `[Dropout(0.1), Gaussian(0.05)]`.
+
+    >>> Gaussian(0.1, learn=True).sigma
+    0.1
+    """
+
+    sigma: float = 0.05
+    learn: bool = False
+
+    name: ClassVar[str] = "gaussian"
+    applies_to: ClassVar[tuple[type[nn.Module], ...]] = (
+        LINEAR + LOOKUP + ATTENTION + RECURRENT + NORM
+    )
+    noise_on_output_layer: ClassVar[bool] = True
+    goes_on_noise: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.sigma, (int, float)) or not 0 < self.sigma < math.inf:
+            raise InputError(f"sigma must be a positive number, got {self.sigma!r}")
+
+    def wrap(self, layer: nn.Module, path: str) -> nn.Module:
+        return GaussianLayer(layer, self.sigma, learn=self.learn)

@@ -1,0 +1,106 @@
+"""Non-parametric dropout, SE3: two trained parameter sets, exchanged node by node."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from stochens.members import Params
+from stochens.methods.base import (
+    ATTENTION,
+    LINEAR,
+    LOOKUP,
+    NORM,
+    RECURRENT,
+    Method,
+    Mixture,
+    StochasticLayer,
+    bernoulli,
+    check_node,
+    register,
+)
+from stochens.methods.nodes import by_node, count, groups, spread
+
+SECOND = "_2"  # "weight" has its second set in "weight_2"
+
+# Layers whose outputs have positions beside channels, [B, C, *positions]
+POSITIONAL = (nn.modules.conv._ConvNd, *NORM)
+
+
+class NPDropoutLayer(StochasticLayer):
+    """theta_n = omega1_n or omega2_n with probability 1/2 each, for each node n; no rescaling."""
+
+    needs_second_set: ClassVar[bool] = True
+    noise_on_weights: ClassVar[bool] = True
+    fusable: ClassVar[bool] = True
+
+    def __init__(self, layer: nn.Module, node: str) -> None:
+        super().__init__(layer)
+        self.by_position = node == "position" and isinstance(layer, POSITIONAL)
+        for name, p in layer.named_parameters():
+            register(self, name + SECOND, nn.Parameter(p.detach().clone()))
+            self.names.append(name + SECOND)
+            self.base_of[name + SECOND] = name
+
+    def sets(self, omega: Params) -> tuple[Params, Params]:
+        """The two sets, each under the plain layer's names."""
+        first = {name: p for name, p in omega.items() if not name.endswith(SECOND)}
+        second = {name.removesuffix(SECOND): p for name, p in omega.items() if name not in first}
+        return first, second
+
+    def draw(self, omega: Params) -> Params:
+        """One choice for each node, its weights and bias together, shared by the batch."""
+        first, second = self.sets(omega)
+        theta = dict(first)
+        for group in groups(self.inner):
+            like = first[next(iter(group))]
+            choice = bernoulli(0.5, (count(self.inner, group),), like)
+            for name, axis in group.items():
+                mask = spread(self.inner, name, axis, choice)
+                theta[name] = torch.where(mask, first[name], second[name])
+        return theta
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.by_position:
+            return super().forward(*args, **kwargs)
+        y1, y2 = (
+            functional_call(self.inner, omega, args, kwargs) for omega in self.sets(self.omega())
+        )
+        # one choice for each output element, shared by the batch
+        return torch.where(bernoulli(0.5, y1.shape[1:], y1), y1, y2)
+
+    def mixtures(self, omega: Params) -> list[Mixture]:
+        """1/2 N(omega1_n, sigma^2) + 1/2 N(omega2_n, sigma^2) for each output node or channel."""
+        first, second = (by_node(self.inner, values) for values in self.sets(omega))
+        return [Mixture((0.5, 0.5), (one, two)) for one, two in zip(first, second, strict=True)]
+
+    def start(self, first: Params, second: Params) -> Params:
+        return {**first, **{name + SECOND: p for name, p in second.items()}}
+
+
+@dataclasses.dataclass(frozen=True)
+class NPDropout(Method):
+    """Each node takes its parameters from set 1 or set 2 with equal chance; both are trained.
+
+    `node`: what the node of a convolution or normalisation is, each `position` of a channel (the
+    authors' choice; two convolutions) or the whole `channel` (one convolution with mixed weights).
+
+    >>> NPDropout(node="channel").node
+    'channel'
+    """
+
+    node: str = "position"
+
+    name: ClassVar[str] = "np-dropout"
+    applies_to: ClassVar[tuple[type[nn.Module], ...]] = (
+        LINEAR + LOOKUP + ATTENTION + RECURRENT + NORM
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_node(self.node)
+
+    def wrap(self, layer: nn.Module, path: str) -> nn.Module:
+        return NPDropoutLayer(layer, self.node)

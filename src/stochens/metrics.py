@@ -1,0 +1,415 @@
+"""Metrics: pure functions of (probs, labels), (probs, reference), draws, or Gaussian mixtures.
+
+Axes: S draws, B examples, C classes, D outputs. Inputs are checked here and computed with in
+float64; scalars come back as Python floats, curves as CPU tensors. The predicted class is the
+argmax, and of equally probable classes the first.
+"""
+
+from collections.abc import Callable
+from functools import partial, wraps
+from inspect import signature
+from math import log, pi
+from typing import Literal, NamedTuple, ParamSpec
+
+import torch
+from torch import Tensor
+
+from stochens.errors import InputError
+from stochens.information import entropy, mutual_information
+
+P = ParamSpec("P")
+Pair = tuple[Tensor, Tensor]
+Binning = Literal["equal-mass", "equal-width"]
+SUM_TOLERANCE = 1e-3  # on sum_c p = 1: far above float32 rounding, far below any logits
+
+
+class CalibrationCurve(NamedTuple):
+    """Mean confidence and accuracy of each bin (NaN where empty) and its count; all [bins]."""
+
+    confidence: Tensor
+    accuracy: Tensor
+    count: Tensor  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+
+
+class RiskCoverage(NamedTuple):
+    """Error rate `risk` among the most confident share `coverage` of the examples; both [B]."""
+
+    coverage: Tensor
+    risk: Tensor
+
+
+class Interval(NamedTuple):
+    """A metric's value on the sample and the ends of its bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def _checked_probs(probs: Tensor, name: str = "probs", axes: str = "[B, C]") -> Tensor:
+    """Probabilities with these axes, in float64; anything else is refused."""
+    shape = tuple(probs.shape)
+    if probs.ndim != axes.count(",") + 1 or 0 in shape:
+        hint = {
+            ("[B, C]", 1): f"for two classes, torch.stack([1 - {name}, {name}], -1)",
+            ("[B, C]", 3): f"did you mean {name}.mean(0)?",
+            ("[S, B, C]", 2): f"did you average the draws? One draw is {name}[None]",
+        }.get((axes, probs.ndim), "no axis may be empty or missing")
+        raise InputError(f"{name} must be {axes}, got {shape}; {hint}")
+    if not probs.is_floating_point():
+        raise InputError(f"{name} must be floating point, got {probs.dtype}; pass probabilities")
+    # Rounding the entries to their dtype moves the sum by up to eps / 2: 0.004 in bfloat16.
+    tolerance = max(SUM_TOLERANCE, torch.finfo(probs.dtype).eps)
+    probs = probs.detach().double()
+    total = probs.sum(-1)
+    if not total.isfinite().all():
+        bad = f"{int((~total.isfinite()).sum())} of {total.numel()} rows"
+        raise InputError(f"{name} {shape} has NaN or inf in {bad}; drop the members that diverged")
+    if probs.min() < 0 or (total - 1).abs().max() > tolerance:
+        raise InputError(
+            f"{name} {shape} must be >= 0 and sum to one over the last axis, got a minimum of "
+            f"{probs.min():.4g} and sums from {total.min():.4g} to {total.max():.4g}; "
+            f"for logits, pass {name}.softmax(-1)"
+        )
+    return probs
+
+
+def _with_labels(probs: Tensor, labels: Tensor) -> Pair:
+    probs = _checked_probs(probs)
+    size, classes = probs.shape
+    if labels.shape != (size,):
+        hint = "did you mean labels.argmax(1)?" if labels.ndim == 2 else "one label per row"
+        raise InputError(f"labels must be [B] = ({size},), got {tuple(labels.shape)}; {hint}")
+    if labels.is_floating_point() or labels.is_complex():
+        raise InputError(f"labels must be integers, got {labels.dtype}; pass labels.long()")
+    labels = labels.to(probs.device, torch.long)
+    if labels.min() < 0 or labels.max() >= classes:
+        raise InputError(
+            f"labels must lie in 0..{classes - 1} for probs {tuple(probs.shape)}, got "
+            f"{labels.min()}..{labels.max()}; drop or renumber the other classes"
+        )
+    return probs, labels
+
+
+def _with_reference(probs: Tensor, reference: Tensor, axes: str = "[B, C]") -> Pair:
+    names = ("probs", "reference") if axes == "[B, C]" else ("draws", "reference_draws")
+    probs = _checked_probs(probs, names[0], axes)
+    reference = _checked_probs(reference, names[1], axes).to(probs.device)
+    if probs.shape[-2:] != reference.shape[-2:]:  # the numbers of draws may differ
+        shapes = f"{tuple(probs.shape)} and {tuple(reference.shape)}"
+        raise InputError(f"{' and '.join(names)} must share [B, C], got {shapes}; same inputs?")
+    return probs, reference
+
+
+def _checked_real(tensor: Tensor, name: str, like: Tensor) -> Tensor:
+    """`tensor` in float64 where `like` is, whose shape it must have; NaN is refused."""
+    if tensor.shape != like.shape or tensor.numel() * tensor.ndim == 0 or tensor.isnan().any():
+        raise InputError(
+            f"{name} must be {tuple(like.shape)}, not empty and without NaN, got "
+            f"{tuple(tensor.shape)} with {int(tensor.isnan().sum())} NaN; "
+            f"one output is {name}[..., None], one shared value {name}.expand(...)"
+        )
+    return tensor.detach().to(like.device, torch.double)
+
+
+def _with_targets(means: Tensor, y: Tensor) -> Pair:
+    if means.ndim != 3:
+        hint = "one Gaussian is means[None], one output D = 1"
+        raise InputError(f"means must be [S, B, D], got {tuple(means.shape)}; {hint}")
+    means = _checked_real(means, "means", means)
+    return means, _checked_real(y, "y", means[0])
+
+
+_PER_EXAMPLE: dict[
+    Callable[..., object], tuple[Callable[..., Tensor], Callable[[Tensor], Tensor]]
+] = {}
+
+
+def _averages(
+    terms: Callable[P, Tensor], average: Callable[[Tensor], Tensor] = torch.mean
+) -> Callable[P, float]:
+    """The metric average(terms), from a function for the terms [B], kept for `per_example`."""
+
+    @wraps(terms)
+    def metric(*args: P.args, **kwargs: P.kwargs) -> float:
+        return average(terms(*args, **kwargs)).item()
+
+    shown = signature(terms).replace(return_annotation=float)
+    metric.__signature__ = shown  # type: ignore[attr-defined]
+    _PER_EXAMPLE[metric] = terms, average
+    return metric
+
+
+def per_example(metric: Callable[..., float], *arrays: Tensor) -> Tensor:
+    """The terms [B] that `metric` averages (for rmse, squares): accuracy, nll, variance, ...
+
+    >>> probs, labels = torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([0, 0])
+    >>> per_example(accuracy, probs, labels)
+    tensor([1., 0.], dtype=torch.float64)
+    """
+    if metric not in _PER_EXAMPLE:
+        known = ", ".join(getattr(known, "__name__", "") for known in _PER_EXAMPLE)
+        raise InputError(f"{metric} does not average terms of single examples; these do: {known}")
+    return _PER_EXAMPLE[metric][0](*arrays)
+
+
+@_averages
+def accuracy(probs: Tensor, labels: Tensor) -> Tensor:
+    """Accuracy = mean_b 1[argmax_c p_bc = y_b].    probs [B, C], labels [B]
+
+    >>> accuracy(torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([0, 0]))
+    0.5
+    """
+    probs, labels = _with_labels(probs, labels)
+    return (probs.argmax(-1) == labels).double()
+
+
+@_averages
+def nll(probs: Tensor, labels: Tensor) -> Tensor:
+    """NLL = mean_b -log p_b,y_b in nats; inf where a label has probability 0.
+
+    probs [B, C], labels [B]
+
+    >>> round(nll(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([1, 0])), 4)
+    0.3466
+    """
+    probs, labels = _with_labels(probs, labels)
+    return 0 - probs.gather(-1, labels[:, None]).squeeze(-1).log()  # 0 - 0 is 0, not -0
+
+
+@_averages
+def brier(probs: Tensor, labels: Tensor) -> Tensor:
+    """Brier = mean_b sum_c (p_bc - 1[y_b = c])^2, in [0, 2].    probs [B, C], labels [B]
+
+    >>> brier(torch.tensor([[0.5, 0.5], [0.0, 1.0]]), torch.tensor([0, 0]))
+    1.25
+    """
+    probs, labels = _with_labels(probs, labels)
+    target = torch.nn.functional.one_hot(labels, probs.shape[-1])  # [B, C]
+    return (probs - target).square().sum(-1)
+
+
+@_averages
+def agreement(probs: Tensor, reference: Tensor) -> Tensor:
+    """Agreement = mean_b 1[argmax_c p_bc = argmax_c r_bc].    probs, reference [B, C]
+
+    >>> agreement(torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([[0.6, 0.4], [0.7, 0.3]]))
+    0.5
+    """
+    probs, reference = _with_reference(probs, reference)
+    return (probs.argmax(-1) == reference.argmax(-1)).double()
+
+
+@_averages
+def variance(probs: Tensor, reference: Tensor) -> Tensor:
+    """Total variation = mean_b 1/2 sum_c |p_bc - r_bc|, in [0, 1].    probs, reference [B, C]
+
+    >>> variance(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.75, 0.25]]))
+    0.25
+    """
+    probs, reference = _with_reference(probs, reference)
+    return (probs - reference).abs().sum(-1) / 2
+
+
+@_averages
+def entropy_error(probs: Tensor, reference: Tensor) -> Tensor:
+    """Entropy error = mean_b |H[p_b] - H[r_b]| in nats.    probs, reference [B, C]
+
+    >>> round(entropy_error(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]])), 4)
+    0.6931
+    """
+    probs, reference = _with_reference(probs, reference)
+    return (entropy(probs) - entropy(reference)).abs()
+
+
+@_averages
+def mi_error(draws: Tensor, reference_draws: Tensor) -> Tensor:
+    """MI error = mean_b |MI_b - MI'_b| in nats.    draws [S, B, C], reference_draws [S', B, C]
+
+    >>> opposed = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
+    >>> round(mi_error(opposed, opposed[:1]), 4)
+    0.6931
+    """
+    draws, reference_draws = _with_reference(draws, reference_draws, "[S, B, C]")
+    return (mutual_information(draws) - mutual_information(reference_draws)).abs()
+
+
+@_averages
+def gaussian_nll(means: Tensor, variances: Tensor, y: Tensor) -> Tensor:
+    """NLL of the equal mixture = mean_b -log 1/S sum_s prod_d N(y_bd; mean_sbd, variance_sbd).
+
+    means, variances [S, B, D], y [B, D]
+
+    >>> round(gaussian_nll(torch.zeros(3, 1, 1), torch.ones(3, 1, 1), torch.zeros(1, 1)), 4)
+    0.9189
+    """
+    means, y = _with_targets(means, y)
+    variances = _checked_real(variances, "variances", means)
+    if variances.min() <= 0:
+        raise InputError(f"variances must be > 0, got {variances.min():.4g}; did you pass logs?")
+    log_density = -0.5 * ((y - means).square() / variances + variances.log() + log(2 * pi)).sum(-1)
+    return log(len(means)) - log_density.logsumexp(0)  # [B], from [S, B]
+
+
+@partial(_averages, average=lambda squares: squares.mean().sqrt())
+def rmse(means: Tensor, y: Tensor) -> Tensor:
+    """RMSE = sqrt mean_bd (mean_s mean_sbd - y_bd)^2, of the mixture's mean.
+
+    means [S, B, D], y [B, D]
+
+    >>> rmse(torch.tensor([[[0.0]], [[2.0]]]), torch.tensor([[3.0]]))
+    2.0
+    """
+    means, y = _with_targets(means, y)
+    return (means.mean(0) - y).square().mean(-1)
+
+
+@_averages
+def coverage(low: Tensor, high: Tensor, y: Tensor) -> Tensor:
+    """Coverage = mean_bd 1[low_bd <= y_bd <= high_bd].    low, high, y all [B] or all [B, D]
+
+    >>> coverage(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0]), torch.tensor([1.0, 2.0]))
+    0.5
+    """
+    low, high, y = (_checked_real(t, n, y) for t, n in ((low, "low"), (high, "high"), (y, "y")))
+    if (low > high).any():
+        raise InputError(f"low must not exceed high, got {int((low > high).sum())}; swapped?")
+    return ((low <= y) & (y <= high)).double().reshape(len(y), -1).mean(-1)
+
+
+def _ranked(probs: Tensor, labels: Tensor) -> Pair:
+    """Confidences max_c p in ascending order, and whether each example was right; both [B].
+
+    Examples tied in confidence each get the accuracy of their group, the mean over all orders of
+    the group: nothing that follows depends on the order of the input.
+    """
+    probs, labels = _with_labels(probs, labels)
+    confidence, order = probs.amax(-1).cpu().sort()
+    correct = (probs.argmax(-1) == labels).cpu()[order]
+    _, group, size = torch.unique_consecutive(confidence, return_inverse=True, return_counts=True)
+    return confidence, (group.bincount(correct.double()) / size)[group]
+
+
+def calibration_curve(
+    probs: Tensor, labels: Tensor, *, bins: int = 20, binning: Binning = "equal-mass"
+) -> CalibrationCurve:
+    """Mean confidence and accuracy per bin of confidence max_c p.    probs [B, C], labels [B]
+
+    equal-mass: the sorted confidences in `bins` groups whose sizes differ by at most one, the
+    larger first; ties across an edge share their accuracy, so that input order does not matter.
+    As in Izmailov et al. 2021, but their code leaves out the examples that lie on the edges.
+    equal-width: bin k is ((k - 1) / bins, k / bins] as in Guo et al. 2017; 1.0 is in the last.
+
+    >>> probs, labels = torch.tensor([[0.75, 0.25], [1.0, 0.0]]), torch.tensor([1, 0])
+    >>> calibration_curve(probs, labels, bins=2).accuracy
+    tensor([0., 1.], dtype=torch.float64)
+    >>> calibration_curve(probs, labels, bins=2, binning="equal-width").count
+    tensor([0, 2])
+    """
+    confidence, correct = _ranked(probs, labels)
+    if bins < 1:
+        raise InputError(f"bins must be at least 1, got {bins}")
+    if binning == "equal-mass":
+        sizes = [(len(correct) + bins - 1 - k) // bins for k in range(bins)]
+    elif binning == "equal-width":
+        edges = torch.linspace(0, 1, bins + 1, dtype=torch.double)
+        sizes = torch.bucketize(confidence, edges[1:-1]).bincount(minlength=bins).tolist()
+    else:
+        raise InputError(f"binning must be 'equal-mass' or 'equal-width', got {binning!r}")
+    return CalibrationCurve(
+        torch.stack([part.mean() for part in torch.split(confidence, sizes)]),
+        torch.stack([part.mean() for part in torch.split(correct, sizes)]),
+        torch.tensor(sizes),
+    )
+
+
+def ece(probs: Tensor, labels: Tensor, *, bins: int = 20, binning: Binning = "equal-mass") -> float:
+    """ECE = sum_k n_k / B |accuracy_k - confidence_k| over the bins of `calibration_curve`.
+
+    >>> ece(torch.tensor([[0.75, 0.25], [1.0, 0.0]]), torch.tensor([1, 0]), bins=2)
+    0.375
+    """
+    curve = calibration_curve(probs, labels, bins=bins, binning=binning)
+    gap = (curve.accuracy - curve.confidence).abs()  # [bins]
+    return ((curve.count * gap).nansum() / curve.count.sum()).item()
+
+
+def risk_coverage(probs: Tensor, labels: Tensor) -> RiskCoverage:
+    """risk_k = error rate of the k most confident examples, at coverage_k = k / B, k = 1..B.
+
+    probs [B, C], labels [B]. Ties: the mean over their orders.
+
+    >>> risk_coverage(torch.tensor([[0.75, 0.25], [1.0, 0.0]]), torch.tensor([1, 0])).risk
+    tensor([0.0000, 0.5000], dtype=torch.float64)
+    """
+    error = 1 - _ranked(probs, labels)[1].flip(0)
+    rank = torch.arange(1, len(error) + 1, dtype=torch.double)
+    return RiskCoverage(rank / len(error), error.cumsum(0) / rank)
+
+
+def aurc(probs: Tensor, labels: Tensor) -> float:
+    """AURC = 1/B sum_k risk_k, the area under `risk_coverage`.    probs [B, C], labels [B]
+
+    >>> aurc(torch.tensor([[0.75, 0.25], [1.0, 0.0]]), torch.tensor([1, 0]))
+    0.25
+    """
+    return risk_coverage(probs, labels).risk.mean().item()
+
+
+def ood_auroc(probs_in: Tensor, probs_out: Tensor) -> float:
+    """AUROC = P(s_in > s_out) + 1/2 P(s_in = s_out), s = max_c p: 1 if in is always more confident.
+
+    probs_in [B, C] in distribution (the positives), probs_out [B', C'] out of distribution
+
+    >>> ood_auroc(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([[0.4, 0.6]]))
+    0.75
+    """
+    positive = _checked_probs(probs_in, "probs_in").amax(-1).cpu()
+    negative = _checked_probs(probs_out, "probs_out").amax(-1).cpu().sort().values
+    wins = torch.searchsorted(negative, positive).sum()
+    wins_and_ties = torch.searchsorted(negative, positive, right=True).sum()
+    return (wins + wins_and_ties).item() / (2 * len(positive) * len(negative))
+
+
+def bootstrap(
+    metric: Callable[..., float | Tensor],
+    *arrays: Tensor,
+    resamples: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Interval:
+    """Percentile interval of metric(*arrays) over examples drawn anew with replacement.
+
+    A metric that averages terms (see `per_example`) takes its usual arrays; the terms are computed
+    once and resampled. Any other function gets arrays with B as first axis, all resampled alike,
+    but `ood_auroc` its two sets resampled apart. The ends are order statistics of the resamples,
+    rounded outwards; the indices are drawn on the CPU, so that a seed means the same anywhere.
+    Repeated examples raise ece: its interval lies high and may miss the value.
+
+    >>> probs, labels = torch.tensor([[0.75, 0.25], [0.5, 0.5]] * 50), torch.tensor([0, 1] * 50)
+    >>> bootstrap(accuracy, probs, labels).value
+    0.5
+    >>> other = torch.full((100, 2), 0.5)  # the difference of two methods, example by example
+    >>> gain = per_example(brier, other, labels) - per_example(brier, probs, labels)
+    >>> bootstrap(torch.mean, gain).low > 0
+    True
+    """
+    if resamples < 1 or not 0 < level < 1:
+        raise InputError(f"resamples >= 1 and 0 < level < 1 must hold, got {resamples}, {level}")
+    if metric in _PER_EXAMPLE:
+        terms, metric = _PER_EXAMPLE[metric]
+        arrays = (terms(*arrays).cpu(),)
+    shapes = [tuple(array.shape) for array in arrays]
+    sizes = [shape[0] if shape else 0 for shape in shapes]
+    apart = metric is ood_auroc
+    if not arrays or 0 in sizes or (len(set(sizes)) > 1 and not apart):
+        raise InputError(f"arrays must share a first axis B >= 1, got {shapes}; use movedim(1, 0)")
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.empty(resamples, dtype=torch.double)
+    for r in range(resamples):
+        drawn = [torch.randint(n, (n,), generator=generator) for n in sizes[: 2 if apart else 1]]
+        indices = drawn if apart else drawn * len(arrays)
+        values[r] = float(metric(*(a[index] for a, index in zip(arrays, indices, strict=True))))
+    low = values.quantile((1 - level) / 2, interpolation="lower").item()
+    high = values.quantile((1 + level) / 2, interpolation="higher").item()
+    return Interval(float(metric(*arrays)), low, high)

@@ -1,0 +1,62 @@
+"""Plain networks: no noise, no members. Methods add the one, `members.forward` the other."""
+
+import itertools
+
+import torch
+from torch import Tensor, nn
+
+
+class MLP(nn.Sequential):
+    """A multilayer perceptron with `sizes[0]` inputs and `sizes[-1]` outputs.
+
+    `x [B, sizes[0]] -> [B, sizes[-1]]`
+
+    >>> MLP(2, 10, 10, 2)(torch.zeros(5, 2)).shape
+    torch.Size([5, 2])
+    """
+
+    def __init__(self, *sizes: int, activation: type[nn.Module] = nn.ReLU) -> None:
+        if len(sizes) < 2:
+            raise ValueError(f"an MLP needs at least an input and an output size, got {sizes}")
+        layers: list[nn.Module] = []
+        for n_in, n_out in itertools.pairwise(sizes):
+            layers += [nn.Linear(n_in, n_out), activation()]
+        super().__init__(*layers[:-1])  # no activation after the output layer
+
+
+class FRN(nn.Module):
+    """Filter response normalisation with its thresholded linear unit (Singh and Krishnan, 2020).
+
+    y = max(gamma * x / sqrt(mean(x^2) + eps) + beta, tau), the mean over the positions of each
+    example and channel. Unlike batch normalisation it mixes no examples and keeps no state.
+
+    `x [B, C, *positions] -> [B, C, *positions]`
+
+    >>> FRN(3)(torch.ones(2, 3, 4, 4)).shape
+    torch.Size([2, 3, 4, 4])
+    """
+
+    def __init__(self, channels: int, *, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(channels))  # gamma
+        self.bias = nn.Parameter(torch.empty(channels))  # beta
+        self.tau = nn.Parameter(torch.empty(channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+        nn.init.zeros_(self.tau)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() < 3:
+            raise ValueError(f"FRN needs [B, C, *positions], got {tuple(x.shape)}; use LayerNorm")
+        positions = tuple(range(2, x.dim()))
+        mean_square = x.float().square().mean(positions, keepdim=True).to(x.dtype)
+        shape = (-1, *[1] * len(positions))
+        scaled = x * torch.rsqrt(mean_square + self.eps) * self.weight.view(shape)
+        return torch.maximum(scaled + self.bias.view(shape), self.tau.view(shape))
+
+    def extra_repr(self) -> str:
+        return f"{len(self.weight)}, eps={self.eps}"

@@ -1,0 +1,161 @@
+"""The KL divergence of a stochastic ensemble from the prior (equations 4, 5 and 8).
+
+q is a uniform mixture over K members, each a product over nodes of small mixtures of Gaussians.
+Every layer states its mixtures; all the terms below are functions of those.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stochens.members import Params, size
+from stochens.methods import Mixture, stochastic_layers
+
+SIGMA = 2.0**-23  # "machine precision" sigma: the spacing of float32 numbers at 1
+BLOCK = 1 << 24  # elements of a pairwise block of the repulsive bound, 64 MiB in float32
+
+
+class KL(NamedTuple):
+    """KL(q || prior) for the whole ensemble, term by term, in nats."""
+
+    constant: float
+    l2: float
+    ensembling: float
+    stochasticity: float
+    repulsive: float  # an upper bound
+
+    @property
+    def total(self) -> float:
+        return sum(self)
+
+
+def mixtures(net: nn.Module, params: Params) -> list[Mixture]:
+    """Every layer's mixture; parameters without noise are one node with one component."""
+    layers = stochastic_layers(net)
+    found: list[Mixture] = []
+    owned: set[str] = set()
+    for path, layer in layers.items():
+        prefix = f"{path}." if path else ""
+        omega = {n[len(prefix) :]: p for n, p in params.items() if n.startswith(prefix)}
+        owned |= {prefix + name for name in omega}
+        found += layer.mixtures(omega) if omega else []
+    rest = [p.flatten(1).unsqueeze(1) for name, p in params.items() if name not in owned]
+    return [*found, *(Mixture((1.0,), (block,)) for block in rest)]
+
+
+def l2(parts: list[Mixture], precision: float) -> Tensor:
+    """1/2 sum_n sum_i lambda p_i ||omega_i,n||^2, for each member: [M]."""
+    return (
+        0.5
+        * precision
+        * _sum(
+            p * mean.square().sum((1, 2))
+            for part in parts
+            for p, mean in zip(part.weights, part.means, strict=True)
+        )
+    )
+
+
+def constant(parts: list[Mixture], precision: float, sigma: float = SIGMA) -> Tensor:
+    """1/2 sum_d (lambda sigma_d^2 - log sigma_d^2 - 1 - log lambda), for each member: [M].
+
+    Constant where sigma is; a force on sigma where a method learns it.
+    """
+
+    def terms(part: Mixture) -> Tensor:
+        s = part.sigma if part.sigma is not None else torch.full_like(part.means[0], sigma)
+        return (precision * s.square() - 2 * s.log() - 1 - math.log(precision)).sum((1, 2))
+
+    return 0.5 * _sum(terms(part) for part in parts)
+
+
+def stochasticity(parts: list[Mixture]) -> float:
+    """sum_n sum_i p_i log p_i: what noise takes off the KL, the same for every member."""
+    return sum(
+        part.means[0].shape[1] * sum(p * math.log(p) for p in part.weights if p > 0)
+        for part in parts
+    )
+
+
+def repulsive_bound(parts: list[Mixture], sigma: float = SIGMA) -> Tensor:
+    """RF <= (1/K) sum_{k,k'} prod_n S_n(k, k') - 1, a scalar, with
+
+    S_n(k, k') = sum_{i,j} sqrt(p_i p_j) exp(-||omega_i,n,k - omega_j,n,k'||^2 / (8 sigma^2)).
+
+    It follows from log(1 + x) <= sqrt(x); the exponential is the overlap integral of the square
+    roots of two Gaussians, which is how unequal sigmas enter too. Computed in log space.
+    """
+    log_overlap = _sum(block for part in parts for block in _log_overlaps(part, sigma))  # [K, K]
+    k = len(log_overlap)
+    diagonal = log_overlap.diagonal()
+    off = log_overlap.masked_fill(
+        torch.eye(k, dtype=torch.bool, device=log_overlap.device), -math.inf
+    )
+    return (torch.expm1(diagonal).sum() + off.exp().sum()) / k  # the -1 sits in expm1, exactly
+
+
+def _log_overlaps(part: Mixture, sigma: float) -> Iterator[Tensor]:
+    """sum_n log S_n(k, k') over blocks of nodes, each [K, K]."""
+    k, nodes, dim = part.means[0].shape
+    step = max(1, BLOCK // (k * k * (dim if part.sigma is not None else 1)))
+    for first in range(0, nodes, step):
+        block = slice(first, first + step)
+        pairs = [
+            0.5 * math.log(p * q)
+            + _log_affinity(a[:, block], b[:, block], _cut(part.sigma, block), sigma)
+            for p, a in zip(part.weights, part.means, strict=True)
+            for q, b in zip(part.weights, part.means, strict=True)
+            if p > 0 and q > 0
+        ]
+        yield torch.stack(pairs).logsumexp(0).sum(0)  # [pairs, N, K, K] -> [K, K]
+
+
+def _cut(sigma: Tensor | None, block: slice) -> Tensor | None:
+    return None if sigma is None else sigma[:, block]
+
+
+def _log_affinity(a: Tensor, b: Tensor, s: Tensor | None, sigma: float) -> Tensor:
+    """log of the integral of sqrt(N(a_k, s_k^2) N(b_k', s_k'^2)): [K, N, D] -> [N, K, K]."""
+    if s is None:
+        a, b = a.transpose(0, 1).contiguous(), b.transpose(0, 1).contiguous()  # [N, K, D]
+        # The plain form of cdist: the fast one cancels, and 8 sigma^2 may be tiny.
+        distance = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
+        return -distance.square() / (8 * sigma**2)
+    squares = s.square()
+    total = squares.unsqueeze(1) + squares.unsqueeze(0)  # [K, K, N, D]
+    log_norm = 0.5 * (2 * s.unsqueeze(1) * s.unsqueeze(0) / total).log()
+    gap = (a.unsqueeze(1) - b.unsqueeze(0)).square() / (4 * total)
+    return (log_norm - gap).sum(-1).movedim(-1, 0)
+
+
+def penalty(net: nn.Module, params: Params, precision: float) -> Tensor:
+    """The part of the KL that training moves, without repulsion, for each member: [M].
+
+    L2, and the terms of sigma in the layers where it is learned or finite.
+    """
+    parts = mixtures(net, params)
+    finite = [part for part in parts if part.sigma is not None]
+    return l2(parts, precision) + (constant(finite, precision) if finite else 0.0)
+
+
+def kl(net: nn.Module, params: Params, precision: float, *, sigma: float = SIGMA) -> KL:
+    """Every term of the ensemble's KL to the prior N(0, 1 / precision), in float64."""
+    with torch.no_grad():
+        parts = mixtures(net, {name: p.detach().double() for name, p in params.items()})
+        return KL(
+            constant=float(constant(parts, precision, sigma).mean()),
+            l2=float(l2(parts, precision).mean()),
+            ensembling=-math.log(size(params)),
+            stochasticity=stochasticity(parts),
+            repulsive=float(repulsive_bound(parts, sigma)),
+        )
+
+
+def _sum(terms: Iterator[Tensor]) -> Tensor:
+    total = next(terms)
+    for term in terms:
+        total = total + term
+    return total

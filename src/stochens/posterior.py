@@ -1,0 +1,286 @@
+"""An approximate posterior: stacked parameters and the network they belong to."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stochens import objective, storage
+from stochens.data.source import inputs
+from stochens.errors import InputError
+from stochens.history import History
+from stochens.likelihoods import LIKELIHOODS, Likelihood
+from stochens.members import (
+    Builder,
+    Engine,
+    Params,
+    builder,
+    forward,
+    join,
+    size,
+    take,
+    trainable,
+)
+from stochens.memory import activation_bytes
+from stochens.methods import METHODS, Method, stochastic, stochastic_layers
+from stochens.predict import sums_for
+from stochens.randomness import PREDICTION, SPREAD, derive, seeded
+from stochens.spread import Spread, draw, join_spreads
+
+ACTIVATION_BUDGET = 256 << 20  # bytes of activations at once in prediction
+FORMAT = "stochens posterior 1"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How the stochastic network was made from the plain one, so that loading can make it again."""
+
+    methods: tuple[Method, ...]
+    skip: tuple[str, ...] = ()
+    output: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Posterior:
+    """Members and their noise: what `fit`, `multiswag` and the samplers return.
+
+    `net` is the stochastic network, a template whose own tensors are not used; `params` holds every
+    member's, [M, ...].
+    """
+
+    net: nn.Module
+    params: Params
+    likelihood: Likelihood
+    recipe: Recipe
+    members: tuple[int, ...]
+    data_size: int
+    prior_precision: float = 1.0
+    seed: int = 0
+    history: History | None = None
+    spread: Spread | None = None
+    engine: Engine = "vmap"
+
+    def __len__(self) -> int:
+        return size(self.params)
+
+    def __repr__(self) -> str:
+        names = " + ".join(method.name for method in self.recipe.methods)
+        return f"Posterior({len(self)} members, {names}, N = {self.data_size})"
+
+    # -- prediction -----------------------------------------------------------------------------
+
+    def predict(
+        self,
+        x: Any,
+        *,
+        draws: int = 1,
+        batch_size: int | None = None,
+        keep_draws: bool | None = None,
+        seed: int = 0,
+    ) -> Any:
+        """The predictive distribution at x [B, ...]: a Predictive, or a GaussianPredictive.
+
+        Each member is drawn `draws` times, so S = M * draws. Inputs are streamed in batches. The
+        draws [S, B, C] are kept where they fit into 1 GiB, unless `keep_draws` says otherwise; mean
+        and uncertainties are always there. One seed gives the same draws again.
+        """
+        x = inputs(x)
+        if draws < 1:
+            raise InputError(f"draws must be at least 1, got {draws}")
+        device = next(iter(self.params.values())).device
+        rows, chunk = self._plan(x, batch_size)
+        sums = sums_for(self.likelihood, draws * len(self), len(x), keep=keep_draws)
+        self.net.eval()
+        with torch.no_grad(), seeded(derive(seed, PREDICTION), device):
+            for number in range(draws):
+                params = self._draw(seed, number)
+                for first in range(0, len(self), chunk):
+                    block = take(params, slice(first, first + chunk))
+                    for top in range(0, len(x), rows):
+                        part = x[top : top + rows].to(device)
+                        outputs = forward(self.net, block, part, engine=self.engine)  # [m, b, C]
+                        at = slice(top, top + len(part))
+                        sums.add(outputs, rows=at, first_draw=number * len(self) + first)
+        return sums.result()
+
+    def _draw(self, seed: int, number: int) -> Params:
+        """Every member's parameters for one draw; the noise of layers comes on top."""
+        if self.spread is None:
+            return self.params
+        generator = torch.Generator().manual_seed(derive(seed, SPREAD, number))
+        return draw(self.params, self.spread, generator)
+
+    def _plan(self, x: Tensor, batch_size: int | None) -> tuple[int, int]:
+        """Rows of x and members at a time, so that activations stay inside their budget."""
+        home = next(self.net.parameters()).device
+        one = max(1, activation_bytes(self.net, x[:1].to(home)))
+        chunk = min(len(self), max(1, ACTIVATION_BUDGET // (one * min(len(x), 256))))
+        rows = batch_size or max(1, min(len(x), ACTIVATION_BUDGET // (one * chunk)))
+        return rows, chunk
+
+    # -- what it is -----------------------------------------------------------------------------
+
+    def kl(self, *, sigma: float = objective.SIGMA) -> objective.KL:
+        """Every term of KL(q || prior), by name; `sigma` where a method has none of its own."""
+        return objective.kl(self.net, self.params, self.prior_precision, sigma=sigma)
+
+    def member(self, k: int) -> dict[str, Tensor]:
+        """The k-th member's parameters under the plain network's names, for load_state_dict.
+
+        Where a method trains two sets or a sigma, these are the first set and the mean.
+        """
+        one = {name: p[k].detach().clone() for name, p in self.params.items()}
+        for path, layer in stochastic_layers(self.net).items():
+            prefix = f"{path}." if path else ""
+            plain = {prefix + name for name, _ in layer.plain.named_parameters()}
+            one = {n: p for n, p in one.items() if not n.startswith(prefix) or n in plain}
+        one.pop("log_variance", None)  # the likelihood's, not the network's
+        return one
+
+    def take(self, members: slice) -> "Posterior":
+        """Some of the members, as a posterior of their own."""
+        spread = self.spread and Spread(*(take(part, members) for part in self.spread))
+        history = self.history and History(*(t[:, members] for t in self.history))
+        return dataclasses.replace(
+            self,
+            params=take(self.params, members),
+            members=self.members[members],
+            spread=spread,
+            history=history,
+        )
+
+    def to(self, device: torch.device | str) -> "Posterior":
+        """The same posterior on another device."""
+        spread = self.spread and Spread(*(_to(part, device) for part in self.spread))
+        return dataclasses.replace(
+            self, net=self.net.to(device), params=_to(self.params, device), spread=spread
+        )
+
+    def save(self, path: Any, *, overwrite: bool = False) -> None:
+        """Write one folder of safetensors and JSON; `stochens.load(path, net)` reads it back."""
+        storage.write_folder(
+            path, FORMAT, self._tensors(), self._description(), overwrite=overwrite
+        )
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Everything that is a tensor, by kind and name."""
+        kinds: dict[str, dict[str, Tensor]] = {"params": self.params, "shared": _shared(self.net)}
+        if self.history is not None:
+            kinds["history"] = self.history._asdict()
+        if self.spread is not None:
+            kinds |= {f"spread.{part}": v for part, v in self.spread._asdict().items()}
+        return {f"{kind}/{name}": t for kind, named in kinds.items() for name, t in named.items()}
+
+    def _description(self) -> dict[str, Any]:
+        """Everything else."""
+        return {
+            "methods": [{"name": m.name, "options": m.options()} for m in self.recipe.methods],
+            "skip": list(self.recipe.skip),
+            "output": self.recipe.output,
+            "likelihood": {"name": self.likelihood.name, "options": self.likelihood.options()},
+            "members": list(self.members),
+            "data_size": self.data_size,
+            "prior_precision": self.prior_precision,
+            "seed": self.seed,
+            "engine": self.engine,
+        }
+
+
+def load(path: Any, net: nn.Module | Builder) -> Posterior:
+    """Read a saved posterior into the network it belongs to (the plain one, as given to `fit`).
+
+    Never runs a pickle. Another network is refused by the first parameter that differs.
+    """
+    tensors, about = storage.read_folder(path, FORMAT)
+    kinds: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        kind, _, name = key.partition("/")
+        kinds.setdefault(kind, {})[name] = tensor
+    params, shared = kinds.get("params", {}), kinds.get("shared", {})
+    with storage.reading(path):
+        recipe = Recipe(
+            methods=tuple(METHODS[m["name"]](**m["options"]) for m in about["methods"]),
+            skip=tuple(about["skip"]),
+            output=about["output"],
+        )
+        likelihood = LIKELIHOODS[about["likelihood"]["name"]](**about["likelihood"]["options"])
+    template = builder(net)()
+    if "log_variance" in params:
+        template = likelihood.prepare(template, torch.zeros(1, params["log_variance"].shape[-1]))
+    template = stochastic(template, recipe.methods, skip=recipe.skip, output=recipe.output)
+    _refuse_another(trainable(template), {name: p[0] for name, p in params.items()}, path)
+    _refuse_another(_shared(template), shared, path)
+    template.load_state_dict(shared, strict=False)
+    with storage.reading(path):
+        return Posterior(
+            net=template,
+            params=params,
+            likelihood=likelihood,
+            recipe=recipe,
+            members=tuple(about["members"]),
+            data_size=about["data_size"],
+            prior_precision=about["prior_precision"],
+            seed=about["seed"],
+            history=History(**kinds["history"]) if "history" in kinds else None,
+            spread=Spread(kinds["spread.variance"], kinds["spread.deviations"])
+            if "spread.variance" in kinds
+            else None,
+            engine=about["engine"],
+        )
+
+
+def _shared(net: nn.Module) -> dict[str, Tensor]:
+    """Buffers and frozen parameters, which all members have in common."""
+    own = {id(p) for p in net.parameters() if p.requires_grad}
+    state = net.state_dict(keep_vars=True)
+    return {name: t.detach() for name, t in state.items() if id(t) not in own}
+
+
+def _refuse_another(wanted: Params, found: Params, path: Any) -> None:
+    for name in [*wanted, *found]:
+        here = tuple(wanted[name].shape) if name in wanted else "absent"
+        there = tuple(found[name].shape) if name in found else "absent"
+        if here != there:
+            raise InputError(
+                f"{path} holds another network: parameter {name!r} is {here} in the network given "
+                f"and {there} in the file"
+            )
+
+
+def _to(params: Params, device: torch.device | str) -> Params:
+    return {name: p.to(device) for name, p in params.items()}
+
+
+def join_posteriors(posteriors: Sequence[Posterior]) -> Posterior:
+    """Members that were trained apart, as one posterior, in order.
+
+    They must be of the same network, method and data size, and no member may come twice.
+    """
+    if not posteriors:
+        raise InputError("nothing to join")
+    first, *others = posteriors
+    for other in others:
+        for field in ("recipe", "likelihood", "data_size", "prior_precision", "seed"):
+            if getattr(first, field) != getattr(other, field):
+                raise InputError(
+                    f"posteriors differ in {field}: {getattr(first, field)} and "
+                    f"{getattr(other, field)}"
+                )
+        if {n: p.shape[1:] for n, p in first.params.items()} != {
+            n: p.shape[1:] for n, p in other.params.items()
+        }:
+            raise InputError("posteriors are of different networks")
+    ids = [member for posterior in posteriors for member in posterior.members]
+    if len(set(ids)) < len(ids):
+        raise InputError("a member is in two of the posteriors; train them with other member ids")
+    histories = [p.history for p in posteriors if p.history is not None]
+    spreads = [p.spread for p in posteriors if p.spread is not None]
+    return dataclasses.replace(
+        first,
+        params=join([p.params for p in posteriors]),
+        members=tuple(ids),
+        history=History.join(histories) if len(histories) == len(posteriors) else None,
+        spread=join_spreads(spreads) if len(spreads) == len(posteriors) else None,
+    )

@@ -1,0 +1,66 @@
+"""Random numbers that depend only on what they are for.
+
+A member's initialisation and data order come from (seed, member) and nothing else, so that members
+can be added, removed, chunked or sent to another machine without changing the rest.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+
+# What a stream of random numbers is for. The numbers are part of every saved run: never reuse one.
+INITIALISATION, SECOND_SET, DATA_ORDER, NOISE, PREDICTION, SPREAD = range(6)
+
+
+def derive(seed: int, *purpose: int) -> int:
+    """A seed in [0, 2^63) for one purpose, from a parent seed (splitmix64 over the numbers).
+
+    >>> derive(0, 1) != derive(0, 2) and derive(0, 1) == derive(0, 1)
+    True
+    """
+    state = seed & _MASK
+    for number in (*purpose, len(purpose)):
+        state = (state + 0x9E3779B97F4A7C15 + (number & _MASK)) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state >> 1
+
+
+def member_seed(seed: int, member: int, *purpose: int) -> int:
+    """One seed for each member and purpose.
+
+    The member is added, not hashed: torch's CPU generator keeps 32 bits of a seed, and a sum keeps
+    different members different there.
+    """
+    return (derive(seed, *purpose) + member) & (_MASK >> 1)
+
+
+def permutations(n: int, *, seed: int, members: Sequence[int], epoch: int) -> Tensor:
+    """One random order of range(n) for each member, [M, n].
+
+    A pure function of (seed, member, epoch): nothing need be kept to go on later.
+
+    >>> permutations(4, seed=0, members=[7], epoch=0).sort().values.tolist()
+    [[0, 1, 2, 3]]
+    """
+    generator = torch.Generator()
+    orders = torch.empty(len(members), n, dtype=torch.int64)
+    for row, member in zip(orders, members, strict=True):
+        generator.manual_seed(member_seed(seed, member, DATA_ORDER, epoch))
+        torch.randperm(n, generator=generator, out=row)
+    return orders
+
+
+@contextlib.contextmanager
+def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
+    """Run a block on its own random stream and leave the caller's as it was."""
+    device = torch.device(device)
+    cuda = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        torch.manual_seed(seed)
+        yield

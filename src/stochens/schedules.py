@@ -1,0 +1,56 @@
+"""Learning rates over a run, and the optimisers that follow them."""
+
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from stochens.errors import InputError, did_you_mean
+
+# The authors divide the rate by 10 at 1/2 and 3/4 of training, each time with a fresh optimiser.
+STEP_FRACTIONS = (0.5, 0.75)
+STEP_FACTOR = 0.1
+
+Schedule = Callable[[float], float]  # the share of training done, in [0, 1) -> factor of the rate
+
+SCHEDULES: dict[str, Schedule] = {
+    "constant": lambda done: 1.0,
+    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
+    "step": lambda done: STEP_FACTOR ** sum(done >= fraction for fraction in STEP_FRACTIONS),
+}
+DEFAULT_RATES = {"adam": 1e-3, "adamw": 1e-3, "sgd": 0.1}
+MOMENTUM = 0.9  # Nesterov's, for sgd
+
+
+def schedule_named(name: str) -> Schedule:
+    if name not in SCHEDULES:
+        hint = did_you_mean(name, SCHEDULES)
+        raise InputError(f"unknown schedule {name!r}{hint} Known: {', '.join(SCHEDULES)}")
+    return SCHEDULES[name]
+
+
+def restarts(name: str, steps: int) -> set[int]:
+    """Steps at which the optimiser starts afresh."""
+    return {round(f * steps) for f in STEP_FRACTIONS} - {0} if name == "step" else set()
+
+
+def rate_for(optimizer: str, lr: float | None) -> float:
+    if optimizer not in DEFAULT_RATES:
+        hint = did_you_mean(optimizer, DEFAULT_RATES)
+        raise InputError(f"unknown optimizer {optimizer!r}{hint} Known: {', '.join(DEFAULT_RATES)}")
+    if lr is not None and not 0 < lr < math.inf:
+        raise InputError(f"lr must be a positive number, got {lr!r}")
+    return DEFAULT_RATES[optimizer] if lr is None else lr
+
+
+def optimizer_named(
+    name: str, params: Iterable[Tensor], *, lr: float, weight_decay: float
+) -> torch.optim.Optimizer:
+    """All of them work element by element, so that stacked members stay independent."""
+    if name == "sgd":
+        return torch.optim.SGD(
+            params, lr=lr, momentum=MOMENTUM, nesterov=True, weight_decay=weight_decay, fused=True
+        )
+    kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
+    return kind(params, lr=lr, weight_decay=weight_decay, fused=True)

@@ -1,0 +1,41 @@
+"""A Gaussian around each member: diagonal plus low rank, one covariance across all layers (SWAG).
+
+Sigma = 1/2 (diag(variance) + D D^T / (rank - 1))   (Maddox et al., 2019, equation 1)
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from stochens.members import Params, join, size
+
+
+class Spread(NamedTuple):
+    variance: Params  # diag, [M, ...]
+    deviations: Params  # the columns of D, [M, rank, ...]
+
+    def rank(self) -> int:
+        return next(iter(self.deviations.values())).shape[1]
+
+
+def draw(mean: Params, spread: Spread, generator: torch.Generator) -> Params:
+    """theta = mean + sqrt(variance / 2) z1 + D z2 / sqrt(2 (rank - 1)), one draw for each member.
+
+    z2 is one vector of length rank for the whole network, so that layers covary as D says.
+    """
+    rank = spread.rank()
+    first = next(iter(mean.values()))
+    z2 = torch.randn(size(mean), rank, generator=generator).to(first)  # [M, rank]
+    theta = {}
+    for name, centre in mean.items():
+        z1 = torch.randn(centre.shape, generator=generator).to(centre)
+        theta[name] = centre + (spread.variance[name] / 2).sqrt() * z1
+        if rank > 1:
+            low_rank = torch.einsum("mr,mr...->m...", z2, spread.deviations[name])
+            theta[name] = theta[name] + low_rank / math.sqrt(2 * (rank - 1))
+    return theta
+
+
+def join_spreads(blocks: list[Spread]) -> Spread:
+    return Spread(join([b.variance for b in blocks]), join([b.deviations for b in blocks]))
