@@ -133,8 +133,7 @@ class GaussianPredictive:
             middle = (low + high) / 2
             below = normal.cdf((middle - means) / sds).mean(0) < level
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        middle: Tensor = (low + high) / 2
-        return middle.to(self.mean.dtype)
+        return ((low + high) / 2).to(self.mean)  # type: ignore[no-any-return]
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """The central interval that holds y with probability `level`: low and high, each [B, D]."""

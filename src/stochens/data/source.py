@@ -75,9 +75,9 @@ def _tensor(value: Any, name: str) -> Tensor:
     return tensor.to(torch.get_default_dtype()) if tensor.is_floating_point() else tensor
 
 
-def inputs(x: Any) -> Tensor:
+def inputs(given: Any) -> Tensor:
     """Inputs alone, for prediction, checked like those of training."""
-    x = _tensor(x, "x")
+    x = _tensor(given, "x")
     if x.dim() == 0 or len(x) == 0:
         raise InputError(f"x is empty: shape {tuple(x.shape)}")
     _finite(x)

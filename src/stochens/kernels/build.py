@@ -25,26 +25,30 @@ SECONDS = 120  # a compile that hangs must not hang the program
 
 
 @functools.cache
-def load(name: str) -> ctypes.CDLL | None:
-    """The library built from name.cpp, or None where it cannot be built; never raises."""
+def load(name: str, *defines: str) -> ctypes.CDLL | None:
+    """The library built from name.cpp with -Ddefine for each, or None where it cannot be built.
+
+    Never raises: the reason why there is none goes to the log "stochens", once.
+    """
     if os.environ.get("STOCHENS_KERNELS", "").lower() == "off":
         log.info("kernel %s is off: STOCHENS_KERNELS=off", name)
         return None
     try:
-        return ctypes.CDLL(str(_library(Path(__file__).with_name(f"{name}.cpp"))))
+        source = Path(__file__).with_name(f"{name}.cpp")
+        return ctypes.CDLL(str(_library(source, [f"-D{define}" for define in defines])))
     except Exception as error:  # whatever goes wrong, the torch twin does the work
         log.info("kernel %s is not used: %s", name, error)
         return None
 
 
-def _library(source: Path) -> Path:
+def _library(source: Path, defines: list[str]) -> Path:
     """Path of the compiled source, from the cache if it is there."""
     compiler = _compiler()
     version = _output([*compiler, "--version"])
     code = source.read_bytes()
     errors = []
     for native in NATIVE:
-        flags = [flag for flag in (*FLAGS, native) if flag]
+        flags = [flag for flag in (*FLAGS, native, *defines) if flag]
         key = b"\0".join([code, " ".join(flags).encode(), version.encode(), _cpu().encode()])
         file = f"{source.stem}-{hashlib.sha256(key).hexdigest()[:16]}.so"
         folder = _cache()

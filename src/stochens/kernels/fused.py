@@ -41,12 +41,14 @@ def fused_nll(
     """A function (params, rows [M, B] or None, step) -> mean NLL [M], or None where none fits."""
     steps = chain(net)
     code = _likelihood(likelihood)
-    if steps is None or code is None or x.device.type != "cpu" or x.dim() != 2:
+    if steps is None or code is None or x.device.type != "cpu":
         return None
+    x = x.flatten(1).contiguous()
+    if x.shape[1] != steps[0].layer.get_parameter("weight").shape[1]:
+        return None  # a Linear over the last of several axes
     if x.dtype not in (torch.float32, torch.float64) or not mlp.available():
         return None
     ids = torch.tensor(members, dtype=torch.int64)
-    x = x.contiguous()
 
     def nll(params: Params, rows: Tensor | None, step: int) -> Tensor:
         thetas = [_theta(step_, params) for step_ in steps]
@@ -68,22 +70,41 @@ def fused_nll(
 
 def chain(net: nn.Module) -> list[Step] | None:
     """The network as linear layers with an activation after each, or None if it is not that."""
-    if not isinstance(net, nn.Sequential) or type(net).forward is not nn.Sequential.forward:
-        return None
     steps: list[Step] = []
-    for name, module in net.named_children():
-        if module._forward_hooks or module._forward_pre_hooks:
-            return None
+    modules = _in_order(net, "")
+    if modules is None:
+        return None
+    for name, module in modules:
+        if isinstance(module, nn.Flatten) and not steps and module.start_dim == 1:
+            continue  # the kernel takes rows, however they were shaped
         if type(module) in ACTIVATIONS and steps and steps[-1].activation == "identity":
             steps[-1] = steps[-1]._replace(activation=ACTIVATIONS[type(module)])
         elif _is_linear(module):
             steps.append(Step(f"{name}.", module, "identity"))
         else:
             return None
-    if not steps or net._forward_hooks or net._forward_pre_hooks:
-        return None
     shapes = [s.layer.get_parameter("weight").shape for s in steps]
-    return steps if max(max(shape) for shape in shapes) <= WIDEST else None
+    return steps if steps and max(max(shape) for shape in shapes) <= WIDEST else None
+
+
+def _in_order(net: nn.Module, prefix: str) -> list[tuple[str, nn.Module]] | None:
+    """The parts of nested nn.Sequential modules, in the order they are called."""
+    if not isinstance(net, nn.Sequential) or type(net).forward is not nn.Sequential.forward:
+        return None
+    if net._forward_hooks or net._forward_pre_hooks:
+        return None
+    found: list[tuple[str, nn.Module]] = []
+    for name, module in net.named_children():
+        if isinstance(module, nn.Sequential):
+            inside = _in_order(module, f"{prefix}{name}.")
+            if inside is None:
+                return None
+            found += inside
+        elif module._forward_hooks or module._forward_pre_hooks:
+            return None
+        else:
+            found.append((prefix + name, module))
+    return found
 
 
 def _is_linear(module: nn.Module) -> bool:

@@ -9,6 +9,7 @@ The draw z depends only on (seed, member id, layer, row in the batch, node), see
 import ctypes
 import functools
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -27,11 +28,12 @@ ACTIVATIONS = {"identity": lambda u: u, "relu": F.relu, "tanh": torch.tanh, "sil
 CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
 LIKELIHOODS = ("categorical", "gaussian", "gaussian-heteroscedastic")
 MAX_THREADS = 64
+PROCESS = os.getpid()
 
 
 def available() -> bool:
     """Whether `nll` can run here: there is a compiler and kernels are not switched off."""
-    return build.load("mlp") is not None
+    return _library(torch.float32) is not None
 
 
 def nll(
@@ -187,9 +189,18 @@ class _Fused(torch.autograd.Function):
         return None, *(g * grad.view(M, *[1] * (g.ndim - 1)) for g in ctx.grads)
 
 
+def _library(dtype: torch.dtype) -> ctypes.CDLL | None:
+    return build.load("mlp", "REAL=float" if dtype == torch.float32 else "REAL=double")
+
+
 @functools.cache
-def _gomp_parallel() -> int | None:
-    """Address of the function that runs work on torch's own OpenMP threads, where it uses them."""
+def _gomp_parallel(process: int) -> int | None:
+    """Address of the function that runs work on torch's own OpenMP threads, where it uses them.
+
+    A forked child has none of its parent's threads, and libgomp would wait for them.
+    """
+    if process != PROCESS:
+        return None
     try:
         torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         return ctypes.cast(torch_cpu.GOMP_parallel, ctypes.c_void_p).value
@@ -229,14 +240,13 @@ def _run(net: _Net, grads: list[Tensor] | None) -> Tensor:
         noise=net.noise,
         likelihood=net.likelihood,
         threads=min(torch.get_num_threads(), MAX_THREADS),
-        gomp_parallel=_gomp_parallel(),
+        gomp_parallel=_gomp_parallel(os.getpid()),
         **{name: ctypes.addressof(array) for name, array in arrays.items()},
     )
-    library = build.load("mlp")
+    library = _library(loss.dtype)
     if library is None:
         raise RuntimeError("the kernel mlp is not available here; use nll_reference")
-    run = library.mlp_nll_float if loss.dtype == torch.float32 else library.mlp_nll_double
-    match run(ctypes.byref(job)):
+    match library.mlp_nll(ctypes.byref(job)):
         case 1:
             raise ValueError(f"index must be in [0, {len(net.x)}), got {job.bad_value}")
         case 2:

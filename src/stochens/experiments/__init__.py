@@ -1,0 +1,1 @@
+"""Experiments: a frozen Config and run(config) each."""

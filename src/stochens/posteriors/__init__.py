@@ -1,0 +1,1 @@
+"""Sources of members other than plain training."""
