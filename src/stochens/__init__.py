@@ -13,7 +13,9 @@ from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular,
 from stochens.networks import FRN, MLP
 from stochens.posterior import Posterior, load
 from stochens.posterior import join_posteriors as join
+from stochens.posteriors.swag import multiswa, multiswag
 from stochens.predict import GaussianPredictive, Predictive
+from stochens.report.compare import compare
 from stochens.train import fit
 from stochens.version import __version__
 
@@ -33,12 +35,15 @@ __all__ = [
     "Predictive",
     "Regular",
     "__version__",
+    "compare",
     "fit",
     "freeze_batchnorm",
     "join",
     "keep_dropout",
     "load",
     "metrics",
+    "multiswa",
+    "multiswag",
     "replace_batchnorm",
     "stochastic",
 ]

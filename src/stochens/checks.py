@@ -1,7 +1,7 @@
 """What in a network would break an ensemble, or stay silent in one: said before training starts."""
 
 import warnings
-from collections.abc import Iterable
+from collections import Counter
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from stochens.conversions import OWN_DROPOUT, BatchNorm
 from stochens.errors import InputError
-from stochens.members import without_attention_fastpath
+from stochens.members import plain_attention
 
 
 class SilentNoiseWarning(UserWarning):
@@ -42,18 +42,21 @@ def check_network(net: nn.Module) -> None:
 
 
 def probe(net: nn.Module, x: Tensor) -> Tensor:
-    """Outputs of one forward pass in training mode; warns of dropout that stays silent later."""
-    spy = _DropoutSpy()
+    """Outputs of a forward pass in training mode; warns of dropout that is off in eval mode."""
     training = net.training
-    net.train()
+    on, still_on = _DropoutSpy(), _DropoutSpy()
+    cuda = [x.device] if x.device.type == "cuda" else []
     try:
-        with torch.no_grad(), without_attention_fastpath(), torch.random.fork_rng(devices=[]), spy:
-            outputs = net(x)
+        with torch.no_grad(), plain_attention(), torch.random.fork_rng(devices=cuda):
+            with still_on:
+                net.eval()(x)
+            with on:
+                outputs = net.train()(x)
     finally:
         net.train(training)
     if not isinstance(outputs, Tensor):
         raise InputError(f"the network must return one tensor, got {type(outputs).__name__}")
-    _warn_silent(own_dropout(net), spy.rates)
+    _warn_silent(own_dropout(net), on.rates - still_on.rates)
     return outputs
 
 
@@ -72,7 +75,7 @@ class _DropoutSpy(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rates: list[float] = []
+        self.rates: Counter[float] = Counter()  # how often each rate above 0 was in use
 
     def __torch_function__(
         self,
@@ -83,17 +86,21 @@ class _DropoutSpy(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if "dropout" in name and kwargs.get("training", True):
-            self.rates.append(float(kwargs.get("p", args[1] if len(args) > 1 else 0.5)))
+        rate = 0.0
+        if "dropout" in name and kwargs.get("training", kwargs.get("train", True)):
+            rate = float(kwargs.get("p", args[1] if len(args) > 1 else 0.5))
         if name == "scaled_dot_product_attention":
-            self.rates.append(float(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)))
+            rate = float(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0))
+        if rate:
+            self.rates[rate] += 1
         return func(*args, **kwargs)
 
 
-def _warn_silent(layers: list[str], rates: Iterable[float]) -> None:
+def _warn_silent(layers: list[str], rates: Counter[float]) -> None:
     remedy = (
         "It trains the members but adds nothing to their spread. To keep it on, pass "
-        "stochens.keep_dropout(net); to leave it to the method, set its rate to 0"
+        "stochens.keep_dropout(net), which sees nn.Dropout layers only; to leave it to the method, "
+        "set its rate to 0"
     )
     if layers:
         warnings.warn(
@@ -101,10 +108,10 @@ def _warn_silent(layers: list[str], rates: Iterable[float]) -> None:
             SilentNoiseWarning,
             stacklevel=4,
         )
-    elif any(rates):
+    elif rates:
         warnings.warn(
             f"the network calls dropout as a function (rate {max(rates)}), which is off at test "
-            f"time if it follows net.training, and which keep_dropout cannot see. {remedy}",
+            f"time. {remedy}",
             SilentNoiseWarning,
             stacklevel=4,
         )

@@ -101,10 +101,11 @@ def replace_batchnorm(
         if not isinstance(module, BatchNorm):
             return None
         channels = module.num_features
+        like = next(net.parameters(), torch.empty(0))  # its device and dtype
         if by == "frn" and not isinstance(module, nn.BatchNorm1d):
-            return FRN(channels)
+            return FRN(channels).to(like)
         fitting = next(g for g in range(min(groups, channels), 0, -1) if channels % g == 0)
-        return nn.GroupNorm(fitting, channels)
+        return nn.GroupNorm(fitting, channels).to(like)
 
     return _replace(net, convert)
 
@@ -125,12 +126,9 @@ def keep_dropout(net: nn.Module) -> nn.Module:
 
 def _replace(net: nn.Module, convert: Callable[[nn.Module], nn.Module | None]) -> nn.Module:
     net = copy.deepcopy(net)
-    replacement = convert(net)
-    if replacement is not None:
-        return replacement
-    for module in list(net.modules()):
-        for name, child in list(module.named_children()):
-            converted = convert(child)
-            if converted is not None:
-                setattr(module, name, converted)
-    return net
+    converted = {module: new for module in net.modules() if (new := convert(module)) is not None}
+    for parent in list(net.modules()):
+        for name, child in list(parent._modules.items()):  # a shared module has several parents
+            if child in converted:
+                parent._modules[name] = converted[child]
+    return converted.get(net, net)

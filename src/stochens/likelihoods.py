@@ -36,6 +36,11 @@ class Likelihood(abc.ABC):
         return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
 
 
+def _wide(outputs: Tensor) -> Tensor:
+    """bf16 is too coarse for logarithms."""
+    return outputs.float() if outputs.dtype.itemsize < 4 else outputs
+
+
 @dataclasses.dataclass(frozen=True)
 class Categorical(Likelihood):
     """p(y | x) = softmax(outputs)_y: outputs [..., B, C] are logits, y [..., B] integers.
@@ -47,8 +52,7 @@ class Categorical(Likelihood):
     name: ClassVar[str] = "categorical"
 
     def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
-        wide = outputs.float() if outputs.dtype.itemsize < 4 else outputs  # bf16 is too coarse here
-        logp = wide.log_softmax(-1)
+        logp = _wide(outputs).log_softmax(-1)
         return -logp.gather(-1, y.unsqueeze(-1)).squeeze(-1).mean(-1)
 
     def check_targets(self, y: Tensor) -> Tensor:
@@ -83,11 +87,11 @@ class Gaussian(Likelihood):
 
     @abc.abstractmethod
     def width(self, targets: int) -> int:
-        """How many outputs a network needs for D targets."""
+        """How many outputs the user's network needs for D targets."""
 
     def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
         """1/2 sum_d [(y_d - mean_d)^2 / var_d + log var_d + log 2 pi]"""
-        mean, variance = self.moments(outputs)
+        mean, variance = self.moments(_wide(outputs))
         terms = (y - mean).square() / variance + variance.log() + LOG_2_PI
         return 0.5 * terms.sum(-1).mean(-1)
 
@@ -138,11 +142,11 @@ class Homoscedastic(Gaussian):
         return outputs, torch.full_like(outputs, self.noise**2)
 
     def width(self, targets: int) -> int:
-        return targets if self.noise is not None else 2 * targets
+        return targets
 
     def check_outputs(self, outputs: Tensor, y: Tensor) -> None:
         if self.noise is None and outputs.dim() == 2:
-            outputs = torch.cat([outputs[:, : -y.shape[1]]] * 2, -1)  # what the user's network gave
+            outputs = outputs[:, : -y.shape[1]]  # what the user's network gave, before `prepare`
         super().check_outputs(outputs, y)
 
 

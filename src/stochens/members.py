@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stochens.errors import InputError
 from stochens.randomness import INITIALISATION, member_seed, seeded
@@ -184,7 +185,7 @@ def _run(
     def call(member: Params, x: Tensor) -> Tensor:
         return functional_call(net, member, (x,))  # type: ignore[no-any-return]
 
-    with without_attention_fastpath():
+    with plain_attention():
         if engine == "vmap":
             # "different": each member draws its own noise
             return vmap(call, in_dims=(0, x_axis), randomness="different")(params, x)
@@ -198,12 +199,16 @@ def _run(
 
 
 @contextlib.contextmanager
-def without_attention_fastpath() -> Iterator[None]:
-    """nn.TransformerEncoderLayer's inference fast path reads weights past the layers that own them,
-    and so past their noise."""
+def plain_attention() -> Iterator[None]:
+    """Attention by its plain formula.
+
+    nn.TransformerEncoderLayer's inference fast path reads weights past the layers that own them,
+    and so past their noise; and vmap runs the fused attention kernels one member at a time.
+    """
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)

@@ -5,7 +5,7 @@ import os
 import torch
 from torch import Tensor, nn
 
-from stochens.members import trainable, without_attention_fastpath
+from stochens.members import trainable, plain_attention
 
 SHARE = 0.5  # of the free memory that a run may plan with; the rest is for what we cannot foresee
 
@@ -22,7 +22,7 @@ def activation_bytes(net: nn.Module, x: Tensor) -> int:
     leaves = [m for m in net.modules() if not list(m.children())]
     handles = [m.register_forward_hook(add) for m in leaves]
     try:
-        with torch.no_grad(), without_attention_fastpath(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), plain_attention(), torch.random.fork_rng(devices=[]):
             net(x)
     finally:
         for handle in handles:

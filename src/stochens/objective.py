@@ -42,7 +42,7 @@ def mixtures(net: nn.Module, params: Params) -> list[Mixture]:
         omega = {n[len(prefix) :]: p for n, p in params.items() if n.startswith(prefix)}
         owned |= {prefix + name for name in omega}
         found += layer.mixtures(omega) if omega else []
-    rest = [p.flatten(1).unsqueeze(1) for name, p in params.items() if name not in owned]
+    rest = [p.reshape(len(p), 1, -1) for name, p in params.items() if name not in owned]
     return [*found, *(Mixture((1.0,), (block,)) for block in rest)]
 
 

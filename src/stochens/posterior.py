@@ -213,10 +213,11 @@ def load(path: Any, net: nn.Module | Builder) -> Posterior:
     _refuse_another(trainable(template), {name: p[0] for name, p in params.items()}, path)
     _refuse_another(_shared(template), shared, path)
     template.load_state_dict(shared, strict=False)
+    names = list(trainable(template))  # the network's own order, which draws follow
     with storage.reading(path):
         return Posterior(
             net=template,
-            params=params,
+            params={name: params[name] for name in names},
             likelihood=likelihood,
             recipe=recipe,
             members=tuple(about["members"]),
@@ -224,11 +225,16 @@ def load(path: Any, net: nn.Module | Builder) -> Posterior:
             prior_precision=about["prior_precision"],
             seed=about["seed"],
             history=History(**kinds["history"]) if "history" in kinds else None,
-            spread=Spread(kinds["spread.variance"], kinds["spread.deviations"])
-            if "spread.variance" in kinds
-            else None,
+            spread=_spread(kinds, names),
             engine=about["engine"],
         )
+
+
+def _spread(kinds: dict[str, Params], names: list[str]) -> Spread | None:
+    if "spread.variance" not in kinds:
+        return None
+    parts = (kinds[f"spread.{field}"] for field in Spread._fields)
+    return Spread(*({name: part[name] for name in names} for part in parts))
 
 
 def _shared(net: nn.Module) -> dict[str, Tensor]:

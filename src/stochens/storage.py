@@ -20,6 +20,20 @@ from stochens.version import __version__
 TENSORS, DESCRIPTION = "tensors.safetensors", "description.json"
 
 
+def new_folder(path: str | Path) -> Path:
+    """Make the folder, or take it if it is empty; anything else is an error before any work."""
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            raise InputError(f"{path} is not empty; choose another folder")
+        if not os.access(path, os.W_OK):
+            raise InputError(f"{path} cannot be written to")
+    except OSError as error:
+        raise InputError(f"cannot write to {path}: {error.strerror}") from error
+    return path
+
+
 def write_folder(
     path: str | Path,
     format: str,

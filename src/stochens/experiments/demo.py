@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from stochens.data.digits import digits, photo_patches
-from stochens.errors import InputError
 from stochens.networks import MLP
 from stochens.report.compare import Comparison, compare
 from stochens.report.figures import save_figure, uncertainty_figure
+from stochens.storage import new_folder
 from stochens.train import fit
 from stochens.version import __version__
 
@@ -33,10 +33,7 @@ def make_net() -> nn.Module:
 
 def run(config: Config) -> Comparison:
     """Train, predict, compare; writes metrics.json, uncertainty.png and the posteriors to `out`."""
-    out = config.out
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} exists and is not an empty folder; choose another with --out")
-    out.mkdir(parents=True, exist_ok=True)
+    out = new_folder(config.out)
     began = time.monotonic()
     data = digits(seed=config.seed)
     photos = photo_patches(len(data.x_test), seed=config.seed)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 log = logging.getLogger("stochens")
 
+SOURCES = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread")
 NATIVE = ("-march=native", "-mcpu=native", "")  # the first that the compiler knows
@@ -34,7 +35,7 @@ def load(name: str, *defines: str) -> ctypes.CDLL | None:
         log.info("kernel %s is off: STOCHENS_KERNELS=off", name)
         return None
     try:
-        source = Path(__file__).with_name(f"{name}.cpp")
+        source = SOURCES / f"{name}.cpp"
         return ctypes.CDLL(str(_library(source, [f"-D{define}" for define in defines])))
     except Exception as error:  # whatever goes wrong, the torch twin does the work
         log.info("kernel %s is not used: %s", name, error)
@@ -78,6 +79,7 @@ def _compile(command: list[str], source: Path, library: Path) -> Path:
     os.close(handle)
     try:
         _output([*command, str(source), "-o", temporary])
+        ctypes.CDLL(temporary)  # only what loads goes into the cache
         os.chmod(temporary, 0o755)
         os.replace(temporary, library)
     finally:

@@ -10,16 +10,21 @@
 
 #include <atomic>
 #include <cmath>
+#include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <system_error>
 #include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include <unistd.h>
 
 #ifndef REAL
 #define REAL float
@@ -61,7 +66,6 @@ extern "C" struct Job {  // mirrored by mlp.py, field by field
     uint64_t seed;
     double noise;
     int32_t likelihood, threads;
-    void (*gomp_parallel)(void (*)(void *), void *, unsigned, unsigned);  // torch's, or null
     int64_t bad_value;                    // out: the index or label that was out of range
 };
 
@@ -532,24 +536,61 @@ struct Worker {
 
 // Threads ----------------------------------------------------------------------------------------
 
-// work(thread), on up to `threads` threads; fewer may come, as the work is shared by a counter.
-// They are torch's own OpenMP threads if those can be had: torch's spin for milliseconds after each
-// of its operations, and threads of our own would have to share the cores with them.
-template <class F> void parallel(const Job &job, int64_t threads, F work) {
-    struct Team { F &work; std::atomic<int64_t> tickets; } team{work, {0}};
-    auto enter = [](void *data) {
-        auto *team = static_cast<Team *>(data);
-        team->work(team->tickets++);
-    };
-    if (threads == 1) return enter(&team);
-    if (job.gomp_parallel) return job.gomp_parallel(enter, &team, threads, 0);
-    std::vector<std::thread> others;
-    try {
-        for (int64_t t = 1; t < threads; ++t) others.emplace_back(+enter, &team);
-    } catch (const std::system_error &) {
+// Helper threads that stay. A call shares its items with them by a counter and never waits for a
+// helper that has not begun: when the cores are busy (with torch's own threads, which spin after
+// each operation, or with other programs) the caller does more of the work itself.
+struct Pool {
+    const pid_t process = getpid();
+    std::mutex mutex;
+    std::condition_variable wake, idle;
+    std::vector<std::thread> helpers;
+    const std::function<void()> *work = nullptr;  // not null: a call is under way
+    int64_t wanted = 0, active = 0;               // helpers that may still begin, and that have
+
+    void help() {
+        std::unique_lock<std::mutex> lock(mutex);
+        for (;;) {
+            wake.wait(lock, [&] { return wanted > 0; });
+            --wanted, ++active;
+            auto *mine = work;
+            lock.unlock();
+            (*mine)();
+            lock.lock();
+            if (--active == 0) idle.notify_one();
+        }
     }
-    enter(&team);
-    for (auto &other : others) other.join();
+    void run(int64_t threads, const std::function<void()> &mine) {
+        std::unique_lock<std::mutex> lock(mutex);
+        if (threads == 1 || work) {  // a call from another thread has the helpers
+            lock.unlock();
+            return mine();
+        }
+        try {
+            while (int64_t(helpers.size()) < threads - 1) helpers.emplace_back([this] { help(); });
+        } catch (const std::system_error &) {
+        }  // the system allows no more: do with those there are
+        work = &mine, wanted = threads - 1;
+        lock.unlock();
+        wake.notify_all();
+        mine();
+        lock.lock();
+        wanted = 0;
+        idle.wait(lock, [&] { return active == 0; });
+        work = nullptr;
+    }
+};
+
+// The pool of this process: a forked child has none of its parent's threads and makes its own.
+// Never deleted, since its threads live until the process ends.
+Pool &pool() {
+    static std::atomic<Pool *> current{nullptr};
+    Pool *old = current;
+    if (!old || old->process != getpid()) {
+        auto *fresh = new Pool;
+        if (current.compare_exchange_strong(old, fresh)) return *fresh;
+        delete fresh;  // another thread was faster
+    }
+    return *old;
 }
 
 // The sum over a batch is the sum of its chunks in order, whoever computes them: the bits of a
@@ -572,10 +613,12 @@ Error run(Job &job) {
     std::vector<Real> partials(split ? items * parameters : 0);  // [members, chunks, parameters]
     std::vector<double> losses(items);
 
-    std::atomic<int64_t> next{0};
-    parallel(job, threads, [&](int64_t t) {
-        Worker &worker = workers[t];
-        for (int64_t item; (item = next++) < items && !worker.error;) {
+    // Neighbouring members share cache lines of the outputs, so a thread takes several at a time
+    int64_t block = 1 + up_to(15, items / (16 * threads));
+    std::atomic<int64_t> next{0}, tickets{0};
+    pool().run(threads, [&] {
+        Worker &worker = workers[tickets++];
+        auto one = [&](int64_t item) {
             int64_t m = item / parts, first = split ? item % parts : 0;
             for (int64_t c = first; c < (split ? first + 1 : chunks); ++c) {
                 Real *own = split ? partials.data() + item * parameters : worker.partial;
@@ -585,7 +628,9 @@ Error run(Job &job) {
                                              up_to((c + 1) * chunk_rows, job.batch));
                 if (buffer && !split) worker.add(m, buffer);
             }
-        }
+        };
+        for (int64_t at; (at = next.fetch_add(block)) < items;)
+            for (int64_t i = at; i < up_to(items, at + block) && !worker.error; ++i) one(i);
     });
     for (const Worker &worker : workers)
         if (worker.error) {
@@ -611,4 +656,11 @@ extern "C" int32_t mlp_nll(Job *job) {
     } catch (const std::bad_alloc &) {
         return NO_MEMORY;
     }
+}
+
+// to[m, :] = from[m, :] * by[m], on the calling thread: too little work to wake others for
+extern "C" void mlp_scale(int64_t members, int64_t cells, const Real *by, const Real *from,
+                          Real *to) {
+    for (int64_t m = 0; m < members; ++m)
+        for (int64_t i = m * cells; i < (m + 1) * cells; ++i) to[i] = from[i] * by[m];
 }

@@ -1,14 +1,14 @@
 """Methods: rules that make a network stochastic. One file each; a new one is listed here."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from stochens.errors import InputError, did_you_mean
-from stochens.members import Params, without_attention_fastpath
-from stochens.methods.base import Method, Mixture, StochasticLayer
+from stochens.members import Params, plain_attention
+from stochens.methods.base import Method, Mixture, StochasticLayer, register
 from stochens.methods.dropconnect import DropConnect
 from stochens.methods.dropout import Dropout
 from stochens.methods.gaussian import Gaussian
@@ -87,15 +87,21 @@ def stochastic(
     output = output if output is not None else next(reversed(_layers(net)), None)
     for rule in resolve(method):
         net = _apply(rule, net, skip=skip, output=output)
+    if stochastic_layers(net):
+        for module in net.modules():  # its fast path, off without this flag, reads past our layers
+            if isinstance(module, nn.TransformerEncoderLayer):
+                module.activation_relu_or_gelu = 0
     return net
 
 
 def _apply(rule: Method, net: nn.Module, *, skip: tuple[str, ...], output: str | None) -> nn.Module:
     layers = _layers(net)  # every layer that some method could take, by name
-    refuse_unmatched((*skip, *rule.patterns()), list(layers))
+    taken = {p: layer for p, layer in layers.items() if isinstance(_plain(layer), rule.applies_to)}
+    refuse_unmatched((*skip, *rule.skip), list(layers))
+    refuse_unmatched(rule.patterns(), list(taken))
     swapped: dict[nn.Module, nn.Module] = {}
-    for path, layer in layers.items():
-        if not isinstance(_plain(layer), rule.applies_to) or matches((*skip, *rule.skip), path):
+    for path, layer in taken.items():
+        if matches((*skip, *rule.skip), path):
             continue
         if path == output and not rule.noise_on_output_layer and not rule.named(path):
             continue
@@ -111,6 +117,7 @@ def _apply(rule: Method, net: nn.Module, *, skip: tuple[str, ...], output: str |
             f"{', '.join(layers) or '(none)'}, and the output layer {output!r} is left alone "
             "unless it is named in rates"
         )
+    _tie(layer for layer in swapped.values() if isinstance(layer, StochasticLayer))
     if net in swapped:  # the network is one single layer
         return swapped[net]
     for parent in list(net.modules()):
@@ -118,6 +125,16 @@ def _apply(rule: Method, net: nn.Module, *, skip: tuple[str, ...], output: str |
             if child is not None and child in swapped:
                 parent._modules[name] = swapped[child]
     return net
+
+
+def _tie(layers: Iterable[StochasticLayer]) -> None:
+    """Where weights are tied, what a method trains beside them is tied too."""
+    known: dict[tuple[int, str], nn.Parameter] = {}
+    for layer in layers:
+        plain = dict(layer.plain.named_parameters())
+        for name, p in list(layer.named_parameters()):
+            base = max((n for n in plain if name.startswith(n)), key=len)  # weight_2 -> weight
+            register(layer, name, known.setdefault((id(plain[base]), name[len(base) :]), p))
 
 
 def _plain(layer: nn.Module) -> nn.Module:
@@ -146,7 +163,7 @@ def output_layer(net: nn.Module, x: Tensor) -> str | None:
         for path, layer in _layers(net).items()
     ]
     try:
-        with torch.no_grad(), without_attention_fastpath(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), plain_attention(), torch.random.fork_rng(devices=[]):
             net(x)
     finally:
         for handle in handles:

@@ -44,7 +44,7 @@ class StochasticLayer(nn.Module, abc.ABC):
 
     It owns the layer's parameters under their own names; the layer itself is kept out of torch's
     sight and only lends its forward pass. Subclasses override `draw` (noise on weights, shared by
-    the batch), `perturb` (noise on outputs, fresh for each example) or `forward`.
+    the batch), `perturb` (noise on outputs, fresh for each example), `output` or `forward`.
     """
 
     def __init__(self, layer: nn.Module) -> None:
@@ -82,7 +82,11 @@ class StochasticLayer(nn.Module, abc.ABC):
         return y
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        y = functional_call(self.inner, self.draw(self.omega()), args, kwargs)
+        return self.output(self.draw(self.omega()), args, kwargs)
+
+    def output(self, theta: Params, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One draw of the layer's output, given a draw of its parameters."""
+        y = functional_call(self.inner, theta, args, kwargs)
         if isinstance(y, tuple):  # attention and recurrent layers return more than their output
             return (self.perturb(y[0]), *y[1:])
         return self.perturb(y)
@@ -150,10 +154,14 @@ def register(module: nn.Module, path: str, p: nn.Parameter) -> None:
     """Register a parameter under a dotted name, e.g. attention's "out_proj.weight"."""
     *parents, name = path.split(".")
     for parent in parents:
-        if parent not in module._modules:
-            module.add_module(parent, nn.Module())
-        module = module._modules[parent]  # type: ignore[assignment]
-    module._parameters[name] = p  # register_parameter would trip over our __getattr__
+        # not add_module or register_parameter, which would trip over our __getattr__
+        module = module._modules.setdefault(parent, nn.Module())  # type: ignore[assignment]
+    module._parameters[name] = p
+
+
+def beside(p: Tensor, start: Tensor) -> nn.Parameter:
+    """A parameter that goes with p, starting at `start`; frozen where p is frozen."""
+    return nn.Parameter(start.detach().clone(), requires_grad=p.requires_grad)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -180,8 +188,8 @@ class Method(abc.ABC):
         """The stochastic layer in place of `layer`, or `layer` itself where the noise is nil."""
 
     def patterns(self) -> tuple[str, ...]:
-        """Every name pattern in the options; each must match a layer."""
-        return self.skip
+        """Name patterns in the options beside `skip`; each must match a layer it applies to."""
+        return ()
 
     def named(self, path: str) -> bool:
         """Whether the options name this layer themselves, which the output layer needs."""
@@ -212,7 +220,7 @@ class Rated(Method):
         return first_match(self.rates, path, self.p)
 
     def patterns(self) -> tuple[str, ...]:
-        return (*self.skip, *self.rates)
+        return tuple(self.rates)
 
     def named(self, path: str) -> bool:
         return first_match(self.rates, path, None) is not None

@@ -36,13 +36,20 @@ class DropoutLayer(StochasticLayer):
         return y * z / (1 - self.output_rate)
 
     def mixtures(self, omega: Params) -> list[Mixture]:
-        """(1 - p) N(omega_n, sigma^2) + p N(0, sigma^2) for each output node or channel n."""
-        return [
-            Mixture(
-                (1 - self.output_rate, self.output_rate),
-                (inner.means[0], zeros_like(inner.means[0])),
-            )
-            for inner in self.inner_mixtures(omega)
+        """(1 - p) N(omega_n, sigma^2) + p N(0, sigma^2) for each output node or channel n.
+
+        Attention's output nodes are those of its out_proj; its other nodes have no noise.
+        """
+        behind = {
+            name: w
+            for name, w in omega.items()
+            if isinstance(self.plain, ATTENTION) and not name.startswith("out_proj.")
+        }
+        outputs = {name: w for name, w in omega.items() if name not in behind}
+        weights = (1 - self.output_rate, self.output_rate)
+        return self.inner_mixtures(behind) + [
+            Mixture(weights, (inner.means[0], zeros_like(inner.means[0])))
+            for inner in self.inner_mixtures(outputs)
         ]
 
     def noise_repr(self) -> str:

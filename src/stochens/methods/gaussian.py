@@ -24,6 +24,7 @@ from stochens.methods.base import (
     Method,
     Mixture,
     StochasticLayer,
+    beside,
     register,
 )
 from stochens.methods.nodes import by_node
@@ -48,8 +49,8 @@ class GaussianLayer(StochasticLayer):
         self.local = isinstance(self.plain, LINEAR + LOOKUP)
         if learn:
             for name, p in self.plain.named_parameters():
-                start = torch.full_like(p, math.log(sigma)).detach()
-                register(self, name + LOG_SIGMA, nn.Parameter(start))
+                start = torch.full_like(p, math.log(sigma))
+                register(self, name + LOG_SIGMA, beside(p, start))
 
     def sigmas(self) -> Params:
         """sigma of each parameter of the plain layer."""
@@ -63,20 +64,27 @@ class GaussianLayer(StochasticLayer):
             for name, p in self.plain.named_parameters()
         }
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def draw(self, omega: Params) -> Params:
+        theta = self.inner.draw(omega) if isinstance(self.inner, StochasticLayer) else omega
         sigma = self.sigmas()
-        if self.local:
-            y = functional_call(self.inner, self.omega(), args, kwargs)
-            x, *rest = args
-            squared = x if isinstance(self.plain, LOOKUP) else x.square()
-            variances = {name: s.square() for name, s in sigma.items()}
-            variance = functional_call(self.plain, variances, (squared, *rest), kwargs)
-            return y + (variance + VARIANCE_FLOOR).sqrt() * torch.randn_like(y)
-        theta = {
-            name: w + sigma[self.base_of[name]] * torch.randn_like(w)
-            for name, w in self.omega().items()
+        return {
+            name: w + sigma[self.base_of[name]] * torch.randn_like(w) for name, w in theta.items()
         }
-        return functional_call(self.inner, theta, args, kwargs)
+
+    def output(self, theta: Params, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if isinstance(self.inner, StochasticLayer):  # theta is drawn, its outputs are not
+            return self.inner.output(theta, args, kwargs)
+        return super().output(theta, args, kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.local:
+            return super().forward(*args, **kwargs)
+        y = functional_call(self.inner, self.omega(), args, kwargs)
+        x, *rest = args
+        squared = x if isinstance(self.plain, LOOKUP) else x.square()
+        variances = {name: s.square() for name, s in self.sigmas().items()}
+        variance = functional_call(self.plain, variances, (squared, *rest), kwargs)
+        return y + (variance + VARIANCE_FLOOR).sqrt() * torch.randn_like(y)
 
     def mixtures(self, omega: Params) -> list[Mixture]:
         """The inner layer's components, each with this sigma."""

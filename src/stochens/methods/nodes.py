@@ -35,12 +35,12 @@ def groups(layer: nn.Module) -> list[Group]:
 
 
 def _attention(names: list[str]) -> list[Group]:
-    pairs = (("in_proj_weight", "in_proj_bias"), ("out_proj.weight", "out_proj.bias"))
-    whole = [dict.fromkeys(pair, 0) for pair in pairs if set(pair) <= set(names)]
-    grouped = {name for group in whole for name in group}
-    # separate q, k, v; bias_k and bias_v are [1, 1, E]
-    rest = [{n: 2 if n in ("bias_k", "bias_v") else 0} for n in names if n not in grouped]
-    return whole + rest
+    found: dict[str, Group] = {}
+    one_matrix = "in_proj_weight" in names  # else q, k and v are apart, and their bias as well
+    for name in names:  # out_proj, which makes the outputs, comes last
+        block = name.partition("_proj")[0] if one_matrix or name.startswith("out") else name
+        found.setdefault(block, {})[name] = 2 if name in ("bias_k", "bias_v") else 0  # [1, 1, E]
+    return list(found.values())
 
 
 def _recurrent(names: list[str]) -> list[Group]:

@@ -18,6 +18,7 @@ from stochens.methods.base import (
     Mixture,
     StochasticLayer,
     bernoulli,
+    beside,
     check_node,
     register,
 )
@@ -40,7 +41,7 @@ class NPDropoutLayer(StochasticLayer):
         super().__init__(layer)
         self.by_position = node == "position" and isinstance(layer, POSITIONAL)
         for name, p in layer.named_parameters():
-            register(self, name + SECOND, nn.Parameter(p.detach().clone()))
+            register(self, name + SECOND, beside(p, p))
             self.names.append(name + SECOND)
             self.base_of[name + SECOND] = name
 
@@ -52,6 +53,8 @@ class NPDropoutLayer(StochasticLayer):
 
     def draw(self, omega: Params) -> Params:
         """One choice for each node, its weights and bias together, shared by the batch."""
+        if self.by_position:
+            return omega  # both sets: the choice is among outputs
         first, second = self.sets(omega)
         theta = dict(first)
         for group in groups(self.inner):
@@ -62,12 +65,10 @@ class NPDropoutLayer(StochasticLayer):
                 theta[name] = torch.where(mask, first[name], second[name])
         return theta
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def output(self, theta: Params, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.by_position:
-            return super().forward(*args, **kwargs)
-        y1, y2 = (
-            functional_call(self.inner, omega, args, kwargs) for omega in self.sets(self.omega())
-        )
+            return super().output(theta, args, kwargs)
+        y1, y2 = (functional_call(self.inner, one, args, kwargs) for one in self.sets(theta))
         # one choice for each output element, shared by the batch
         return torch.where(bernoulli(0.5, y1.shape[1:], y1), y1, y2)
 

@@ -1,0 +1,94 @@
+"""Which networks the kernel takes, and that it computes what vmap computes."""
+
+import pytest
+import torch
+from torch import nn
+
+import stochens
+from stochens import MLP, DropConnect, Dropout, Gaussian, Heteroscedastic, Homoscedastic, NPDropout
+from stochens.kernels import mlp
+from stochens.kernels.fused import chain, fused_nll
+from stochens.likelihoods import Categorical
+from stochens.members import builder, forward_each, init
+
+needs_compiler = pytest.mark.skipif(not mlp.available(), reason="no C++ compiler here")
+
+
+def taken(net) -> bool:
+    return chain(net) is not None
+
+
+def test_chains_of_linear_layers_are_taken():
+    assert taken(MLP(2, 10, 10, 2))
+    assert taken(nn.Sequential(nn.Flatten(), MLP(4, 3, 2, activation=nn.SiLU)))
+    assert taken(nn.Sequential(nn.Linear(2, 3, bias=False), nn.Tanh(), nn.Linear(3, 1)))
+    for method in (Dropout(0.2), DropConnect(0.2), NPDropout()):
+        assert taken(stochens.stochastic(MLP(2, 4, 2), method))
+
+
+class Residual(nn.Sequential):
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+def test_everything_else_is_left_to_vmap():
+    hooked = MLP(2, 4, 2)
+    hooked[0].register_forward_hook(lambda *_: None)
+    for net in (
+        nn.Linear(2, 2),
+        Residual(nn.Linear(2, 2)),
+        nn.Sequential(nn.ReLU(), nn.Linear(2, 2)),
+        nn.Sequential(nn.Linear(2, 4), nn.LayerNorm(4), nn.Linear(4, 2)),
+        nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Tanh(), nn.Linear(4, 2)),
+        MLP(2, 1000, 2),
+        hooked,
+        stochens.stochastic(MLP(2, 4, 2), Gaussian(0.1)),
+    ):
+        assert not taken(net)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("likelihood", "outputs"),
+    [(Categorical(), 3), (Homoscedastic(0.4), 2), (Heteroscedastic(), 4)],
+)
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.SiLU])
+def test_fused_equals_vmap(float64, likelihood, outputs, activation):
+    def make() -> nn.Module:
+        return MLP(5, 7, 6, outputs, activation=activation)
+
+    net = make()
+    params = init(builder(make), members=range(4), seed=0)
+    x = torch.randn(30, 5)
+    y = torch.randint(0, 3, (30,)) if outputs == 3 else torch.randn(30, 2)
+    rows = torch.randint(0, 30, (4, 11))
+    fused = fused_nll(net, likelihood, x, y, range(4), 0)
+    gradients = []
+    for nll in (
+        lambda p: fused(p, rows, 0),
+        lambda p: likelihood.nll(forward_each(net, p, x[rows]), y[rows]),
+    ):
+        own = {name: p.clone().requires_grad_() for name, p in params.items()}
+        loss = nll(own)
+        (loss * torch.arange(1.0, 5.0)).sum().backward()
+        gradients.append([loss.detach(), *(p.grad for p in own.values())])
+    for one, two in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-11, atol=1e-13)  # float64 rounding
+
+
+@needs_compiler
+def test_fused_dropout_has_the_right_mean(float64):
+    """A linear output is unbiased under dropout: its mean over draws is the noise-free one."""
+    net = stochens.stochastic(MLP(3, 5, 1), Dropout(0.4))
+    params = init(builder(MLP(3, 5, 1)), members=[0], seed=0)
+    x, y = torch.randn(1, 3), torch.zeros(1, 1)
+    fused = fused_nll(net, Homoscedastic(1.0), x, y, [0], 0)
+    plain = MLP(3, 5, 1)
+    plain.load_state_dict({name: p[0] for name, p in params.items()})
+    hidden = plain[0](x).relu() * plain[2].weight  # [1, 5], the terms that dropout drops
+    mean, variance = plain(x), hidden.square().sum() * 0.4 / 0.6
+    # E[(f - 0)^2] / 2 + log(2 pi) / 2 under dropout
+    expected = 0.5 * (mean.square() + variance) + 0.9189385332046727
+    draws = torch.stack([fused(params, None, step) for step in range(4000)])
+    error = 5 * draws.std() / 4000**0.5
+    assert abs(draws.mean() - expected.item()) < error

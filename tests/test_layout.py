@@ -1,0 +1,64 @@
+"""The layout is the architecture: a file imports only from its left."""
+
+import ast
+from pathlib import Path
+
+import stochens
+
+ORDER = [
+    ["version", "errors"],
+    ["randomness", "information", "storage"],
+    ["data"],
+    ["networks"],
+    ["conversions"],
+    ["members"],
+    ["checks", "memory", "spread"],
+    ["methods"],
+    ["likelihoods"],
+    ["objective"],
+    ["kernels"],
+    ["predict", "history", "progress", "schedules"],
+    ["posterior"],
+    ["train"],
+    ["posteriors"],
+    ["metrics"],
+    ["report"],
+    ["experiments"],
+    ["cli"],
+]
+LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
+ROOT = Path(stochens.__file__).parent
+
+
+def part(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def test_data_flows_one_way():
+    for file in ROOT.rglob("*.py"):
+        own = file.relative_to(ROOT).with_suffix("").parts[0]
+        if own == "__init__":
+            continue
+        assert own in LEVEL, f"{own} has no place in the order"
+        for node in ast.walk(ast.parse(file.read_text())):
+            names: list[str] = []
+            if isinstance(node, ast.ImportFrom) and node.module == "stochens":
+                names = [f"stochens.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("stochens."):
+                names = [node.module]
+            for name in names:
+                other = part(name)
+                right = other == own or LEVEL[other] < LEVEL[own]
+                assert right, f"{file.relative_to(ROOT)} imports {name}, which is not to its left"
+
+
+def test_no_pickle_is_loaded():
+    for file in ROOT.rglob("*.py"):
+        text = file.read_text()
+        for unsafe in ("torch.load(", "pickle.load", "allow_pickle=True"):
+            assert unsafe not in text, f"{file} uses {unsafe}"
+
+
+def test_every_public_name_is_documented():
+    for name in stochens.__all__:
+        assert name.startswith("__") or getattr(stochens, name).__doc__, name

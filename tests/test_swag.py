@@ -1,0 +1,118 @@
+"""SWA and SWAG against their definitions, cross-layer covariance included."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import stochens
+from stochens import InputError
+from stochens.posteriors.swag import Tail
+from stochens.spread import Spread, draw
+
+
+def path(steps: int, members: int = 2, seed: int = 0):
+    """A random walk of two layers, as training would leave it: [steps] of {name: [M, ...]}."""
+    generator = torch.Generator().manual_seed(seed)
+    walk = {
+        "a": torch.randn(steps, members, 2, generator=generator, dtype=torch.float64).cumsum(0),
+        "b": torch.randn(steps, members, 1, 2, generator=generator, dtype=torch.float64).cumsum(0),
+    }
+    return [{name: values[t] for name, values in walk.items()} for t in range(steps)]
+
+
+def flat(params, member):
+    return torch.cat([p[member].flatten() for p in params.values()])
+
+
+def test_moments_and_deviations_by_definition():
+    steps = path(10)
+    tail = Tail(average_from=0.5, snapshots=5, rank=3)
+    for t, params in enumerate(steps, start=1):
+        tail.update(params, step=t, steps=10)
+    mean, spread = tail.finish(steps[-1])
+    kept = steps[5:]  # steps 6 to 10: the start of the tail is not one of them
+    for k in range(2):
+        thetas = torch.stack([flat(p, k) for p in kept])
+        torch.testing.assert_close(flat(mean, k), thetas.mean(0))
+        torch.testing.assert_close(flat(spread.variance, k), thetas.var(0, correction=0))
+        running = [thetas[: i + 1].mean(0) for i in range(5)]
+        columns = torch.stack([thetas[i] - running[i] for i in (2, 3, 4)])
+        got = torch.cat([d[k].flatten(1) for d in spread.deviations.values()], 1)
+        torch.testing.assert_close(got, columns)
+
+
+def test_swa_keeps_only_the_average():
+    steps = path(8)
+    tail = Tail(average_from=0.0, snapshots=4, rank=None)
+    for t, params in enumerate(steps, start=1):
+        tail.update(params, step=t, steps=8)
+    mean, spread = tail.finish(steps[-1])
+    assert spread is None
+    expected = torch.stack([flat(steps[t - 1], 0) for t in (2, 4, 6, 8)]).mean(0)
+    torch.testing.assert_close(flat(mean, 0), expected)
+
+
+def test_sample_covariance_over_the_whole_vector_is_the_definition():
+    """Sigma = 1/2 (diag + D D^T / (rank - 1)), between layers too."""
+    torch.manual_seed(0)
+    mean = {"a": torch.zeros(1, 2), "b": torch.ones(1, 1, 2)}
+    spread = Spread(
+        {name: torch.rand_like(p) for name, p in mean.items()},
+        {name: torch.randn(1, 4, *p.shape[1:]) for name, p in mean.items()},
+    )
+    generator = torch.Generator().manual_seed(0)
+    n = 40_000
+    draws = torch.stack([flat(draw(mean, spread, generator), 0) for _ in range(n)])
+    d = torch.cat([v[0].flatten(1) for v in spread.deviations.values()], 1)  # [rank, P]
+    sigma = 0.5 * (torch.diag(flat(spread.variance, 0)) + d.T @ d / 3)
+    assert sigma[:2, 2:].abs().max() > 0.3  # the layers do covary, so the test can see it
+    # a sample covariance's standard error is sqrt((S_ii S_jj + S_ij^2) / n); five of them
+    diagonal = sigma.diagonal()
+    error = 5 * ((diagonal[:, None] * diagonal + sigma.square()) / n).sqrt()
+    assert bool(((draws.T.cov() - sigma).abs() < error).all())
+    assert bool(((draws.mean(0) - flat(mean, 0)).abs() < 5 * (diagonal / n).sqrt()).all())
+
+
+def test_draws_differ_and_seeds_repeat(xor):
+    options = {"members": 3, "epochs": 12, "batch_size": 20, "snapshots": 10, "rank": 4, "lr": 0.05}
+    posterior = stochens.multiswag(nn.Linear(2, 2), xor, **options)
+    p = posterior.predict(xor[0], draws=2, seed=0)
+    assert not torch.equal(p.probs[:3], p.probs[3:])
+    assert torch.equal(p.probs, posterior.predict(xor[0], draws=2, seed=0).probs)
+    chunked = stochens.multiswag(nn.Linear(2, 2), xor, chunk=2, **options)
+    for one, two in zip(posterior.spread, chunked.spread, strict=True):
+        for name, value in one.items():
+            torch.testing.assert_close(two[name], value, rtol=1e-4, atol=1e-6)  # float32 training
+
+
+def test_multiswa_averages_the_tail_of_each_member(xor):
+    posterior = stochens.multiswa(stochens.MLP(2, 4, 2), xor, members=2, epochs=6, method="SE2")
+    assert posterior.spread is None
+    assert len(posterior) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rank": 1}, "rank must be between 2 and snapshots"),
+        ({"rank": 41}, "rank must be between 2 and snapshots"),
+        ({"average_from": 1.0}, "average_from must be a share"),
+        ({"snapshots": 0}, "rank must be between"),
+        ({"epochs": 2, "batch_size": None}, r"the tail had 1 steps.*fewer than rank = 20"),
+    ],
+)
+def test_bad_settings(xor, change, message):
+    with pytest.raises(InputError, match=message):
+        stochens.multiswag(nn.Linear(2, 2), xor, **({"members": 2} | change))
+
+
+def test_low_rank_scale_in_one_dimension():
+    """With one weight: variance = diag / 2 + sum d^2 / (2 (rank - 1))."""
+    spread = Spread({"w": torch.tensor([[4.0]])}, {"w": torch.tensor([[[1.0], [-1.0], [2.0]]])})
+    generator = torch.Generator().manual_seed(0)
+    mean = {"w": torch.zeros(1, 1)}
+    values = torch.stack([draw(mean, spread, generator)["w"] for _ in range(20_000)])
+    expected = 4 / 2 + 6 / (2 * 2)
+    assert abs(values.var() - expected) < 5 * expected * math.sqrt(2 / 20_000)
