@@ -13,7 +13,7 @@ from stochens.members import builder, init
 
 
 def fit(data, net=None, **options):
-    settings = {"method": "regular", "members": 3, "epochs": 2}
+    settings = {"method": "regular", "members": 3, "epochs": 2, "device": "cpu"}
     return stochens.fit(net or (lambda: MLP(2, 6, 2)), data, **(settings | options))
 
 
@@ -85,9 +85,9 @@ def test_bad_inputs_of_predict(xor):
         posterior.predict(xor[0], draws=0)
     with pytest.raises(InputError, match="x is empty"):
         posterior.predict(xor[0][:0])
+    x = xor[0].clone()
+    x[3, 0] = float("inf")
     with pytest.raises(InputError, match=r"x must be finite; x\[3, 0\] is inf"):
-        x = xor[0].clone()
-        x[3, 0] = float("inf")
         posterior.predict(x)
 
 
@@ -121,6 +121,7 @@ def test_regression_and_swag_survive_saving(xor, tmp_path):
         epochs=10,
         snapshots=5,
         rank=3,
+        device="cpu",
     )
     posterior.save(tmp_path / "run")
     again = stochens.load(tmp_path / "run", lambda: MLP(2, 4, 1))

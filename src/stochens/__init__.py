@@ -7,6 +7,7 @@
 
 from stochens import metrics
 from stochens.conversions import freeze_batchnorm, keep_dropout, replace_batchnorm
+from stochens.data.toy import toy_set
 from stochens.errors import InputError
 from stochens.likelihoods import Categorical, Heteroscedastic, Homoscedastic
 from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular, stochastic
@@ -46,4 +47,5 @@ __all__ = [
     "multiswag",
     "replace_batchnorm",
     "stochastic",
+    "toy_set",
 ]

@@ -87,8 +87,10 @@ class _DropoutSpy(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         rate = 0.0
-        if "dropout" in name and kwargs.get("training", kwargs.get("train", True)):
-            rate = float(kwargs.get("p", args[1] if len(args) > 1 else 0.5))
+        if "dropout" in name:  # F.dropout(x, p, training) or torch.dropout(x, p, train)
+            training = kwargs.get("train", args[2] if len(args) > 2 else True)
+            if kwargs.get("training", training):
+                rate = float(kwargs.get("p", args[1] if len(args) > 1 else 0.5))
         if name == "scaled_dot_product_attention":
             rate = float(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0))
         if rate:

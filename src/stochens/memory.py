@@ -5,7 +5,7 @@ import os
 import torch
 from torch import Tensor, nn
 
-from stochens.members import trainable, plain_attention
+from stochens.members import plain_attention, trainable
 
 SHARE = 0.5  # of the free memory that a run may plan with; the rest is for what we cannot foresee
 

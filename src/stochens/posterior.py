@@ -188,7 +188,7 @@ class Posterior:
         }
 
 
-def load(path: Any, net: nn.Module | Builder) -> Posterior:
+def load(path: Any, net: nn.Module | Builder, *, device: torch.device | str = "cpu") -> Posterior:
     """Read a saved posterior into the network it belongs to (the plain one, as given to `fit`).
 
     Never runs a pickle. Another network is refused by the first parameter that differs.
@@ -215,7 +215,7 @@ def load(path: Any, net: nn.Module | Builder) -> Posterior:
     template.load_state_dict(shared, strict=False)
     names = list(trainable(template))  # the network's own order, which draws follow
     with storage.reading(path):
-        return Posterior(
+        posterior = Posterior(
             net=template,
             params={name: params[name] for name in names},
             likelihood=likelihood,
@@ -228,6 +228,7 @@ def load(path: Any, net: nn.Module | Builder) -> Posterior:
             spread=_spread(kinds, names),
             engine=about["engine"],
         )
+    return posterior.to(device)
 
 
 def _spread(kinds: dict[str, Params], names: list[str]) -> Spread | None:

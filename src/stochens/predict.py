@@ -35,7 +35,7 @@ class Predictive:
             raise InputError(
                 f"probs must be [S, B, C], got {tuple(probs.shape)}; did you average the draws?"
             )
-        return cls(probs.mean(0), entropy(probs).mean(0), probs)
+        return cls(probs.mean(0), entropy(probs).mean(0).to(probs), probs)
 
     @property
     def probs(self) -> Tensor:
@@ -50,7 +50,7 @@ class Predictive:
     @property
     def entropy(self) -> Tensor:
         """H[mean p], the whole uncertainty in nats: [B]."""
-        return entropy(self.mean)
+        return entropy(self.mean).to(self.mean)
 
     @property
     def mutual_information(self) -> Tensor:

@@ -62,5 +62,8 @@ def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
     device = torch.device(device)
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
-        torch.manual_seed(seed)
+        # Not torch.manual_seed: before CUDA is up it queues itself there, stack trace and all.
+        torch.default_generator.manual_seed(seed)
+        if cuda:
+            torch.cuda.default_generators[device.index or 0].manual_seed(seed)
         yield

@@ -396,7 +396,7 @@ def _given_start(template: nn.Module, start: Params, ids: tuple[int, ...]) -> Pa
         got = tuple(start[name].shape) if name in start else "absent"
         if got != want:
             raise InputError(f"start: parameter {name!r} must be {want}, got {got}")
-    return {name: start[name] for name in trainable(template)}
+    return {name: start[name].detach().cpu() for name in trainable(template)}
 
 
 def _choose_engine(engine: str, template: nn.Module, params: Params, few: Tensor) -> Engine:

@@ -1,6 +1,7 @@
 import logging
 import os
 import stat
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +13,7 @@ ANSWER = 'extern "C" int answer() { return ANSWER; }'
 
 
 @pytest.fixture
-def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with one small source, an empty cache beside it, and nothing loaded yet."""
     try:
         build._compiler()
@@ -30,7 +31,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def answer(value: int) -> int:
     library = build.load("small", f"ANSWER={value}")
     assert library is not None
-    return library.answer()
+    return int(library.answer())
 
 
 def test_compiles_and_caches(sources: Path) -> None:

@@ -29,7 +29,7 @@ class Case(NamedTuple):
     def parameters(self) -> list[Tensor]:
         return [*self.weights, *(b for b in self.biases if b is not None)]
 
-    def run(self, f: Any = mlp.nll, **changes: Any) -> Tensor:
+    def run(self, f: Any = mlp.nll, **changes: Any) -> Any:
         return f(self.weights, self.biases, self.x, self.y, **{**self.options, **changes})
 
     def run_with_grads(self, f: Any = mlp.nll, **changes: Any) -> list[Tensor]:
@@ -58,9 +58,9 @@ def make(
         widths = (*widths[:-1], 2 * widths[-1])
     shapes = list(zip(widths[1:], widths[:-1], strict=True))
     weights = [torch.randn(M, o, i, generator=g, dtype=dtype) / i**0.5 for o, i in shapes]
-    biases = (
-        [torch.randn(M, o, generator=g, dtype=dtype) for o, _ in shapes] if bias else [None] * L
-    )
+    biases: list[Tensor | None] = [None] * L
+    if bias:
+        biases = [torch.randn(M, o, generator=g, dtype=dtype) for o, _ in shapes]
     x = torch.randn(N, widths[0], generator=g, dtype=dtype)
     if likelihood == "categorical":
         y = torch.randint(widths[-1], (N,), generator=g)
@@ -195,7 +195,9 @@ def test_some_parameters_require_grad() -> None:
     for p in case.parameters:
         p.requires_grad_(p is case.weights[1])
     (case.run() @ torch.arange(1.0, 4.0).double()).backward()
-    assert torch.equal(case.weights[1].grad, want)
+    got = case.weights[1].grad
+    assert got is not None
+    assert torch.equal(got, want)
     assert case.weights[0].grad is None
 
 
@@ -211,6 +213,19 @@ def test_backward_twice_and_not_contiguous() -> None:
             torch.autograd.grad(loss @ by, strided, retain_graph=True), want[1:], strict=False
         ):
             assert torch.equal(got, grad)
+
+
+def test_grads_without_autograd() -> None:
+    case = make(dropout=0.1)
+    case.biases[1] = None
+    loss = case.run()
+    want = torch.autograd.grad(loss.sum(), case.parameters)
+    got = case.run(mlp.nll_and_grads)
+    assert torch.equal(got[0], loss)
+    assert not any(t.requires_grad for t in (got[0], *got[1]))
+    assert got[2][1] is None
+    for a, b in zip([*got[1], got[2][0], got[2][2]], want, strict=True):
+        assert torch.equal(a, b)
 
 
 def test_no_second_derivative() -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 from stochens import FRN, InputError, methods, objective
 from stochens.members import Engine, Params, forward, init, trainable
@@ -30,13 +31,13 @@ METHODS: dict[str, Any] = {
     "np-dropout+gaussian-learned": [NPDropout(), Gaussian(0.2, learn=True)],
     "dropconnect+gaussian": [DropConnect(0.3), Gaussian(0.2)],
 }
-M, B = 3, 5
+M, B = 2, 4
 NOWHERE = "(none)"  # as the name of the output layer: every layer gets noise
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """These tensors are tiny: threads that wait for each other on a busy machine cost 10 ms a pass."""
+    """Tiny tensors: on a busy machine threads that wait for each other cost 10 ms a pass."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -123,7 +124,15 @@ def lstm() -> nn.Module:
     )
 
 
-def shared() -> nn.Module:
+def used_twice() -> nn.Module:
+    return Net(
+        lambda net, x: net.head(net.layer(net.layer(x).tanh()).tanh()),
+        layer=nn.Linear(3, 3),
+        head=nn.Linear(3, 2),
+    )
+
+
+def registered_twice() -> nn.Module:
     layer = nn.Linear(3, 3)
     return nn.Sequential(layer, nn.Tanh(), nn.Sequential(layer, nn.Tanh()), nn.Linear(3, 2))
 
@@ -190,7 +199,7 @@ NETWORKS: dict[str, Row] = {
     "attention-widths": Row(attention_of_several_widths, (3, 4)),
     "transformer": Row(transformer, (3, 4)),
     "lstm": Row(lstm, (3, 4), engines=("loop",)),  # vmap has no rule for recurrent layers
-    "shared": Row(shared, (3,)),
+    "used-twice": Row(used_twice, (3,)),
     "tied": Row(tied, (6,), tokens=True),
     "tied-all-noisy": Row(tied, (6,), tokens=True, output=NOWHERE),
     "frozen": Row(frozen, (3,)),
@@ -222,13 +231,21 @@ def inputs_of(row: Row) -> Tensor:
 
 
 def make(network: str, method: Any) -> tuple[nn.Module, Params]:
-    """The stochastic network, and omega [M, ...] at its start."""
+    """The stochastic network, and omega [M, ...]."""
     row = NETWORKS[network]
     with seeded(2):
         net = stochastic(row.build(), method, output=row.output)
     params = methods.start(net, members_of(network, 0), members_of(network, 1))
     with seeded(3):  # off their start, where the two sets of a normalisation are the same
+        for p in trainable(net).values():
+            p.data += 0.3 * torch.randn_like(p)
         return net, {name: p + 0.3 * torch.randn_like(p) for name, p in params.items()}
+
+
+@functools.cache
+def case_of(network: str, method: str) -> "Case":
+    row = NETWORKS[network]
+    return Case(method, row, *make(network, METHODS[method]), inputs_of(row))
 
 
 @pytest.fixture(params=METHODS)
@@ -238,8 +255,7 @@ def method(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=NETWORKS)
 def case(request: pytest.FixtureRequest, method: str) -> Case:
-    row = NETWORKS[request.param]
-    return Case(method, row, *make(request.param, METHODS[method]), inputs_of(row))
+    return case_of(str(request.param), method)
 
 
 def run(case: Case, seed: int, *, params: Params | None = None, engine: Engine | None = None):
@@ -261,20 +277,18 @@ def test_parameters_keep_their_names_and_start_gives_the_trainable_ones(case: Ca
     assert set(case.net.state_dict()) >= set(case.row.build().state_dict())
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_a_draw_is_noisy_in_every_mode_and_one_seed_repeats_it(case: Case, training: bool) -> None:
-    case.net.train(training)
+def test_in_prediction_two_draws_differ_and_one_seed_repeats_them(case: Case) -> None:
+    case.net.eval()
     alike = {name: p[:1].expand_as(p) for name, p in case.params.items()}  # M times one member
     for engine in case.row.engines:
-        for grad in (True, False):
-            with torch.set_grad_enabled(grad):
-                one, two, again = (run(case, s, params=alike, engine=engine) for s in (0, 1, 0))
-            assert one.shape[:2] == (M, B)
-            assert one.isfinite().all()
-            assert torch.equal(one, again)
-            assert torch.equal(one, two) is not case.noisy
-            draws = torch.stack([one, two])  # each member its own noise
-            assert bool((draws == draws[:, :1]).all()) is not case.noisy
+        with torch.no_grad():
+            one, two, again = (run(case, s, params=alike, engine=engine) for s in (0, 1, 0))
+        assert one.shape[:2] == (M, B)
+        assert one.isfinite().all()
+        assert torch.equal(one, again)
+        assert torch.equal(one, two) is not case.noisy
+        draws = torch.stack([one, two])
+        assert torch.equal(draws[:, 0], draws[:, 1]) is not case.noisy  # each member its own noise
 
 
 def test_a_direct_call_in_eval_mode_is_noisy(case: Case) -> None:
@@ -284,10 +298,13 @@ def test_a_direct_call_in_eval_mode_is_noisy(case: Case) -> None:
         assert torch.equal(case.net(case.x), case.net(case.x)) is not case.noisy
 
 
-def test_all_of_omega_gets_a_gradient(case: Case) -> None:
+def test_in_training_two_draws_differ_and_all_of_omega_gets_a_gradient(case: Case) -> None:
+    case.net.train()
     params = {name: p.clone().requires_grad_() for name, p in case.params.items()}
-    draws = [run(case, seed, params=params) for seed in range(4)]
-    torch.stack(draws).square().sum().backward()
+    for engine in case.row.engines:
+        draws = [run(case, seed, params=params, engine=engine) for seed in (0, 1)]
+        assert torch.equal(*draws) is not case.noisy
+        torch.stack(draws).square().sum().backward()
     for name, p in params.items():
         assert p.grad is not None, name
         assert p.grad.isfinite().all(), name
@@ -299,35 +316,48 @@ def test_a_member_is_on_its_own(case: Case) -> None:
     params = {name: p.clone() for name, p in case.params.items()}
     for p in params.values():
         p[1] = torch.nan
-    finite = run(case, 0, params=params).isfinite().reshape(M, -1)
+    finite = run(case, 0, params=params).isfinite()
     assert finite[0].all()
-    assert finite[2].all()
     assert not finite[1].any()
-    kl = objective.penalty(case.net, params, 1.0)
-    assert kl.isfinite().tolist() == [True, False, True]
+    assert objective.penalty(case.net, params, 1.0).isfinite().tolist() == [True, False]
+
+
+def test_the_kl_has_every_parameter_once_and_in_its_place(case: Case) -> None:
+    """With omega2 = -3 omega1 and sigma = |omega1|, each mixture must show the same relations."""
+    params = {n: p.double() for n, p in case.params.items()}
+    means = {n for n in params if not n.endswith(("_2", "_log_sigma"))}
+    params |= {n + "_2": -3 * params[n] for n in means if n + "_2" in params}
+    params |= {n + "_log_sigma": params[n].abs().log() for n in means if n + "_log_sigma" in params}
+    parts = objective.mixtures(case.net, params)
+    counted = torch.cat([part.means[0].flatten(1) for part in parts], 1)
+    expected = torch.cat([params[n].reshape(M, -1) for n in means], 1)
+    assert torch.equal(counted.sort(1).values, expected.sort(1).values)
+    for part in parts:
+        if len(part.means) == 2:
+            assert torch.equal(part.means[1], -3 * part.means[0]) or not part.means[1].any()
+        if "learned" in case.name and part.sigma is not None:
+            torch.testing.assert_close(part.sigma, part.means[0].abs())
 
 
 def test_deepcopy_and_double(case: Case) -> None:
     twin = case._replace(net=copy.deepcopy(case.net))
     assert torch.equal(run(case, 0), run(twin, 0))
-    for p in twin.net.parameters():
-        p.data.fill_(torch.nan)
-    assert run(case, 0).isfinite().all()  # the copy shares nothing with the original
+    addresses = [{p.data_ptr() for p in net.parameters()} for net in (case.net, twin.net)]
+    assert not set.intersection(*addresses)  # the copy shares nothing with the original
     wide = case._replace(
         net=copy.deepcopy(case.net).to(torch.float64),
         params={name: p.double() for name, p in case.params.items()},
         x=case.x if case.row.tokens else case.x.double(),
     )
     assert all(p.dtype == torch.float64 for p in wide.net.parameters())
-    y = run(wide, 0)
-    assert y.dtype == torch.float64
+    assert run(wide, 0).dtype == torch.float64
     with seeded(0):
         assert wide.net(wide.x).dtype == torch.float64  # with the network's own parameters too
 
 
-def test_regular_members_are_the_plain_network(case: Case) -> None:
-    if case.noisy:
-        pytest.skip("only the regular ensemble has no noise")
+@pytest.mark.parametrize("network", NETWORKS)
+def test_regular_members_are_the_plain_network(network: str) -> None:
+    case = case_of(network, "regular")
     for engine in case.row.engines:
         outputs = run(case, 0, engine=engine)
         for k in range(M):
@@ -336,6 +366,19 @@ def test_regular_members_are_the_plain_network(case: Case) -> None:
             plain.load_state_dict(own, strict=False)  # tied names are given once
             # vmap sums in another order than a single network: float32 rounding
             torch.testing.assert_close(outputs[k], plain(case.x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="members._run: functional_call with tie_weights swaps a module with two names twice, "
+    "and puts the wrong tensor back",
+)
+@pytest.mark.parametrize("rule", METHODS.values())
+def test_a_layer_with_two_names_is_left_as_it_was(rule: Any) -> None:
+    net = stochastic(registered_twice(), rule)
+    one = {name: p.detach()[None] for name, p in net.named_parameters()}
+    forward(net, one, torch.zeros(2, 3))
+    assert all(isinstance(p, nn.Parameter) for p in net.parameters())
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -444,13 +487,53 @@ def test_local_reparameterisation_against_draws_of_the_weights(kind: str, learn:
             n: p + (own[n + "_log_sigma"].exp() if learn else 0.4) * torch.randn(DRAWS, *p.shape)
             for n, p in plain.named_parameters()
         }
-    drawn = torch.stack([with_values(plain, {n: w[s] for n, w in theta.items()}, x) for s in range(DRAWS)])
+    drawn = forward(plain, theta, x).detach()
     local = draws_of(noisy, x)
     # Gaussian outputs: the standard error of a variance is sqrt(2 / S) of it; two samples, 5 errors
     ratio = local.var(0) / drawn.var(0)
     assert ((ratio - 1).abs() < 5 * (4 / DRAWS) ** 0.5).all()
     gap = (local.mean(0) - drawn.mean(0)).abs()
     assert (gap < 5 * ((local.var(0) + drawn.var(0)) / DRAWS).sqrt()).all()
+
+
+class Standardised(nn.Linear):
+    """Its output is not linear in its weight."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        w = self.weight - self.weight.mean(1, keepdim=True)
+        return nn.functional.linear(input, w / w.std(1, keepdim=True), self.bias)
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: Standardised(4, 3), lambda: parametrizations.weight_norm(nn.Linear(4, 3))]
+)
+@pytest.mark.parametrize("learn", [True, False])
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # weight norm under vmap
+def test_gaussian_draws_the_weights_of_layers_not_linear_in_them(
+    build: Callable[[], nn.Module], learn: bool
+) -> None:
+    with seeded(0):
+        plain = build().double()
+        x = torch.randn(2, 4).double()
+        theta = {
+            n: p.detach() + 0.1 * torch.randn(DRAWS, *p.shape) for n, p in plain.named_parameters()
+        }
+    noisy = draws_of(stochastic(plain, Gaussian(0.1, learn=learn)), x)
+    drawn = forward(plain, theta, x).detach()
+    # nearly Gaussian outputs: as above, 5 standard errors of a ratio of two sample variances
+    assert ((noisy.var(0) / drawn.var(0) - 1).abs() < 5 * (4 / DRAWS) ** 0.5).all()
+    # one draw of the weights for both examples: what they have in common cancels
+    ratio = noisy.diff(dim=1).var(0) / drawn.diff(dim=1).var(0)
+    assert ((ratio - 1).abs() < 5 * (4 / DRAWS) ** 0.5).all()
+
+
+def test_layers_may_be_called_by_keyword() -> None:
+    for name, rule in METHODS.items():
+        net = stochastic(nn.Linear(3, 2), rule, output=NOWHERE)
+        with seeded(0):
+            y = net(input=torch.ones(4, 3))
+        with seeded(0):
+            assert torch.equal(y, net(torch.ones(4, 3))), name
 
 
 @pytest.mark.parametrize("rule", [DropConnect(0.3), NPDropout(node="channel"), "regular"])
@@ -473,7 +556,7 @@ def test_gaussian_adds_its_variance_to_drawn_weights(rule: Any) -> None:
         assert_moments(draws, mean, spread + 0.16)
 
 
-# -- granularity: what shares one mask --------------------------------------------------------------
+# -- granularity: what shares one mask ------------------------------------------------------------
 
 
 def pattern(layer: nn.Module, x: Tensor, rule: Any, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -568,7 +651,7 @@ def test_dropconnect_masks_each_weight_and_bias() -> None:
         theta = layer.draw(layer.omega())
     for name, w in layer.omega().items():
         z = theta[name] / w
-        assert set(z.detach().round(decimals=4).unique().tolist()) == {0.0, 1.3333}
+        assert (z.isclose(torch.tensor(0.0)) | z.isclose(torch.tensor(4 / 3))).all()
     kept = (theta["weight"] != 0).float().mean()
     assert abs(kept - 0.75) < 5 * (0.25 * 0.75 / 600) ** 0.5  # 5 standard errors of a share
     assert varies((theta["weight"] != 0).float(), 0)
@@ -592,7 +675,10 @@ def test_np_dropout_exchanges_a_node_with_its_bias() -> None:
 
 def noisy_layers(net: nn.Module) -> dict[str, float]:
     layers = methods.stochastic_layers(net)
-    return {p: getattr(layer, "output_rate", 0.0) or layer.__dict__.get("p", 0.0) for p, layer in layers.items()}
+    return {
+        p: getattr(layer, "output_rate", 0.0) or layer.__dict__.get("p", 0.0)
+        for p, layer in layers.items()
+    }
 
 
 def test_rates_and_skip_by_pattern() -> None:
@@ -627,7 +713,7 @@ def test_output_layer_is_the_last_one_called() -> None:
 
 
 def test_a_shared_layer_stays_shared_and_the_users_network_stays_as_it_is() -> None:
-    net = shared()
+    net = registered_twice()
     noisy = stochastic(net, Dropout(0.1))
     assert noisy[0] is noisy[2][0]
     assert type(net[0]) is nn.Linear

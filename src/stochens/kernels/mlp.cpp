@@ -86,6 +86,8 @@ constexpr int64_t THREAD_WORK = 500000;       // multiply-adds that repay waking
 typedef std::conditional_t<sizeof(Real) == 4, int32_t, int64_t> Int;
 typedef Real Vec __attribute__((vector_size(VECTOR_BYTES)));
 typedef Int IntVec __attribute__((vector_size(VECTOR_BYTES)));
+typedef std::make_unsigned_t<Int> UInt;  // bits of a Real: those of NaN may overflow
+typedef UInt UIntVec __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));  // 32 bits whatever Real is, so that
 typedef int32_t BitMask __attribute__((vector_size(4 * LANES)));  // both have the same masks
 
@@ -119,7 +121,7 @@ INLINE double sum(Vec v) {
 
 constexpr bool SINGLE = sizeof(Real) == 4;
 constexpr int MANTISSA = SINGLE ? 23 : 52;
-constexpr Int BIAS = SINGLE ? 127 : 1023;
+constexpr UInt BIAS = SINGLE ? 127 : 1023;
 constexpr Real MAGIC = Real(1.5) * Real(Int(1) << MANTISSA);  // adding it rounds to an integer
 constexpr Real LN2_HIGH = SINGLE ? 0.693145751953125 : 6.93147180369123816490e-01;
 constexpr Real LN2_LOW = SINGLE ? 1.42860677e-6 : 1.90821492927058770002e-10;
@@ -133,7 +135,7 @@ INLINE Vec exp_parts(Vec x, Vec &half) {
     Vec shifted = x * Real(1.4426950408889634) + MAGIC;
     Vec k = shifted - MAGIC;
     Vec r = (x - k * LN2_HIGH) - k * LN2_LOW;
-    half = (Vec)(((IntVec)shifted << MANTISSA) + ((BIAS - 1) << MANTISSA));
+    half = (Vec)(((UIntVec)shifted << MANTISSA) + ((BIAS - 1) << MANTISSA));
     Vec p = all(1 / factorial[terms]);
     UNROLL for (int n = terms - 1; n > 0; --n) p = p * r + 1 / factorial[n];
     return p * r;
@@ -154,10 +156,10 @@ INLINE Vec expm1_negative(Vec x) {
 // log(x) = k ln 2 + 2 atanh((m - 1) / (m + 1)), m in [sqrt(1/2), sqrt(2)); for normal numbers
 INLINE Vec log(Vec x) {
     constexpr int terms = SINGLE ? 5 : 10;
-    constexpr Int sqrt_half = SINGLE ? 0x3f3504f3 : Int(0x3fe6a09e667f3bcd);
-    IntVec k = ((IntVec)x - sqrt_half) >> MANTISSA;
-    Vec m = (Vec)((IntVec)x - (k << MANTISSA));
-    Vec e = (Vec)(k + (IntVec)all(MAGIC)) - MAGIC;
+    constexpr UInt sqrt_half = SINGLE ? 0x3f3504f3 : UInt(0x3fe6a09e667f3bcd);
+    UIntVec k = (UIntVec)((IntVec)((UIntVec)x - sqrt_half) >> MANTISSA);  // signed shift
+    Vec m = (Vec)((UIntVec)x - (k << MANTISSA));
+    Vec e = (Vec)(k + (UIntVec)all(MAGIC)) - MAGIC;
     Vec s = (m - 1) / (m + 1), s2 = s * s;
     Vec p = all(Real(2) / (2 * terms - 1));
     UNROLL for (int n = terms - 2; n >= 0; --n) p = p * s2 + Real(2) / (2 * n + 1);
@@ -658,9 +660,10 @@ extern "C" int32_t mlp_nll(Job *job) {
     }
 }
 
-// to[m, :] = from[m, :] * by[m], on the calling thread: too little work to wake others for
-extern "C" void mlp_scale(int64_t members, int64_t cells, const Real *by, const Real *from,
-                          Real *to) {
-    for (int64_t m = 0; m < members; ++m)
-        for (int64_t i = m * cells; i < (m + 1) * cells; ++i) to[i] = from[i] * by[m];
+// to[t][m, :] = by[m] * from[t][m, :], on the calling thread: too little work to wake others for
+extern "C" void mlp_scale(int64_t tensors, int64_t members, const int64_t *cells, const Real *by,
+                          const Real *const *from, Real *const *to) {
+    for (int64_t t = 0; t < tensors; ++t)
+        for (int64_t m = 0; m < members; ++m)
+            for (int64_t i = m * cells[t]; i < (m + 1) * cells[t]; ++i) to[t][i] = by[m] * from[t][i];
 }

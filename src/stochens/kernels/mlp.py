@@ -66,6 +66,21 @@ def nll(
     return _run(call, grads=None)
 
 
+def nll_and_grads(
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None] | None,
+    x: Tensor,
+    y: Tensor,
+    **options: Unpack[Options],
+) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
+    """`nll` and d nll_m / d (weights, biases) of m, without autograd, which costs 0.1 ms a call."""
+    call = _check(weights, biases, x, y, **options)
+    weight_grads = [torch.empty_like(w) for w in call.weights]
+    bias_grads = [None if b is None else torch.empty_like(b) for b in call.biases]
+    loss = _run(call, [*weight_grads, *(g for g in bias_grads if g is not None)])
+    return loss, weight_grads, bias_grads
+
+
 def nll_reference(
     weights: Sequence[Tensor],
     biases: Sequence[Tensor | None] | None,
@@ -189,17 +204,23 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, by: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph: once_differentiable would let some cases pass
             raise RuntimeError("the mlp kernel has no second derivative; use nll_reference")
-        by = by.contiguous()  # [M]
-        return None, *(_scale(g, by) for g in ctx.grads)
+        return None, *_scale(ctx.grads, by.contiguous())
 
 
-def _scale(grad: Tensor, by: Tensor) -> Tensor:
-    """grad[m] * by[m], on this thread: to wake others, as torch would, costs more than it saves."""
-    library = _library(grad.dtype)
+def _scale(grads: list[Tensor], by: Tensor) -> list[Tensor]:
+    """by[m] * grad[m], on this thread: to wake others, as torch would, costs more than it saves."""
+    library = _library(by.dtype)
     assert library is not None
-    scaled, M = torch.empty_like(grad), len(by)
-    pointers = (ctypes.c_void_p(t.data_ptr()) for t in (by, grad, scaled))
-    library.mlp_scale(ctypes.c_int64(M), ctypes.c_int64(grad.numel() // M), *pointers)
+    scaled, M = [torch.empty_like(g) for g in grads], len(by)
+    cells = (ctypes.c_int64 * len(grads))(*(g.numel() // M for g in grads))
+    library.mlp_scale(
+        ctypes.c_int64(len(grads)),
+        ctypes.c_int64(M),
+        cells,
+        ctypes.c_void_p(by.data_ptr()),
+        _pointers(grads),
+        _pointers(scaled),
+    )
     return scaled
 
 

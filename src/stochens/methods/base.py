@@ -124,11 +124,12 @@ class StochasticLayer(nn.Module, abc.ABC):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self.inner._apply(fn, recurse)
-        for name, p in self.inner.named_parameters():
+        lent = dict(self.inner.named_parameters())
+        for name, p in lent.items():
             register(self, name, p)
-        own = {name: p for name, p in self.named_parameters() if name not in self.names}
-        for p in own.values():
-            p.data = fn(p.data)
+        for name, p in self.named_parameters():
+            if name not in lent:
+                p.data = fn(p.data)
         for name, buffer in self.named_buffers(recurse=False):
             self.register_buffer(name, fn(buffer))
         return self

@@ -46,7 +46,7 @@ class GaussianLayer(StochasticLayer):
         super().__init__(layer)
         self.sigma = sigma
         self.learn = learn
-        self.local = isinstance(self.plain, LINEAR + LOOKUP)
+        self.local = enters_linearly(self.plain)
         if learn:
             for name, p in self.plain.named_parameters():
                 start = torch.full_like(p, math.log(sigma))
@@ -79,6 +79,8 @@ class GaussianLayer(StochasticLayer):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not self.local:
             return super().forward(*args, **kwargs)
+        if "input" in kwargs:
+            args = (kwargs.pop("input"), *args)
         y = functional_call(self.inner, self.omega(), args, kwargs)
         x, *rest = args
         squared = x if isinstance(self.plain, LOOKUP) else x.square()
@@ -110,6 +112,18 @@ class GaussianLayer(StochasticLayer):
 
     def noise_repr(self) -> str:
         return f"sigma={self.sigma}{', learned' if self.learn else ''}, "
+
+
+def enters_linearly(layer: nn.Module) -> bool:
+    """Whether outputs are linear in theta: a weight, a bias, and torch's own forward pass.
+
+    A parametrised layer (weight norm) or a subclass that standardises its weights is not.
+    """
+    return (
+        isinstance(layer, LINEAR + LOOKUP)
+        and {name for name, _ in layer.named_parameters()} <= {"weight", "bias"}
+        and type(layer).forward.__module__.startswith("torch.nn.modules.")
+    )
 
 
 @dataclasses.dataclass(frozen=True)

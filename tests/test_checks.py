@@ -1,0 +1,181 @@
+"""What is refused or warned of before training."""
+
+import re
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stochens import FRN, InputError, keep_dropout
+from stochens.checks import SilentNoiseWarning, check_network, own_dropout, probe
+
+BATCH_NORMS = [
+    nn.BatchNorm1d(4),
+    nn.BatchNorm2d(4),
+    nn.BatchNorm3d(4),
+    nn.SyncBatchNorm(4),
+    nn.LazyBatchNorm2d(),
+    nn.BatchNorm2d(4, affine=False, track_running_stats=False),
+]
+
+
+@pytest.mark.parametrize("norm", BATCH_NORMS, ids=lambda norm: type(norm).__name__)
+def test_batchnorm_is_refused_by_name_with_both_ways_out(norm: nn.Module) -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.ReLU(), norm), nn.Linear(4, 2))
+    with pytest.raises(InputError) as caught:
+        check_network(net)
+    for part in ("'1.1'", type(norm).__name__, "freeze_batchnorm(net)", "replace_batchnorm(net"):
+        assert part in str(caught.value)
+
+
+def test_batchnorm_alone_is_named_too() -> None:
+    with pytest.raises(InputError, match="the network itself is a BatchNorm1d"):
+        check_network(nn.BatchNorm1d(4))
+
+
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        (nn.Sequential(nn.InstanceNorm2d(3, track_running_stats=True)), "'0' is a InstanceNorm2d"),
+        (nn.Sequential(nn.Linear(2, 3), nn.LazyLinear(4)), "'1' is lazy and has no shape yet"),
+        (nn.LazyConv2d(4, 3), "the network itself is lazy"),
+        (nn.ReLU(), "no trainable parameter"),
+        (nn.Linear(2, 2).requires_grad_(False), "no trainable parameter"),
+    ],
+)
+def test_what_else_is_refused(net: nn.Module, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        check_network(net)
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, affine=True), FRN(4)),
+        nn.Sequential(nn.Linear(2, 4), nn.LayerNorm(4), nn.Dropout(0.5)),
+        nn.TransformerEncoderLayer(4, 2),
+    ],
+)
+def test_fine_networks_pass(net: nn.Module) -> None:
+    check_network(net)
+
+
+# -- dropout of the network's own -----------------------------------------------------------------
+
+
+class Calls(nn.Module):
+    """A layer and a function after it."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, self.layer(x))
+
+
+class Attends(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.into = nn.Linear(3, 4)
+        self.attention = nn.MultiheadAttention(4, 2, dropout=dropout, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.into(x).unsqueeze(1)
+        return self.attention(y, y, y)[0].squeeze(1)
+
+
+class Recurs(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(3, 4, num_layers=2, dropout=dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x)[0]
+
+
+def sdpa(net: nn.Module, y: Tensor) -> Tensor:
+    y = y.view(1, *y.shape)
+    rate = 0.3 if net.training else 0.0
+    return F.scaled_dot_product_attention(y, y, y, dropout_p=rate).squeeze(0)
+
+
+def functional(rate: float) -> nn.Module:
+    return Calls(lambda net, y: F.dropout(y, rate, training=net.training))
+
+
+def layers(dropout: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.Sequential(dropout, nn.Linear(4, 2)))
+
+
+SILENT = [
+    (layers(nn.Dropout(0.2)), "own dropout (1.0) is off"),
+    (layers(nn.AlphaDropout(0.2)), "own dropout (1.0) is off"),
+    (Attends(0.2), "own dropout (attention) is off"),
+    (Recurs(0.2), "own dropout (lstm) is off"),
+    (functional(0.25), "calls dropout as a function (rate 0.25)"),
+    (Calls(lambda net, y: F.alpha_dropout(y, 0.4, net.training)), "as a function (rate 0.4)"),
+    (Calls(lambda net, y: torch.dropout(y, 0.4, net.training)), "as a function (rate 0.4)"),
+    (Calls(sdpa), "as a function (rate 0.3)"),
+    (nn.Sequential(keep_dropout(layers(nn.Dropout(0.2))), nn.Dropout(0.1)), "dropout (1) is off"),
+]
+
+
+@pytest.mark.parametrize(("net", "message"), SILENT)
+@pytest.mark.parametrize("training", [True, False])
+def test_silent_dropout_is_warned_of(net: nn.Module, message: str, training: bool) -> None:
+    net.train(training)
+    with pytest.warns(SilentNoiseWarning, match=re.escape(message)):
+        probe(net, torch.zeros(4, 3))
+    assert net.training is training
+
+
+CLEAN = [
+    layers(nn.Identity()),
+    layers(nn.Dropout(0.0)),
+    keep_dropout(layers(nn.Dropout(0.2))),
+    Attends(0.0),
+    Recurs(0.0),
+    functional(0.0),
+    Calls(lambda net, y: F.dropout(y, 0.5)),  # on at test time as well
+]
+
+
+@pytest.mark.parametrize("net", CLEAN)
+def test_no_warning_where_nothing_is_silent(net: nn.Module) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        probe(net, torch.zeros(4, 3))
+
+
+def test_own_dropout_lists_every_layer() -> None:
+    names = ["self_attn", "dropout", "dropout1", "dropout2"]
+    assert own_dropout(nn.TransformerEncoderLayer(4, 2, 8, dropout=0.1)) == names
+    assert own_dropout(nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0)) == []
+    assert own_dropout(nn.Dropout(0.1)) == ["Dropout"]
+
+
+@pytest.mark.parametrize("net", [net for net, _ in SILENT] + CLEAN)
+@pytest.mark.filterwarnings("ignore::stochens.checks.SilentNoiseWarning")
+def test_probe_leaves_the_random_state_and_returns_the_outputs(net: nn.Module) -> None:
+    state = torch.get_rng_state()
+    outputs = probe(net, torch.zeros(4, 3))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert outputs.shape[0] == 4
+    assert not outputs.requires_grad
+
+
+def test_probe_restores_the_mode_after_an_error() -> None:
+    net = layers(nn.Identity()).eval()
+    with pytest.raises(RuntimeError):
+        probe(net, torch.zeros(4, 5))
+    assert not net.training
+
+
+def test_a_network_that_returns_no_tensor_is_refused() -> None:
+    with pytest.raises(InputError, match="must return one tensor, got tuple"):
+        probe(nn.LSTM(3, 4), torch.zeros(4, 3))

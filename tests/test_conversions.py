@@ -1,0 +1,140 @@
+"""The ways out of BatchNorm, and dropout that stays on."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stochens import FRN, freeze_batchnorm, keep_dropout, replace_batchnorm
+from stochens.checks import check_network
+from stochens.conversions import AlwaysDropout, BatchNorm, FrozenBatchNorm
+
+
+def trained(norm: Any, shape: tuple[int, ...]) -> nn.Module:
+    """Statistics and an affine map that are not the trivial ones."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Identity(), nn.Sequential(norm))
+    for _ in range(3):
+        net(2 * torch.randn(8, *shape) + 1)
+    for p in net.parameters():
+        nn.init.normal_(p)
+    return net
+
+
+CASES = [
+    (nn.BatchNorm1d(4), (4,)),
+    (nn.BatchNorm1d(4), (4, 5)),
+    (nn.BatchNorm2d(4, eps=0.1), (4, 5, 5)),
+    (nn.BatchNorm2d(4, affine=False), (4, 5, 5)),
+    (nn.BatchNorm3d(4, momentum=None), (4, 3, 3, 3)),
+]
+
+
+@pytest.mark.parametrize(("norm", "shape"), CASES)
+@pytest.mark.parametrize("training", [True, False])
+def test_frozen_is_batchnorm_in_eval_mode(norm: Any, shape: Any, training: bool) -> None:
+    net = trained(norm, shape)
+    frozen = freeze_batchnorm(net).train(training)
+    x = torch.randn(6, *shape)
+    # the same formula in another order of operations: float32 rounding
+    torch.testing.assert_close(frozen(x), net.eval()(x), rtol=1e-5, atol=1e-5)
+    state = {name: t.clone() for name, t in frozen.state_dict().items()}
+    frozen(x)
+    assert all(torch.equal(t, state[name]) for name, t in frozen.state_dict().items())
+    if norm.affine:
+        check_network(frozen)
+        assert all(p.requires_grad for p in frozen.parameters())
+        assert [n for n, _ in frozen.named_parameters()] == [n for n, _ in net.named_parameters()]
+
+
+def test_frozen_needs_statistics() -> None:
+    with pytest.raises(ValueError, match="track_running_stats=False: nothing to freeze"):
+        freeze_batchnorm(nn.BatchNorm2d(4, track_running_stats=False))
+
+
+def test_frozen_can_be_initialised_again() -> None:
+    frozen = freeze_batchnorm(trained(nn.BatchNorm1d(4), (4,)))[1][0]
+    mean = frozen.mean.clone()
+    frozen.reset_parameters()
+    assert frozen.weight.tolist() == [1.0] * 4
+    assert frozen.bias.tolist() == [0.0] * 4
+    assert torch.equal(frozen.mean, mean)
+
+
+@pytest.mark.parametrize(
+    ("norm", "by", "expected"),
+    [
+        (nn.BatchNorm2d(6), "frn", FRN),
+        (nn.BatchNorm3d(6), "frn", FRN),
+        (nn.SyncBatchNorm(6), "frn", FRN),
+        (nn.BatchNorm1d(6), "frn", nn.GroupNorm),  # it may have no positions
+        (nn.BatchNorm2d(6), "group", nn.GroupNorm),
+    ],
+)
+def test_replacements(norm: nn.Module, by: Any, expected: type[nn.Module]) -> None:
+    net = nn.Sequential(nn.Sequential(norm), nn.Linear(2, 2)).double()
+    new = replace_batchnorm(net, by)
+    assert type(new[0][0]) is expected
+    assert all(p.dtype == torch.float64 for p in new.parameters())
+    assert isinstance(net[0][0], BatchNorm)  # the original is left alone
+    check_network(new)
+    x = torch.randn(2, 6, *[2] * (3 if isinstance(norm, nn.BatchNorm3d) else 2)).double()
+    assert new[0](x).shape == x.shape
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "expected"), [(6, 8, 6), (16, 8, 8), (10, 4, 2), (7, 4, 1)]
+)
+def test_groups_divide_the_channels(channels: int, groups: int, expected: int) -> None:
+    new = replace_batchnorm(nn.BatchNorm2d(channels), "group", groups=groups)
+    assert (new.num_groups, new.num_channels) == (expected, channels)
+
+
+def test_an_unknown_replacement_is_refused() -> None:
+    with pytest.raises(ValueError, match="by must be 'frn' or 'group', got 'layer'"):
+        replace_batchnorm(nn.BatchNorm2d(4), "layer")  # type: ignore[arg-type]
+
+
+DROPOUTS = [
+    (nn.Dropout(0.5), (8,)),
+    (nn.Dropout1d(0.5), (8, 3)),
+    (nn.Dropout2d(0.5), (8, 3, 3)),
+    (nn.Dropout3d(0.5), (8, 2, 2, 2)),
+    (nn.AlphaDropout(0.5), (8,)),
+    (nn.FeatureAlphaDropout(0.5), (8, 3)),
+]
+
+
+@pytest.mark.parametrize(("own", "shape"), DROPOUTS)
+def test_kept_dropout_is_on_in_eval_mode_as_it_was_in_training(own: nn.Module, shape: Any) -> None:
+    net = nn.Sequential(nn.Linear(8, 8) if len(shape) == 1 else nn.Conv1d(8, 8, 1), own)
+    net = net if len(shape) < 3 else nn.Sequential(own)
+    kept = keep_dropout(net).eval()
+    x = torch.ones(4, *shape)
+
+    def draw(net: nn.Module, seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return net(x)
+
+    assert torch.equal(draw(kept, 0), draw(net.train(), 0))
+    assert not torch.equal(draw(kept, 0), draw(kept, 1))
+    assert torch.equal(draw(net.eval(), 0), draw(net, 1))  # the original is left alone
+
+
+def test_a_module_in_two_places_is_replaced_in_both() -> None:
+    dropout, norm = nn.Dropout(0.5), nn.BatchNorm1d(3)
+    net = nn.Sequential(nn.Linear(3, 3), dropout, norm, nn.Sequential(norm, dropout), norm)
+    kept = keep_dropout(net)
+    assert isinstance(kept[1], AlwaysDropout)
+    assert kept[1] is kept[3][1]
+    frozen = freeze_batchnorm(net)
+    assert isinstance(frozen[2], FrozenBatchNorm)
+    assert frozen[2] is frozen[3][0] is frozen[4]
+    assert not any(isinstance(m, BatchNorm) for m in replace_batchnorm(net).modules())
+
+
+def test_the_network_itself_can_be_the_module() -> None:
+    assert isinstance(keep_dropout(nn.Dropout(0.1)), AlwaysDropout)
+    assert isinstance(freeze_batchnorm(nn.BatchNorm1d(3)), FrozenBatchNorm)
+    assert isinstance(replace_batchnorm(nn.BatchNorm2d(3)), FRN)
