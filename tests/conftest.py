@@ -9,6 +9,9 @@ from torch import Tensor
 settings.register_profile("stochens", deadline=None)
 settings.load_profile("stochens")
 
+# One thread for torch: the tensors here are small, and its threads spin while they wait for a core.
+torch.set_num_threads(1)
+
 
 @pytest.fixture
 def float64():

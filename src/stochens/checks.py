@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from stochens.conversions import OWN_DROPOUT, BatchNorm
 from stochens.errors import InputError
 from stochens.members import plain_attention
+from stochens.randomness import seeded
 
 
 class SilentNoiseWarning(UserWarning):
@@ -45,9 +46,8 @@ def probe(net: nn.Module, x: Tensor) -> Tensor:
     """Outputs of a forward pass in training mode; warns of dropout that is off in eval mode."""
     training = net.training
     on, still_on = _DropoutSpy(), _DropoutSpy()
-    cuda = [x.device] if x.device.type == "cuda" else []
     try:
-        with torch.no_grad(), plain_attention(), torch.random.fork_rng(devices=cuda):
+        with torch.no_grad(), plain_attention(), seeded(0, x.device):
             with still_on:
                 net.eval()(x)
             with on:

@@ -1,5 +1,6 @@
 """The one training loop: all members at once, each as if it were alone."""
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -16,6 +17,7 @@ from stochens.data.source import Source, source
 from stochens.errors import InputError
 from stochens.history import History, Recorder
 from stochens.kernels.fused import fused_nll
+from stochens.kernels.mlp import alone_on_the_cores
 from stochens.likelihoods import Likelihood
 from stochens.members import (
     Builder,
@@ -226,7 +228,7 @@ def _train(
 ) -> tuple[Params, Spread | None, History]:
     """Train one block of members: the loop itself."""
     params = {name: p.detach().clone().requires_grad_() for name, p in start.items()}
-    data_term = _data_term(net, data, likelihood, members, settings)
+    data_term, context = _data_term(net, data, likelihood, members, settings)
     rate = schedule_named(settings.schedule)
     per_epoch = _steps_per_epoch(data, settings)
     steps = settings.epochs * per_epoch
@@ -236,7 +238,7 @@ def _train(
     noise_gain = objective.stochasticity(objective.mixtures(net, params))
     net.train()
     step, began = 0, time.monotonic()
-    with seeded(member_seed(settings.seed, members[0], NOISE), settings.device):
+    with context, seeded(member_seed(settings.seed, members[0], NOISE), settings.device):
         for epoch in range(settings.epochs):
             for batch in _batches(data, members, epoch, settings):
                 if step in fresh:
@@ -296,12 +298,13 @@ def _data_term(
     likelihood: Likelihood,
     members: tuple[int, ...],
     settings: Settings,
-) -> DataTerm:
-    """The mean NLL of each member on its batch, [M], by the fastest way that fits."""
+) -> tuple[DataTerm, contextlib.AbstractContextManager[None]]:
+    """The mean NLL of each member on its batch, [M], by the fastest way that fits, and the context
+    that it wants to run in."""
     if settings.fused and data.loader is None and settings.engine == "vmap":
         fused = fused_nll(net, likelihood, data.x, data.y, members, settings.seed)
         if fused is not None:
-            return fused
+            return fused, alone_on_the_cores()
 
     def data_term(params: Params, batch: Batch, step: int) -> Tensor:
         with torch.autocast(settings.device.type, torch.bfloat16, enabled=settings.bf16):
@@ -314,7 +317,7 @@ def _data_term(
                 y = y.expand(size(params), *y.shape)
         return likelihood.nll(outputs, y)
 
-    return data_term
+    return data_term, contextlib.nullcontext()
 
 
 def _checked(

@@ -665,5 +665,6 @@ extern "C" void mlp_scale(int64_t tensors, int64_t members, const int64_t *cells
                           const Real *const *from, Real *const *to) {
     for (int64_t t = 0; t < tensors; ++t)
         for (int64_t m = 0; m < members; ++m)
-            for (int64_t i = m * cells[t]; i < (m + 1) * cells[t]; ++i) to[t][i] = by[m] * from[t][i];
+            for (int64_t i = m * cells[t]; i < (m + 1) * cells[t]; ++i)
+                to[t][i] = by[m] * from[t][i];
 }

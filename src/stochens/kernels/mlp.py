@@ -7,9 +7,10 @@
 (seed, member id, layer, row in the batch, node), so a member sees the same noise in any company.
 """
 
+import contextlib
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import torch
@@ -156,6 +157,30 @@ def _avalanche(x: Tensor, key: Tensor | int = 0) -> Tensor:
     return x ^ x >> 16
 
 
+# Threads -----------------------------------------------------------------------------------------
+
+_threads = 0  # of the kernel; 0: as many as torch has
+
+
+@contextlib.contextmanager
+def alone_on_the_cores() -> Iterator[None]:
+    """Inside, the kernel has all of torch's threads and torch's own operations have one.
+
+    What is left to torch in a step is small (an optimiser over a few weights), and its OpenMP
+    threads wait for each other by spinning: on a core that something else uses too, each operation
+    then costs milliseconds (measured: a step of 5 ms took 100).
+    """
+    global _threads
+    before, torch_before = _threads, torch.get_num_threads()
+    _threads = before or torch_before
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        _threads = before
+        torch.set_num_threads(torch_before)
+
+
 # The call into mlp.cpp ---------------------------------------------------------------------------
 
 
@@ -263,7 +288,7 @@ def _run(call: _Call, grads: list[Tensor] | None) -> Tensor:
         seed=call.seed & 0xFFFFFFFFFFFFFFFF,
         noise=call.noise,
         likelihood=call.likelihood,
-        threads=min(torch.get_num_threads(), MAX_THREADS),
+        threads=min(_threads or torch.get_num_threads(), MAX_THREADS),
         **{name: ctypes.addressof(array) for name, array in arrays.items()},
     )
     match library.mlp_nll(ctypes.byref(job)):

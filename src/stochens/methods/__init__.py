@@ -8,13 +8,14 @@ from torch import Tensor, nn
 
 from stochens.errors import InputError, did_you_mean
 from stochens.members import Params, plain_attention
-from stochens.methods.base import Method, Mixture, StochasticLayer, register
+from stochens.methods.base import Method, Mixture, Rated, StochasticLayer, register
 from stochens.methods.dropconnect import DropConnect
 from stochens.methods.dropout import Dropout
 from stochens.methods.gaussian import Gaussian
 from stochens.methods.np_dropout import NPDropout
 from stochens.methods.patterns import matches, refuse_unmatched
 from stochens.methods.regular import Regular
+from stochens.randomness import seeded
 
 __all__ = [
     "METHODS",
@@ -114,8 +115,8 @@ def _apply(rule: Method, net: nn.Module, *, skip: tuple[str, ...], output: str |
     if not swapped and rule.applies_to:
         raise InputError(
             f"{rule.name} found no layer to make stochastic; the layers are "
-            f"{', '.join(layers) or '(none)'}, and the output layer {output!r} is left alone "
-            "unless it is named in rates"
+            f"{', '.join(layers) or '(none)'}, and the output layer {output!r} is left alone"
+            + (" unless it is named in rates" if isinstance(rule, Rated) else "")
         )
     _tie(layer for layer in swapped.values() if isinstance(layer, StochasticLayer))
     if net in swapped:  # the network is one single layer
@@ -163,7 +164,7 @@ def output_layer(net: nn.Module, x: Tensor) -> str | None:
         for path, layer in _layers(net).items()
     ]
     try:
-        with torch.no_grad(), plain_attention(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), plain_attention(), seeded(0, x.device):
             net(x)
     finally:
         for handle in handles:
