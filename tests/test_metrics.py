@@ -16,7 +16,7 @@ from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from stochens import metrics
+from stochens import metric_inputs
 from stochens.information import entropy, mutual_information
 from stochens.metrics import (
     accuracy,
@@ -463,8 +463,8 @@ def test_resampled_terms_give_what_the_general_loop_gives(metric: Callable[..., 
 
 def test_terms_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    check = metrics._checked_probs
-    monkeypatch.setattr(metrics, "_checked_probs", lambda *a: calls.append(1) or check(*a))
+    check = metric_inputs.checked_probs
+    monkeypatch.setattr(metric_inputs, "checked_probs", lambda *a: calls.append(1) or check(*a))
     probs, labels = predictions(18, 30, 3)
     bootstrap(nll, probs, labels, resamples=100)
     assert len(calls) == 1

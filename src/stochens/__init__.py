@@ -9,6 +9,7 @@ from stochens import metrics
 from stochens.conversions import freeze_batchnorm, keep_dropout, replace_batchnorm
 from stochens.data.toy import toy_set
 from stochens.errors import InputError
+from stochens.fitting import fit
 from stochens.likelihoods import Categorical, Heteroscedastic, Homoscedastic
 from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular, stochastic
 from stochens.networks import FRN, MLP
@@ -17,7 +18,6 @@ from stochens.posterior import join_posteriors as join
 from stochens.posteriors.swag import multiswa, multiswag
 from stochens.predict import GaussianPredictive, Predictive
 from stochens.report.compare import compare
-from stochens.train import fit
 from stochens.version import __version__
 
 __all__ = [

@@ -16,11 +16,17 @@ from torch import Tensor
 
 from stochens.errors import InputError
 from stochens.information import entropy, mutual_information
+from stochens.metric_inputs import (
+    Pair,
+    checked_probs,
+    checked_real,
+    with_labels,
+    with_reference,
+    with_targets,
+)
 
 P = ParamSpec("P")
-Pair = tuple[Tensor, Tensor]
 Binning = Literal["equal-mass", "equal-width"]
-SUM_TOLERANCE = 1e-3  # on sum_c p = 1: far above float32 rounding, far below any logits
 
 
 class CalibrationCurve(NamedTuple):
@@ -44,80 +50,6 @@ class Interval(NamedTuple):
     value: float
     low: float
     high: float
-
-
-def _checked_probs(probs: Tensor, name: str = "probs", axes: str = "[B, C]") -> Tensor:
-    """Probabilities with these axes, in float64; anything else is refused."""
-    shape = tuple(probs.shape)
-    if probs.ndim != axes.count(",") + 1 or 0 in shape:
-        hint = {
-            ("[B, C]", 1): f"for two classes, torch.stack([1 - {name}, {name}], -1)",
-            ("[B, C]", 3): f"did you mean {name}.mean(0)?",
-            ("[S, B, C]", 2): f"did you average the draws? One draw is {name}[None]",
-        }.get((axes, probs.ndim), "no axis may be empty or missing")
-        raise InputError(f"{name} must be {axes}, got {shape}; {hint}")
-    if not probs.is_floating_point():
-        raise InputError(f"{name} must be floating point, got {probs.dtype}; pass probabilities")
-    # Rounding the entries to their dtype moves the sum by up to eps / 2: 0.004 in bfloat16.
-    tolerance = max(SUM_TOLERANCE, torch.finfo(probs.dtype).eps)
-    probs = probs.detach().double()
-    total = probs.sum(-1)
-    if not total.isfinite().all():
-        bad = f"{int((~total.isfinite()).sum())} of {total.numel()} rows"
-        raise InputError(f"{name} {shape} has NaN or inf in {bad}; drop the members that diverged")
-    if probs.min() < 0 or (total - 1).abs().max() > tolerance:
-        raise InputError(
-            f"{name} {shape} must be >= 0 and sum to one over the last axis, got a minimum of "
-            f"{probs.min():.4g} and sums from {total.min():.4g} to {total.max():.4g}; "
-            f"for logits, pass {name}.softmax(-1)"
-        )
-    return probs
-
-
-def _with_labels(probs: Tensor, labels: Tensor) -> Pair:
-    probs = _checked_probs(probs)
-    size, classes = probs.shape
-    if labels.shape != (size,):
-        hint = "did you mean labels.argmax(1)?" if labels.ndim == 2 else "one label per row"
-        raise InputError(f"labels must be [B] = ({size},), got {tuple(labels.shape)}; {hint}")
-    if labels.is_floating_point() or labels.is_complex():
-        raise InputError(f"labels must be integers, got {labels.dtype}; pass labels.long()")
-    labels = labels.to(probs.device, torch.long)
-    if labels.min() < 0 or labels.max() >= classes:
-        raise InputError(
-            f"labels must lie in 0..{classes - 1} for probs {tuple(probs.shape)}, got "
-            f"{labels.min()}..{labels.max()}; drop or renumber the other classes"
-        )
-    return probs, labels
-
-
-def _with_reference(probs: Tensor, reference: Tensor, axes: str = "[B, C]") -> Pair:
-    names = ("probs", "reference") if axes == "[B, C]" else ("draws", "reference_draws")
-    probs = _checked_probs(probs, names[0], axes)
-    reference = _checked_probs(reference, names[1], axes).to(probs.device)
-    if probs.shape[-2:] != reference.shape[-2:]:  # the numbers of draws may differ
-        shapes = f"{tuple(probs.shape)} and {tuple(reference.shape)}"
-        raise InputError(f"{' and '.join(names)} must share [B, C], got {shapes}; same inputs?")
-    return probs, reference
-
-
-def _checked_real(tensor: Tensor, name: str, like: Tensor) -> Tensor:
-    """`tensor` in float64 where `like` is, whose shape it must have; NaN is refused."""
-    if tensor.shape != like.shape or tensor.numel() * tensor.ndim == 0 or tensor.isnan().any():
-        raise InputError(
-            f"{name} must be {tuple(like.shape)}, not empty and without NaN, got "
-            f"{tuple(tensor.shape)} with {int(tensor.isnan().sum())} NaN; "
-            f"one output is {name}[..., None], one shared value {name}.expand(...)"
-        )
-    return tensor.detach().to(like.device, torch.double)
-
-
-def _with_targets(means: Tensor, y: Tensor) -> Pair:
-    if means.ndim != 3:
-        hint = "one Gaussian is means[None], one output D = 1"
-        raise InputError(f"means must be [S, B, D], got {tuple(means.shape)}; {hint}")
-    means = _checked_real(means, "means", means)
-    return means, _checked_real(y, "y", means[0])
 
 
 _PER_EXAMPLE: dict[
@@ -160,7 +92,7 @@ def accuracy(probs: Tensor, labels: Tensor) -> Tensor:
     >>> accuracy(torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([0, 0]))
     0.5
     """
-    probs, labels = _with_labels(probs, labels)
+    probs, labels = with_labels(probs, labels)
     return (probs.argmax(-1) == labels).double()
 
 
@@ -173,7 +105,7 @@ def nll(probs: Tensor, labels: Tensor) -> Tensor:
     >>> round(nll(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([1, 0])), 4)
     0.3466
     """
-    probs, labels = _with_labels(probs, labels)
+    probs, labels = with_labels(probs, labels)
     return 0 - probs.gather(-1, labels[:, None]).squeeze(-1).log()  # 0 - 0 is 0, not -0
 
 
@@ -184,7 +116,7 @@ def brier(probs: Tensor, labels: Tensor) -> Tensor:
     >>> brier(torch.tensor([[0.5, 0.5], [0.0, 1.0]]), torch.tensor([0, 0]))
     1.25
     """
-    probs, labels = _with_labels(probs, labels)
+    probs, labels = with_labels(probs, labels)
     target = torch.nn.functional.one_hot(labels, probs.shape[-1])  # [B, C]
     return (probs - target).square().sum(-1)
 
@@ -196,7 +128,7 @@ def agreement(probs: Tensor, reference: Tensor) -> Tensor:
     >>> agreement(torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([[0.6, 0.4], [0.7, 0.3]]))
     0.5
     """
-    probs, reference = _with_reference(probs, reference)
+    probs, reference = with_reference(probs, reference)
     return (probs.argmax(-1) == reference.argmax(-1)).double()
 
 
@@ -207,7 +139,7 @@ def variance(probs: Tensor, reference: Tensor) -> Tensor:
     >>> variance(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.75, 0.25]]))
     0.25
     """
-    probs, reference = _with_reference(probs, reference)
+    probs, reference = with_reference(probs, reference)
     return (probs - reference).abs().sum(-1) / 2
 
 
@@ -218,7 +150,7 @@ def entropy_error(probs: Tensor, reference: Tensor) -> Tensor:
     >>> round(entropy_error(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]])), 4)
     0.6931
     """
-    probs, reference = _with_reference(probs, reference)
+    probs, reference = with_reference(probs, reference)
     return (entropy(probs) - entropy(reference)).abs()
 
 
@@ -230,7 +162,7 @@ def mi_error(draws: Tensor, reference_draws: Tensor) -> Tensor:
     >>> round(mi_error(opposed, opposed[:1]), 4)
     0.6931
     """
-    draws, reference_draws = _with_reference(draws, reference_draws, "[S, B, C]")
+    draws, reference_draws = with_reference(draws, reference_draws, "[S, B, C]")
     return (mutual_information(draws) - mutual_information(reference_draws)).abs()
 
 
@@ -243,8 +175,8 @@ def gaussian_nll(means: Tensor, variances: Tensor, y: Tensor) -> Tensor:
     >>> round(gaussian_nll(torch.zeros(3, 1, 1), torch.ones(3, 1, 1), torch.zeros(1, 1)), 4)
     0.9189
     """
-    means, y = _with_targets(means, y)
-    variances = _checked_real(variances, "variances", means)
+    means, y = with_targets(means, y)
+    variances = checked_real(variances, "variances", means)
     if variances.min() <= 0:
         raise InputError(f"variances must be > 0, got {variances.min():.4g}; did you pass logs?")
     log_density = -0.5 * ((y - means).square() / variances + variances.log() + log(2 * pi)).sum(-1)
@@ -260,7 +192,7 @@ def rmse(means: Tensor, y: Tensor) -> Tensor:
     >>> rmse(torch.tensor([[[0.0]], [[2.0]]]), torch.tensor([[3.0]]))
     2.0
     """
-    means, y = _with_targets(means, y)
+    means, y = with_targets(means, y)
     return (means.mean(0) - y).square().mean(-1)
 
 
@@ -271,7 +203,7 @@ def coverage(low: Tensor, high: Tensor, y: Tensor) -> Tensor:
     >>> coverage(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0]), torch.tensor([1.0, 2.0]))
     0.5
     """
-    low, high, y = (_checked_real(t, n, y) for t, n in ((low, "low"), (high, "high"), (y, "y")))
+    low, high, y = (checked_real(t, n, y) for t, n in ((low, "low"), (high, "high"), (y, "y")))
     if (low > high).any():
         raise InputError(f"low must not exceed high, got {int((low > high).sum())}; swapped?")
     return ((low <= y) & (y <= high)).double().reshape(len(y), -1).mean(-1)
@@ -283,7 +215,7 @@ def _ranked(probs: Tensor, labels: Tensor) -> Pair:
     Examples tied in confidence each get the accuracy of their group, the mean over all orders of
     the group: nothing that follows depends on the order of the input.
     """
-    probs, labels = _with_labels(probs, labels)
+    probs, labels = with_labels(probs, labels)
     confidence, order = probs.amax(-1).cpu().sort()
     correct = (probs.argmax(-1) == labels).cpu()[order]
     _, group, size = torch.unique_consecutive(confidence, return_inverse=True, return_counts=True)
@@ -364,8 +296,8 @@ def ood_auroc(probs_in: Tensor, probs_out: Tensor) -> float:
     >>> ood_auroc(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([[0.4, 0.6]]))
     0.75
     """
-    positive = _checked_probs(probs_in, "probs_in").amax(-1).cpu()
-    negative = _checked_probs(probs_out, "probs_out").amax(-1).cpu().sort().values
+    positive = checked_probs(probs_in, "probs_in").amax(-1).cpu()
+    negative = checked_probs(probs_out, "probs_out").amax(-1).cpu().sort().values
     wins = torch.searchsorted(negative, positive).sum()
     wins_and_ties = torch.searchsorted(negative, positive, right=True).sum()
     return (wins + wins_and_ties).item() / (2 * len(positive) * len(negative))

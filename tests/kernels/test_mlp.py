@@ -101,12 +101,14 @@ def assert_close(got: list[Tensor], want: list[Tensor], tolerance: float) -> Non
 def test_agrees_with_torch(data: st.DataObject) -> None:
     L = data.draw(st.integers(1, 4), "layers")
     dtype, tolerance = data.draw(st.sampled_from([(torch.float64, 1e-12), (torch.float32, 1e-5)]))
+    # float32 rounds to either side of a kink, and the search finds such inputs: no relu there
+    smooth = [f for f in ACTIVATIONS if f != "relu" or dtype == torch.float64]
     case = make(
         tuple(data.draw(st.lists(st.integers(1, 40), min_size=L + 1, max_size=L + 1), "widths")),
         M=data.draw(st.integers(1, 5), "M"),
         N=data.draw(st.integers(1, 300), "N"),
         B=data.draw(st.none() | st.integers(1, 300), "B"),
-        activation=tuple(data.draw(st.sampled_from(ACTIVATIONS)) for _ in range(L)),
+        activation=tuple(data.draw(st.sampled_from(smooth)) for _ in range(L)),
         dropout=tuple(data.draw(st.sampled_from([0.0, 0.1, 0.5])) for _ in range(L)),
         likelihood=data.draw(st.sampled_from(LIKELIHOODS)),
         bias=data.draw(st.booleans(), "bias"),
@@ -119,9 +121,14 @@ def test_agrees_with_torch(data: st.DataObject) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("N", [511, 2000, 20_000])  # chunks of gradients, up to the most there are
 def test_full_batch(dtype: torch.dtype, N: int) -> None:
-    case = make(N=N, B=None, M=2, dropout=0.1, dtype=dtype)
+    case = make(N=N, B=None, M=2, activation="silu", dropout=0.1, dtype=dtype)
     tolerance = 1e-12 if dtype == torch.float64 else 1e-5
     assert_close(case.run_with_grads(), case.run_with_grads(mlp.nll_reference), tolerance)
+
+
+def test_relu_in_float32() -> None:
+    case = make(dropout=0.1, dtype=torch.float32)
+    assert_close(case.run_with_grads(), case.run_with_grads(mlp.nll_reference), 1e-5)
 
 
 def test_wide_and_deep() -> None:

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from stochens.data.digits import digits, photo_patches
+from stochens.fitting import fit
 from stochens.networks import MLP
 from stochens.report.compare import Comparison, compare
 from stochens.report.figures import save_figure, uncertainty_figure
 from stochens.storage import new_folder
-from stochens.train import fit
 from stochens.version import __version__
 
 

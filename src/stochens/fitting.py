@@ -1,0 +1,282 @@
+"""`fit`: everything that is checked, chosen and prepared before the loop, and what comes of it."""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stochens import likelihoods, methods
+from stochens.checks import check_network, probe
+from stochens.data.source import source
+from stochens.errors import InputError
+from stochens.history import History
+from stochens.kernels.fused import fused_nll
+from stochens.likelihoods import Likelihood
+from stochens.members import (
+    Builder,
+    Engine,
+    Params,
+    builder,
+    forward,
+    init,
+    init_from_prior,
+    join,
+    take,
+    trainable,
+)
+from stochens.memory import members_that_fit
+from stochens.methods import MethodLike, output_layer, stochastic, stochastic_layers
+from stochens.posterior import Posterior, Recipe
+from stochens.progress import Log, log_to, progress_bar
+from stochens.randomness import SECOND_SET, derive, seeded
+from stochens.schedules import rate_for, schedule_named
+from stochens.spread import Spread, join_spreads
+from stochens.train import Collector, Settings, steps_per_epoch, train
+
+
+def fit(
+    net: nn.Module | Builder,
+    data: Any,
+    *,
+    method: MethodLike = "dropout",
+    members: int | Sequence[int] = 50,
+    epochs: int = 100,
+    batch_size: int | None = 128,
+    optimizer: str = "adam",
+    lr: float | None = None,
+    schedule: str = "cosine",
+    weight_decay: float = 0.0,
+    prior_precision: float = 1.0,
+    temperature: float = 1.0,
+    likelihood: str | Likelihood = "categorical",
+    skip: str | Sequence[str] = (),
+    start: str | Params = "default",
+    repulsion: float | None = None,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    bf16: bool = False,
+    chunk: int | None = None,
+    engine: str = "auto",
+    progress: bool | None = None,
+    log: str | Log | None = None,
+    collect: Callable[[], Collector] | None = None,
+) -> Posterior:
+    """Train a stochastic ensemble by variational inference, all members in one program.
+
+    Each member minimises  mean NLL + temperature * KL / N;  losses are summed over members, so that
+    they stay independent.
+
+    net: a function that builds a network (each member its own initialisation, as its author wrote
+        it), or a module (each member initialised again through its layers' own resets).
+    data: (x [N, ...], y [N]), a Dataset (read once), or a DataLoader (streamed: every member sees
+        its batches in its order).
+    method: a name, a Method with options, or several that compose, e.g. [Dropout(0.1), Gaussian()].
+    members: how many, or which: `members=range(50, 100)` adds to an earlier run of 50.
+    batch_size: None for the whole data set.
+    optimizer: "adam", "adamw" or "sgd" (Nesterov). schedule: "cosine", "step" (divided by 10 at 1/2
+        and 3/4, with a fresh optimiser) or "constant". weight_decay: on top of the prior's L2.
+    prior_precision: lambda of the prior N(0, 1 / lambda) on all parameters.
+    likelihood: "categorical", "gaussian" (one noise, learned), "heteroscedastic", or an object.
+    skip: name patterns of layers that get no noise.
+    start: "default", "prior" (a draw from it), or Params to go on from.
+    repulsion: sigma of the repulsive force between members; None for none (its value at machine
+        precision). It couples the members.
+    chunk: members trained together; chosen by the memory that is free when None.
+    engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "vmap" or "loop".
+    log: a function (epoch, values), "tensorboard[:DIR]" or "wandb[:PROJECT]".
+
+    >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+    >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> posterior = fit(net, (x, (x[:, 0] > 0).long()), members=4, epochs=2)
+    >>> posterior.predict(x).probs.shape
+    torch.Size([4, 60, 2])
+    """
+    ids = _member_ids(members)
+    _positive(epochs=epochs, prior_precision=prior_precision)
+    _positive(batch_size=batch_size or 1, chunk=chunk or 1, temperature=temperature or 1)
+    if repulsion is not None:
+        _positive(repulsion=repulsion)
+    rules = tuple(methods.resolve(method))
+    like = likelihoods.resolve(likelihood)
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if bf16 and place.type != "cuda":
+        raise InputError(f"bf16 is for CUDA, got device {place.type!r}")
+    schedule_named(schedule)
+    rate = rate_for(optimizer, lr)
+    write_log = log_to(log)
+
+    given = source(data)
+    y = like.check_targets(given.y)
+    build = builder(net)
+    with seeded(derive(seed)):
+        plain = build()
+    check_network(plain)
+    plain = like.prepare(plain, y)
+    few = given.x[: min(4, len(given.x))]
+    like.check_outputs(_probe(plain, few), y)
+    patterns = (skip,) if isinstance(skip, str) else tuple(skip)
+    recipe = Recipe(methods=rules, skip=patterns, output=output_layer(plain, few))
+    template = stochastic(plain, rules, skip=recipe.skip, output=recipe.output)
+
+    params = _start(template, lambda: like.prepare(build(), y), start, ids, seed, prior_precision)
+    chosen = _choose_engine(engine, template, params, few)
+    batch = min(batch_size or given.size, given.size)
+    settings = Settings(
+        epochs=epochs,
+        batch_size=batch,
+        optimizer=optimizer,
+        lr=rate,
+        weight_decay=weight_decay,
+        schedule=schedule,
+        prior_precision=prior_precision,
+        temperature=temperature,
+        repulsion=repulsion,
+        seed=seed,
+        device=place,
+        bf16=bf16,
+        engine=chosen,
+        fused=engine in ("auto", "fused"),
+    )
+    together = chunk or members_that_fit(template, few, batch_size=batch, device=place)
+    if repulsion is not None and together < len(ids):
+        raise InputError(
+            f"repulsion couples all {len(ids)} members, but only {together} fit into memory at "
+            "once; use fewer members or a smaller batch_size"
+        )
+    template.to(place)
+    on_device = given._replace(x=given.x.to(place), y=y.to(place))
+    if engine == "fused" and fused_nll(template, like, on_device.x, y, ids, seed) is None:
+        raise InputError(
+            "engine='fused' runs chains of small Linear layers and activations on a CPU with a C++ "
+            "compiler, not this network; use engine='auto'"
+        )
+    step_count = settings.epochs * steps_per_epoch(on_device, settings)
+    blocks: list[tuple[Params, Spread | None, History]] = []
+    with progress_bar("training", total=step_count * len(ids), show=progress) as bar:
+        for first in range(0, len(ids), together):
+            rows = slice(first, first + together)
+            part = {name: p.to(place) for name, p in take(params, rows).items()}
+            watch = collect() if collect else None
+            trained = train(
+                template, part, on_device, like, ids[rows], settings, watch, bar, write_log
+            )
+            blocks.append(trained)
+    history = History.join([h for _, _, h in blocks])
+    _report_divergence(history, ids)
+    spreads = [s for _, s, _ in blocks if s is not None]
+    return Posterior(
+        net=template.eval(),
+        params=join([p for p, _, _ in blocks]),
+        likelihood=like,
+        recipe=recipe,
+        members=ids,
+        data_size=given.size,
+        prior_precision=prior_precision,
+        seed=seed,
+        history=history,
+        spread=join_spreads(spreads) if spreads else None,
+        engine=chosen,
+    )
+
+
+def _member_ids(members: int | Sequence[int]) -> tuple[int, ...]:
+    ids = tuple(range(members)) if isinstance(members, int) else tuple(int(k) for k in members)
+    if not ids:
+        raise InputError(f"members must be at least 1, got {members!r}")
+    if min(ids) < 0 or len(set(ids)) < len(ids):
+        raise InputError(f"member ids must be distinct and not negative, got {list(ids)}")
+    return ids
+
+
+def _positive(**values: float) -> None:
+    for name, value in values.items():
+        if not value > 0 or not math.isfinite(value):
+            raise InputError(f"{name} must be a positive number, got {value!r}")
+
+
+def _probe(plain: nn.Module, few: Tensor) -> Tensor:
+    try:
+        return probe(plain, few)
+    except InputError:
+        raise
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        raise InputError(
+            f"the network fails on x {tuple(few.shape)} of {few.dtype}: {error}"
+        ) from error
+
+
+def _start(
+    template: nn.Module,
+    build: Builder,
+    start: str | Params,
+    ids: tuple[int, ...],
+    seed: int,
+    precision: float,
+) -> Params:
+    """omega at step 0, [M, ...]."""
+    if not isinstance(start, str):
+        return _given_start(template, start, ids)
+    if start not in ("default", "prior"):
+        raise InputError(f"start must be 'default', 'prior' or Params, got {start!r}")
+    first = init(build, members=ids, seed=seed)
+    second: Params = {}
+    if any(layer.needs_second_set for layer in _all_layers(template)):
+        second = init(build, members=ids, seed=seed, purpose=SECOND_SET)
+    if start == "prior":
+        sd = precision**-0.5
+        first = init_from_prior(first, members=ids, seed=seed, sd=sd)
+        second = init_from_prior(second, members=ids, seed=derive(seed, SECOND_SET), sd=sd)
+    return methods.start(template, first, second)
+
+
+def _all_layers(net: nn.Module) -> Iterator[methods.StochasticLayer]:
+    for layer in stochastic_layers(net).values():
+        yield layer
+        if isinstance(layer.inner, methods.StochasticLayer):
+            yield layer.inner
+
+
+def _given_start(template: nn.Module, start: Params, ids: tuple[int, ...]) -> Params:
+    for name, p in trainable(template).items():
+        want = (len(ids), *p.shape)
+        got = tuple(start[name].shape) if name in start else "absent"
+        if got != want:
+            raise InputError(f"start: parameter {name!r} must be {want}, got {got}")
+    return {name: start[name].detach().cpu() for name in trainable(template)}
+
+
+def _choose_engine(engine: str, template: nn.Module, params: Params, few: Tensor) -> Engine:
+    if engine not in ("auto", "fused", "vmap", "loop"):
+        raise InputError(f"engine must be 'auto', 'fused', 'vmap' or 'loop', got {engine!r}")
+    if engine == "loop":
+        return "loop"
+    two = take(params, slice(0, 2))
+    try:
+        with torch.no_grad(), seeded(0):
+            forward(template, two, few)
+    except RuntimeError as error:
+        if engine != "auto":
+            raise InputError(f"vmap cannot run this network: {error}") from error
+        reason = str(error).splitlines()[0]
+        warnings.warn(
+            f"members run one after the other, since vmap cannot run this network ({reason}); "
+            "engine='loop' says that you know",
+            stacklevel=3,
+        )
+        return "loop"
+    return "vmap"
+
+
+def _report_divergence(history: History, ids: tuple[int, ...]) -> None:
+    bad = ~history.loss.isfinite()  # [E, M]
+    if bool(bad.any()):
+        epoch, row = (int(i) for i in bad.nonzero()[0])
+        lost = [ids[k] for k in bad.any(0).nonzero().flatten().tolist()]
+        warnings.warn(
+            f"{len(lost)} of {len(ids)} members diverged (ids {lost[:10]}), member {ids[row]} "
+            f"first, in epoch {epoch}; the others are unharmed. A smaller lr usually mends it",
+            stacklevel=3,
+        )
