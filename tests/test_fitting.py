@@ -145,6 +145,16 @@ def test_a_dataset_is_its_tensors_and_a_loader_gives_its_own_batches(data):
         torch.testing.assert_close(loader.params[name], p, **CLOSE)
 
 
+def test_a_loader_is_checked_batch_by_batch(xor):
+    x, y = xor
+    late = y.clone()
+    late[-1] = 2
+    with pytest.raises(InputError, match="label 2 is out of range"):
+        fit(DataLoader(TensorDataset(x, late), batch_size=20))
+    with pytest.raises(InputError, match="x must be finite"):
+        fit(DataLoader(TensorDataset(nan_at(x, 59), y), batch_size=20))
+
+
 def test_start_from_the_prior_and_from_given_parameters(xor):
     prior = fit(xor, members=400, epochs=1, lr=1e-30, start="prior", prior_precision=4.0)
     values = torch.cat([p.flatten() for p in prior.params.values()])

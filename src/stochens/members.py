@@ -182,8 +182,14 @@ def forward_each(net: nn.Module, params: Params, x: Tensor, *, engine: Engine = 
 def _run(
     net: nn.Module, params: Params, x: Tensor, *, x_axis: int | None, engine: Engine
 ) -> Tensor:
+    places = _places(net)
+
     def call(member: Params, x: Tensor) -> Tensor:
-        return functional_call(net, member, (x,))  # type: ignore[no-any-return]
+        everywhere = {place: member[name] for place, name in places.items() if name in member}
+        # Tied by us: functional_call's own tying swaps a module with two names twice, and then
+        # puts the wrong tensor back.
+        outputs: Tensor = functional_call(net, everywhere, (x,), tie_weights=False)
+        return outputs
 
     with plain_attention():
         if engine == "vmap":
@@ -196,6 +202,20 @@ def _run(
                 for k in rows
             ]
         )
+
+
+def _places(net: nn.Module) -> dict[str, str]:
+    """Every place where a parameter stands -> the name it goes by; each module once.
+
+    A tied parameter stands in several places and has one name, as in `named_parameters()`.
+    """
+    names: dict[int, str] = {}
+    places: dict[str, str] = {}
+    for path, module in net.named_modules():
+        for name, p in module.named_parameters(recurse=False):
+            place = f"{path}.{name}" if path else name
+            places[place] = names.setdefault(id(p), place)
+    return places
 
 
 @contextlib.contextmanager

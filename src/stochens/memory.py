@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from stochens.members import plain_attention, trainable
+from stochens.randomness import seeded
 
 SHARE = 0.5  # of the free memory that a run may plan with; the rest is for what we cannot foresee
 
@@ -22,7 +23,7 @@ def activation_bytes(net: nn.Module, x: Tensor) -> int:
     leaves = [m for m in net.modules() if not list(m.children())]
     handles = [m.register_forward_hook(add) for m in leaves]
     try:
-        with torch.no_grad(), plain_attention(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), plain_attention(), seeded(0, x.device):
             net(x)
     finally:
         for handle in handles:

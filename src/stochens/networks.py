@@ -53,7 +53,8 @@ class FRN(nn.Module):
         if x.dim() < 3:
             raise ValueError(f"FRN needs [B, C, *positions], got {tuple(x.shape)}; use LayerNorm")
         positions = tuple(range(2, x.dim()))
-        mean_square = x.float().square().mean(positions, keepdim=True).to(x.dtype)
+        wide = x.float() if x.dtype.itemsize < 4 else x  # bf16 is too coarse for the mean
+        mean_square = wide.square().mean(positions, keepdim=True).to(x.dtype)
         shape = (-1, *[1] * len(positions))
         scaled = x * torch.rsqrt(mean_square + self.eps) * self.weight.view(shape)
         return torch.maximum(scaled + self.bias.view(shape), self.tau.view(shape))

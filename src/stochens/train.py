@@ -150,6 +150,8 @@ def _data_term(
             else:
                 x, y = (data.x, data.y) if batch is None else _checked(batch, likelihood, settings)
                 outputs = forward(net, params, x, engine=settings.engine)  # [M, B, C]
+                if batch is not None:
+                    likelihood.check_outputs(outputs[0], y)  # labels of a loader come unseen
                 y = y.expand(size(params), *y.shape)
         return likelihood.nll(outputs, y)
 

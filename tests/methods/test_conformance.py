@@ -183,6 +183,7 @@ class Row(NamedTuple):
 
 NETWORKS: dict[str, Row] = {
     "linear": Row(mlp, (3,)),
+    "registered-twice": Row(registered_twice, (3,)),
     **{
         f"conv{'-transpose' * transposed}{d}d": Row(
             functools.partial(convolutions, d, transposed=transposed), (2, *[4] * d)
@@ -368,11 +369,6 @@ def test_regular_members_are_the_plain_network(network: str) -> None:
             torch.testing.assert_close(outputs[k], plain(case.x), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="members._run: functional_call with tie_weights swaps a module with two names twice, "
-    "and puts the wrong tensor back",
-)
 @pytest.mark.parametrize("rule", METHODS.values())
 def test_a_layer_with_two_names_is_left_as_it_was(rule: Any) -> None:
     net = stochastic(registered_twice(), rule)
@@ -776,3 +772,10 @@ def test_impossible_sigma(sigma: Any) -> None:
 def test_impossible_node(kind: Any) -> None:
     with pytest.raises(InputError, match="node must be 'position' or 'channel', got 'pixel'"):
         kind(node="pixel")
+
+
+def test_np_dropout_reaches_the_output_layer_when_asked() -> None:
+    net = mlp()
+    last = list(dict(net.named_parameters()))[-1]
+    assert last + "_2" not in dict(stochastic(net, NPDropout()).named_parameters())
+    assert last + "_2" in dict(stochastic(net, NPDropout(output=True)).named_parameters())

@@ -26,7 +26,9 @@ class Source(NamedTuple):
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         assert self.loader is not None
         for batch in self.loader:
-            yield _pair(batch)
+            x, y = _pair(batch)
+            _check(x, y)
+            yield x, y
 
 
 def source(data: Any) -> Source:

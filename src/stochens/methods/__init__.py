@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from stochens.errors import InputError, did_you_mean
 from stochens.members import Params, plain_attention
-from stochens.methods.base import Method, Mixture, Rated, StochasticLayer, register
+from stochens.methods.base import Method, Mixture, StochasticLayer, register
 from stochens.methods.dropconnect import DropConnect
 from stochens.methods.dropout import Dropout
 from stochens.methods.gaussian import Gaussian
@@ -104,7 +104,7 @@ def _apply(rule: Method, net: nn.Module, *, skip: tuple[str, ...], output: str |
     for path, layer in taken.items():
         if matches((*skip, *rule.skip), path):
             continue
-        if path == output and not rule.noise_on_output_layer and not rule.named(path):
+        if path == output and not rule.takes_output(path):
             continue
         if isinstance(layer, StochasticLayer) and (layer.last or not rule.goes_on_noise):
             raise InputError(
@@ -115,8 +115,8 @@ def _apply(rule: Method, net: nn.Module, *, skip: tuple[str, ...], output: str |
     if not swapped and rule.applies_to:
         raise InputError(
             f"{rule.name} found no layer to make stochastic; the layers are "
-            f"{', '.join(layers) or '(none)'}, and the output layer {output!r} is left alone"
-            + (" unless it is named in rates" if isinstance(rule, Rated) else "")
+            f"{', '.join(map(repr, layers)) or '(none)'}, and the output layer {output!r} is left "
+            f"alone{rule.output_hint}"
         )
     _tie(layer for layer in swapped.values() if isinstance(layer, StochasticLayer))
     if net in swapped:  # the network is one single layer

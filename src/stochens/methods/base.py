@@ -176,7 +176,7 @@ class Method(abc.ABC):
 
     name: ClassVar[str]
     applies_to: ClassVar[tuple[type[nn.Module], ...]]
-    noise_on_output_layer: ClassVar[bool] = False
+    output_hint: ClassVar[str] = ""  # how to put noise on the output layer
     goes_on_noise: ClassVar[bool] = False  # whether it may wrap a layer that is stochastic already
 
     def __post_init__(self) -> None:
@@ -192,8 +192,8 @@ class Method(abc.ABC):
         """Name patterns in the options beside `skip`; each must match a layer it applies to."""
         return ()
 
-    def named(self, path: str) -> bool:
-        """Whether the options name this layer themselves, which the output layer needs."""
+    def takes_output(self, path: str) -> bool:
+        """Whether the output layer, which is at `path`, gets noise too."""
         return False
 
     def options(self) -> dict[str, Any]:
@@ -207,6 +207,8 @@ class Rated(Method):
 
     A layer named in `rates` is noisy even if it is the output layer.
     """
+
+    output_hint: ClassVar[str] = " unless it is named in rates"
 
     p: float = 0.1
     rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -223,7 +225,7 @@ class Rated(Method):
     def patterns(self) -> tuple[str, ...]:
         return tuple(self.rates)
 
-    def named(self, path: str) -> bool:
+    def takes_output(self, path: str) -> bool:
         return first_match(self.rates, path, None) is not None
 
 

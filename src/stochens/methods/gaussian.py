@@ -144,7 +144,6 @@ class Gaussian(Method):
     applies_to: ClassVar[tuple[type[nn.Module], ...]] = (
         LINEAR + LOOKUP + ATTENTION + RECURRENT + NORM
     )
-    noise_on_output_layer: ClassVar[bool] = True
     goes_on_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -154,3 +153,6 @@ class Gaussian(Method):
 
     def wrap(self, layer: nn.Module, path: str) -> nn.Module:
         return GaussianLayer(layer, self.sigma, learn=self.learn)
+
+    def takes_output(self, path: str) -> bool:
+        return True  # equation 3 has noise on all of theta

@@ -87,14 +87,17 @@ class NPDropout(Method):
 
     `node`: what the node of a convolution or normalisation is, each `position` of a channel (the
     authors' choice; two convolutions) or the whole `channel` (one convolution with mixed weights).
+    `output`: whether the output layer has two sets as well.
 
     >>> NPDropout(node="channel").node
     'channel'
     """
 
     node: str = "position"
+    output: bool = False
 
     name: ClassVar[str] = "np-dropout"
+    output_hint: ClassVar[str] = " unless output=True"
     applies_to: ClassVar[tuple[type[nn.Module], ...]] = (
         LINEAR + LOOKUP + ATTENTION + RECURRENT + NORM
     )
@@ -105,3 +108,6 @@ class NPDropout(Method):
 
     def wrap(self, layer: nn.Module, path: str) -> nn.Module:
         return NPDropoutLayer(layer, self.node)
+
+    def takes_output(self, path: str) -> bool:
+        return self.output
