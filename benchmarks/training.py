@@ -70,7 +70,7 @@ def fit_step_seconds(x: torch.Tensor, y: torch.Tensor, members: int, **options: 
         )
         return time.perf_counter() - began
 
-    short, long = 1, 4
+    short, long = 1, 11
     steps = (long - short) * POINTS // BATCH
     first = seconds(short)
     return (seconds(long) - first) / steps

@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import torch
@@ -75,8 +77,8 @@ def train(
     net.train()
     step, began = 0, time.monotonic()
     with context, seeded(member_seed(settings.seed, members[0], NOISE), settings.device):
-        for epoch in range(settings.epochs):
-            for batch in _batches(data, members, epoch, settings):
+        for epoch, batches in enumerate(_epochs(data, members, settings)):
+            for batch in batches:
                 if step in fresh:
                     optimizer = _optimizer(params, settings)
                 for group in optimizer.param_groups:
@@ -110,16 +112,23 @@ Batch = Tensor | tuple[Tensor, Tensor] | None  # rows [M, B]; a loader's (x, y);
 DataTerm = Callable[[Params, Batch, int], Tensor]
 
 
-def _batches(
-    data: Source, members: tuple[int, ...], epoch: int, settings: Settings
-) -> Iterator[Batch]:
+def _epochs(
+    data: Source, members: tuple[int, ...], settings: Settings
+) -> Iterator[Iterator[Batch]]:
+    """The batches of each epoch. While one trains, a thread shuffles for the next."""
     if data.loader is not None:
-        yield from data.batches()
+        yield from (data.batches() for _ in range(settings.epochs))
     elif settings.batch_size >= data.size:
-        yield None
+        yield from (iter([None]) for _ in range(settings.epochs))
     else:
-        order = permutations(data.size, seed=settings.seed, members=members, epoch=epoch)
-        yield from order.to(settings.device).split(settings.batch_size, dim=1)
+        shuffle = functools.partial(permutations, data.size, seed=settings.seed, members=members)
+        with ThreadPoolExecutor(1) as thread:
+            coming = thread.submit(shuffle, epoch=0)
+            for epoch in range(settings.epochs):
+                order = coming.result()  # [M, N]
+                if epoch + 1 < settings.epochs:
+                    coming = thread.submit(shuffle, epoch=epoch + 1)
+                yield iter(order.to(settings.device).split(settings.batch_size, dim=1))
 
 
 def steps_per_epoch(data: Source, settings: Settings) -> int:
