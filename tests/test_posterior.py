@@ -68,6 +68,22 @@ def test_streaming_does_not_change_the_answer(xor, monkeypatch):
         _ = light.probs
 
 
+@pytest.mark.parametrize("method", ["dropconnect", "np-dropout"])
+def test_a_draw_of_weights_is_one_function_of_x(xor, method):
+    """Batches of prediction share the draw: a point has one output however x is cut."""
+    posterior = fit(xor, method=method)
+    x = xor[0][:1].expand(20, 2)  # the same point twenty times
+    p = posterior.predict(x, batch_size=3)
+    assert torch.equal(p.probs, p.probs[:, :1].expand_as(p.probs))
+    torch.testing.assert_close(posterior.predict(xor[0]).probs[:, 0], p.probs[:, 0])
+
+
+def test_dropout_is_fresh_for_each_example(xor):
+    p = fit(xor, method=Dropout(0.5)).predict(xor[0][:1].expand(40, 2), batch_size=10)
+    assert len(p.probs[0].unique(dim=0)) > 4
+    assert not torch.equal(p.probs[:, :10], p.probs[:, 10:20])
+
+
 def test_many_members_over_many_points_keep_only_sums(xor, monkeypatch):
     """1024 members over a million points would be 8 GB of draws; the sums are what is kept."""
     import stochens.predict as predict

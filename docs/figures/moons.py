@@ -1,6 +1,6 @@
 """The README's picture: what ensembles know and do not know, on toy set a.
 
-python docs/figures/moons.py    (about a minute on 2 cores; writes moons.png beside itself)
+python docs/figures/moons.py    (about two minutes on 2 cores; writes moons.png beside itself)
 """
 
 from pathlib import Path

@@ -29,7 +29,7 @@ from stochens.predict import sums_for
 from stochens.randomness import PREDICTION, SPREAD, derive, seeded
 from stochens.spread import Spread, draw, join_spreads
 
-ACTIVATION_BUDGET = 256 << 20  # bytes of activations at once in prediction
+ACTIVATION_BUDGET = 64 << 20  # bytes of activations at once in prediction
 FORMAT = "stochens posterior 1"
 
 
@@ -84,7 +84,8 @@ class Posterior:
 
         Each member is drawn `draws` times, so S = M * draws. Inputs are streamed in batches. The
         draws [S, B, C] are kept where they fit into 1 GiB, unless `keep_draws` says otherwise; mean
-        and uncertainties are always there. One seed gives the same draws again.
+        and uncertainties are always there. One seed gives the same draws again. Noise on weights is
+        drawn once for all of x; noise on outputs is fresh for each example.
         """
         x = inputs(x)
         if draws < 1:
@@ -92,17 +93,23 @@ class Posterior:
         device = next(iter(self.params.values())).device
         rows, chunk = self._plan(x, batch_size)
         sums = sums_for(self.likelihood, draws * len(self), len(x), keep=keep_draws)
+        layers = stochastic_layers(self.net).values()
+        shared = any(layer.shared_by_batch() for layer in layers)
         self.net.eval()
-        with torch.no_grad(), seeded(derive(seed, PREDICTION), device):
+        with torch.no_grad():
             for number in range(draws):
                 params = self._draw(seed, number)
                 for first in range(0, len(self), chunk):
                     block = take(params, slice(first, first + chunk))
                     for top in range(0, len(x), rows):
-                        part = x[top : top + rows].to(device)
-                        outputs = forward(self.net, block, part, engine=self.engine)  # [m, b, C]
-                        at = slice(top, top + len(part))
-                        sums.add(outputs, rows=at, first_draw=number * len(self) + first)
+                        # A draw that a batch shares is the same for every batch: one function.
+                        stream = derive(seed, PREDICTION, number, first, 0 if shared else top)
+                        part = _padded(x[top : top + rows], rows).to(device)
+                        with seeded(stream, device):
+                            outputs = forward(self.net, block, part, engine=self.engine)
+                        at = slice(top, min(top + rows, len(x)))
+                        got = outputs[:, : at.stop - at.start]  # [m, b, C]
+                        sums.add(got, rows=at, first_draw=number * len(self) + first)
         return sums.result()
 
     def _draw(self, seed: int, number: int) -> Params:
@@ -117,7 +124,7 @@ class Posterior:
         home = next(self.net.parameters()).device
         one = max(1, activation_bytes(self.net, x[:1].to(home)))
         chunk = min(len(self), max(1, ACTIVATION_BUDGET // (one * min(len(x), 256))))
-        rows = batch_size or max(1, min(len(x), ACTIVATION_BUDGET // (one * chunk)))
+        rows = min(len(x), batch_size or max(1, ACTIVATION_BUDGET // (one * chunk)))
         return rows, chunk
 
     # -- what it is -----------------------------------------------------------------------------
@@ -186,6 +193,12 @@ class Posterior:
             "seed": self.seed,
             "engine": self.engine,
         }
+
+
+def _padded(x: Tensor, rows: int) -> Tensor:
+    """x with its last row repeated up to `rows`: every batch then uses as many random numbers."""
+    missing = rows - len(x)
+    return x if missing <= 0 else torch.cat([x, x[-1:].expand(missing, *x.shape[1:])])
 
 
 def load(path: Any, net: nn.Module | Builder, *, device: torch.device | str = "cpu") -> Posterior:

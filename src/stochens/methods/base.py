@@ -106,10 +106,15 @@ class StochasticLayer(nn.Module, abc.ABC):
 
     needs_second_set: ClassVar[bool] = False
     last: ClassVar[bool] = False  # nothing may be wrapped around it
-    noise_on_weights: ClassVar[bool] = False  # whether `draw` draws
+    noise_on_weights: ClassVar[bool] = False  # whether `draw` draws, once for a whole batch
     # Whether `draw` and `output_rate` are all the noise there is, so that a kernel can apply it
     fusable: ClassVar[bool] = False
     output_rate: float = 0.0  # the drop rate of outputs
+
+    def shared_by_batch(self) -> bool:
+        """Whether the examples of a batch see the same draw."""
+        inner = isinstance(self.inner, StochasticLayer) and self.inner.shared_by_batch()
+        return self.noise_on_weights or inner
 
     def inner_mixtures(self, omega: Params) -> list[Mixture]:
         """The inner layer's family: what it says itself, or a single component around omega."""

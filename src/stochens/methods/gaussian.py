@@ -52,6 +52,9 @@ class GaussianLayer(StochasticLayer):
                 start = torch.full_like(p, math.log(sigma))
                 register(self, name + LOG_SIGMA, beside(p, start))
 
+    def shared_by_batch(self) -> bool:
+        return not self.local or super().shared_by_batch()
+
     def sigmas(self) -> Params:
         """sigma of each parameter of the plain layer."""
         if self.learn:
