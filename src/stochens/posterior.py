@@ -11,6 +11,7 @@ from stochens import objective, storage
 from stochens.data.source import inputs
 from stochens.errors import InputError
 from stochens.history import History
+from stochens.kernels.fused import fused_forward
 from stochens.likelihoods import LIKELIHOODS, Likelihood
 from stochens.members import (
     Builder,
@@ -105,12 +106,19 @@ class Posterior:
                         # A draw that a batch shares is the same for every batch: one function.
                         stream = derive(seed, PREDICTION, number, first, 0 if shared else top)
                         part = _padded(x[top : top + rows], rows).to(device)
-                        with seeded(stream, device):
-                            outputs = forward(self.net, block, part, engine=self.engine)
+                        outputs = self._forward(block, part, stream)  # [m, rows, C]
                         at = slice(top, min(top + rows, len(x)))
                         got = outputs[:, : at.stop - at.start]  # [m, b, C]
                         sums.add(got, rows=at, first_draw=number * len(self) + first)
         return sums.result()
+
+    def _forward(self, params: Params, x: Tensor, stream: int) -> Tensor:
+        with seeded(stream, x.device):
+            if self.engine == "vmap":
+                fused = fused_forward(self.net, params, x, seed=stream)
+                if fused is not None:
+                    return fused
+            return forward(self.net, params, x, engine=self.engine)
 
     def _draw(self, seed: int, number: int) -> Params:
         """Every member's parameters for one draw; the noise of layers comes on top."""

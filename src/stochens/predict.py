@@ -168,7 +168,7 @@ class Sums(abc.ABC):
         if not self.sums:
             self._allocate(draws, terms)
         for total, term in zip(self.sums, terms, strict=True):
-            total[rows] += term.double().sum(0).cpu()
+            total[rows] += term.sum(0, dtype=torch.float64).cpu()
         for kept, draw in zip(self.kept, draws, strict=False):
             kept[first_draw : first_draw + len(draw), rows] = draw.cpu()
 

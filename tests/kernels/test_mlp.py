@@ -1,5 +1,6 @@
 """The fused kernel against its torch twin, and the noise of both against its distribution."""
 
+import itertools
 import math
 import multiprocessing
 from typing import Any, NamedTuple
@@ -477,3 +478,26 @@ def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
         case.run(mlp.nll_reference)
     finally:
         build.load.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_outputs_are_the_twins(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    sizes, M, N = (3, 7, 5, 4), 3, 301
+    weights = [
+        torch.randn(M, o, i, generator=generator, dtype=dtype) / i**0.5
+        for i, o in itertools.pairwise(sizes)
+    ]
+    biases = [torch.randn(M, o, generator=generator, dtype=dtype) for o in sizes[1:]]
+    x = torch.randn(N, 3, generator=generator, dtype=dtype)
+    options = {
+        "activation": ("tanh", "silu", "identity"),
+        "dropout": (0.3, 0.0, 0.2),
+        "members": torch.tensor([4, 0, 9]),
+        "seed": 5,
+    }
+    got = mlp.outputs(weights, biases, x, **options)
+    call = mlp._check(weights, biases, x, None, index=None, likelihood="categorical", **options)
+    want = mlp._forward_reference(call, options["activation"])
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5  # rounding of a few dozen terms
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)

@@ -9,7 +9,7 @@ from torch.func import vmap
 
 from stochens.kernels import mlp
 from stochens.likelihoods import Categorical, Heteroscedastic, Homoscedastic, Likelihood
-from stochens.members import Params
+from stochens.members import Params, size
 from stochens.methods import StochasticLayer
 from stochens.randomness import NOISE, derive
 
@@ -41,13 +41,9 @@ def fused_nll(
     """A function (params, rows [M, B] or None, step) -> mean NLL [M], or None where none fits."""
     steps = chain(net)
     code = _likelihood(likelihood)
-    if steps is None or code is None or x.device.type != "cpu":
+    if steps is None or code is None or not _runs_here(steps, x):
         return None
     x = x.flatten(1).contiguous()
-    if x.shape[1] != steps[0].layer.get_parameter("weight").shape[1]:
-        return None  # a Linear over the last of several axes
-    if x.dtype not in (torch.float32, torch.float64) or not mlp.available():
-        return None
     ids = torch.tensor(members, dtype=torch.int64)
 
     def nll(params: Params, rows: Tensor | None, step: int) -> Tensor:
@@ -66,6 +62,34 @@ def fused_nll(
         )
 
     return nll
+
+
+def fused_forward(net: nn.Module, params: Params, x: Tensor, *, seed: int) -> Tensor | None:
+    """One draw of every member's outputs, x [B, ...] -> [M, B, C], or None where none fits.
+
+    Noise on weights comes from torch's stream, noise on outputs from `seed`.
+    """
+    steps = chain(net)
+    if steps is None or not _runs_here(steps, x):
+        return None
+    thetas = [_theta(step, params) for step in steps]
+    return mlp.outputs(
+        [theta["weight"] for theta in thetas],
+        [theta.get("bias") for theta in thetas],
+        x.flatten(1).contiguous(),
+        activation=[s.activation for s in steps],
+        dropout=[getattr(s.layer, "output_rate", 0.0) for s in steps],
+        members=torch.arange(size(params)),
+        seed=seed,
+    )
+
+
+def _runs_here(steps: list[Step], x: Tensor) -> bool:
+    """Whether the kernel takes these inputs: float rows of the right width, on the CPU."""
+    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
+        return False
+    width = steps[0].layer.get_parameter("weight").shape[1]
+    return x[0].numel() == width and mlp.available()  # else a Linear over the last of several axes
 
 
 def chain(net: nn.Module) -> list[Step] | None:

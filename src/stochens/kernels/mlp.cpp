@@ -63,6 +63,7 @@ extern "C" struct Job {  // mirrored by mlp.py, field by field
     const int64_t *index;                 // [members, batch], or null: every row
     const int64_t *member_ids;            // [members]
     Real *loss;                           // [members]
+    Real *outputs;                        // [members, batch, out] in place of the loss, or null
     uint64_t seed;
     double noise;
     int32_t likelihood, threads;
@@ -479,6 +480,15 @@ struct Worker {
         return sum(total);
     }
 
+    // The outputs themselves, from [node][lane] to [row][node]; they have no loss
+    double write(const Real *z, int64_t m, int64_t start, int64_t rows, int64_t stride) {
+        int64_t out = job.widths[job.layers];
+        Real *to = job.outputs + (m * job.batch + start) * out;
+        for (int64_t row = 0; row < rows; ++row)
+            for (int64_t c = 0; c < out; ++c) to[row * out + c] = z[c * stride + row];
+        return 0;
+    }
+
     // Returns the tile's part of the loss and adds its part of the gradients
     double tile(int64_t m, int64_t start, int64_t rows) {
         int64_t L = job.layers, stride = (rows + LANES - 1) / LANES * LANES;
@@ -489,6 +499,7 @@ struct Worker {
             affine(job.weights[l] + m * in * out, in, 1, out, in, bias, h[l], h[l + 1], stride);
             if (slope[l]) activate(l, m, start, stride);
         }
+        if (job.outputs) return write(h[L], m, start, rows, stride);
         double loss = job.likelihood == CATEGORICAL ? categorical(h[L], rows, stride)
                       : job.likelihood == GAUSSIAN  ? gaussian(h[L], rows, stride)
                                                     : heteroscedastic(h[L], rows, stride);

@@ -82,6 +82,34 @@ def nll_and_grads(
     return loss, weight_grads, bias_grads
 
 
+def outputs(
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None] | None,
+    x: Tensor,
+    *,
+    activation: Sequence[str],
+    dropout: Sequence[float],
+    members: Tensor,
+    seed: int,
+) -> Tensor:
+    """[M, N, out], what each member's network says of every row of x; no gradients."""
+    call = _check(
+        weights,
+        biases,
+        x,
+        None,
+        index=None,
+        activation=activation,
+        dropout=dropout,
+        likelihood="categorical",
+        members=members,
+        seed=seed,
+    )
+    result = x.new_empty(len(call.members), len(x), call.widths[-1])
+    _run(call, grads=None, outputs=result)
+    return result
+
+
 def nll_reference(
     weights: Sequence[Tensor],
     biases: Sequence[Tensor | None] | None,
@@ -93,8 +121,15 @@ def nll_reference(
     call = _check(weights, biases, x, y, **options)
     M = len(call.members)
     rows = slice(None) if call.rows is None else call.rows
-    h = x[rows].expand(M, -1, -1)  # [M, B, in]
+    h = _forward_reference(call, options["activation"])  # [M, B, out]
     y = y[rows].expand(M, *h.shape[1:2], *y.shape[1:])  # [M, B] or [M, B, D]
+    return _nll(h, y, options["likelihood"]).mean(1)
+
+
+def _forward_reference(call: "_Call", activation: Sequence[str]) -> Tensor:
+    """The network's outputs [M, B, out] in plain torch."""
+    rows = slice(None) if call.rows is None else call.rows
+    h = call.x[rows].expand(len(call.members), -1, -1)  # [M, B, in]
     for layer, (w, b, p) in enumerate(zip(call.weights, call.biases, call.dropout, strict=True)):
         u = h @ w.mT  # [M, B, out]
         u = u if b is None else u + b[:, None]
@@ -104,8 +139,8 @@ def nll_reference(
                 * keep(p, u.shape[1:], layer=layer, members=call.members, seed=call.seed)
                 / (1 - p)
             )
-        h = ACTIVATIONS[options["activation"][layer]](u)
-    return _nll(h, y, options["likelihood"]).mean(1)
+        h = ACTIVATIONS[activation[layer]](u)
+    return h
 
 
 def _nll(h: Tensor, y: Tensor, likelihood: Likelihood) -> Tensor:
@@ -190,7 +225,7 @@ class _Call(NamedTuple):
     weights: list[Tensor]
     biases: list[Tensor | None]
     x: Tensor
-    y: Tensor
+    y: Tensor | None  # None where no loss is asked for
     rows: Tensor | None
     widths: list[int]
     activation: list[int]
@@ -208,7 +243,7 @@ class _Job(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("members", "layers", "rows", "batch")),
         *((name, ctypes.c_void_p) for name in ("widths", "activation", "dropout")),
         *((name, ctypes.c_void_p) for name in ("weights", "biases", "weight_grads", "bias_grads")),
-        *((name, ctypes.c_void_p) for name in ("x", "y", "index", "member_ids", "loss")),
+        *((name, ctypes.c_void_p) for name in ("x", "y", "index", "member_ids", "loss", "outputs")),
         ("seed", ctypes.c_uint64),
         ("noise", ctypes.c_double),
         ("likelihood", ctypes.c_int32),
@@ -257,8 +292,8 @@ def _pointers(tensors: Sequence[Tensor | None]) -> Any:
     return (ctypes.c_void_p * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))
 
 
-def _run(call: _Call, grads: list[Tensor] | None) -> Tensor:
-    """[M] losses; fills grads, those of the weights and then of the biases."""
+def _run(call: _Call, grads: list[Tensor] | None, outputs: Tensor | None = None) -> Tensor:
+    """[M] losses; fills grads, those of the weights and then of the biases, or else outputs."""
     library = _library(call.x.dtype)
     if library is None:
         raise RuntimeError("the mlp kernel is not available here; use nll_reference")
@@ -281,10 +316,11 @@ def _run(call: _Call, grads: list[Tensor] | None) -> Tensor:
         rows=N,
         batch=N if call.rows is None else call.rows.shape[1],
         x=call.x.data_ptr(),
-        y=call.y.data_ptr(),
+        y=None if call.y is None else call.y.data_ptr(),
         index=None if call.rows is None else call.rows.data_ptr(),
         member_ids=call.members.data_ptr(),
         loss=loss.data_ptr(),
+        outputs=None if outputs is None else outputs.data_ptr(),
         seed=call.seed & 0xFFFFFFFFFFFFFFFF,
         noise=call.noise,
         likelihood=call.likelihood,
@@ -305,7 +341,7 @@ def _check(
     weights: Sequence[Tensor],
     biases: Sequence[Tensor | None] | None,
     x: Tensor,
-    y: Tensor,
+    y: Tensor | None,
     *,
     index: Tensor | None,
     activation: Sequence[str],
@@ -340,7 +376,7 @@ def _check(
     dtype = weights[0].dtype
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"weights[0] must be float32 or float64, got {dtype}")
-    if x.requires_grad or y.requires_grad:
+    if x.requires_grad or (y is not None and y.requires_grad):
         raise ValueError(
             "x and y must not require grad: nll is differentiable in weights and biases"
         )
@@ -355,7 +391,9 @@ def _check(
         if b is not None:
             b = _tensor(f"biases[{i}]", b, dtype, (M, width))
         checked_biases.append(b)
-    if kind == "categorical":
+    if y is None:
+        pass
+    elif kind == "categorical":
         y = _tensor("y", y, torch.int64, (N,))
     elif kind == "gaussian":
         y = _tensor("y", y, dtype, (N, width))
