@@ -1,0 +1,56 @@
+"""Chunks of members follow the memory that is free."""
+
+import pytest
+import torch
+from torch import nn
+
+import stochens
+from stochens import MLP, fitting, memory
+
+
+def test_activations_of_one_example():
+    net = MLP(3, 10, 7, 2)
+    # 3 inputs, and the outputs of five leaf modules: 10, 10, 7, 7, 2
+    assert memory.activation_bytes(net, torch.zeros(4, 3)) == 4 * (3 + 10 + 10 + 7 + 7 + 2)
+    assert memory.parameter_bytes(net) == 4 * (40 + 77 + 16)
+
+
+def test_probing_leaves_the_users_randomness_alone():
+    net = nn.Sequential(nn.Linear(3, 3), nn.Dropout())
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    memory.activation_bytes(net, torch.zeros(4, 3))
+    assert torch.equal(torch.rand(1), expected)
+
+
+@pytest.mark.parametrize(
+    ("free", "expected"), [(0, 1), (10**4, 1), (10**6, 53), (10**12, 53011026)]
+)
+def test_members_that_fit(monkeypatch, free, expected):
+    """One member takes 6 * 532 bytes of parameters and 4 * 10 * 156 of activations: 9432."""
+    monkeypatch.setattr(memory, "free_bytes", lambda device: free)
+    few, cpu = torch.zeros(1, 3), torch.device("cpu")
+    net = MLP(3, 10, 7, 2)
+    assert memory.members_that_fit(net, few, batch_size=10, device=cpu) == expected
+
+
+def test_fit_trains_in_as_many_blocks_as_it_takes(xor, monkeypatch):
+    whole = stochens.fit(MLP(2, 4, 2), xor, method="regular", members=5, epochs=2, device="cpu")
+    blocks = []
+    train = fitting.train
+
+    def count(net, start, data, likelihood, members, *rest):
+        blocks.append(members)
+        return train(net, start, data, likelihood, members, *rest)
+
+    monkeypatch.setattr(fitting, "train", count)
+    monkeypatch.setattr(fitting, "members_that_fit", lambda *_, **__: 2)
+    cut = stochens.fit(MLP(2, 4, 2), xor, method="regular", members=5, epochs=2, device="cpu")
+    assert blocks == [(0, 1), (2, 3), (4,)]
+    for name, p in whole.params.items():
+        torch.testing.assert_close(cut.params[name], p, rtol=1e-5, atol=1e-7)  # float32 rounding
+
+
+def test_free_memory_is_some():
+    assert memory.free_bytes(torch.device("cpu")) > 1 << 20
