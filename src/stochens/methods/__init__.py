@@ -1,21 +1,13 @@
-"""Methods: rules that make a network stochastic. One file each; a new one is listed here."""
+"""Methods: rules that make a network stochastic. One file each, listed in `registry.py`."""
 
-import copy
-from collections.abc import Iterable, Sequence
-
-import torch
-from torch import Tensor, nn
-
-from stochens.errors import InputError, did_you_mean
-from stochens.members import Params, plain_attention
-from stochens.methods.base import Method, Mixture, StochasticLayer, register
+from stochens.methods.base import Method, Mixture, StochasticLayer
 from stochens.methods.dropconnect import DropConnect
 from stochens.methods.dropout import Dropout
 from stochens.methods.gaussian import Gaussian
 from stochens.methods.np_dropout import NPDropout
-from stochens.methods.patterns import matches, refuse_unmatched
+from stochens.methods.registry import METHODS, MethodLike, resolve
 from stochens.methods.regular import Regular
-from stochens.randomness import seeded
+from stochens.methods.swap import output_layer, start, stochastic, stochastic_layers
 
 __all__ = [
     "METHODS",
@@ -23,6 +15,7 @@ __all__ = [
     "Dropout",
     "Gaussian",
     "Method",
+    "MethodLike",
     "Mixture",
     "NPDropout",
     "Regular",
@@ -33,162 +26,3 @@ __all__ = [
     "stochastic",
     "stochastic_layers",
 ]
-
-METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (Regular, Dropout, DropConnect, NPDropout, Gaussian)
-}
-PAPER_NAMES = {"SE1": "dropout", "SE2": "dropconnect", "SE3": "np-dropout"}
-
-MethodLike = str | Method | Sequence[str | Method]
-
-
-def resolve(method: MethodLike) -> list[Method]:
-    """Methods by name, by object, or several that compose, in the order they are applied.
-
-    >>> resolve(["dropout", Gaussian(0.1)])[1].sigma
-    0.1
-    """
-    several = [method] if isinstance(method, str | Method) else list(method)
-    return [_one(m) for m in several]
-
-
-def _one(method: str | Method) -> Method:
-    if isinstance(method, Method):
-        return method
-    known = METHODS.get(PAPER_NAMES.get(method, method)) if isinstance(method, str) else None
-    if known is None:
-        hint = did_you_mean(str(method), [*METHODS, *PAPER_NAMES])
-        raise InputError(f"unknown method {method!r}{hint} The methods are {', '.join(METHODS)}")
-    return known()
-
-
-def stochastic(
-    net: nn.Module,
-    method: MethodLike,
-    *,
-    skip: str | Sequence[str] = (),
-    output: str | None = None,
-) -> nn.Module:
-    """A copy of the network whose layers follow the method; its parameters are omega.
-
-    `skip` holds name patterns of layers that stay as they are. The output layer stays as it is too,
-    unless the method says otherwise: the layer named `output`, else the last one registered
-    (`output_layer(net, x)` finds the last one called).
-
-    >>> net = nn.Sequential(nn.Linear(2, 10), nn.ReLU(), nn.Linear(10, 2))
-    >>> stochastic(net, Dropout(0.2))
-    Sequential(
-      (0): DropoutLayer(p=0.2, Linear(in_features=2, out_features=10, bias=True))
-      (1): ReLU()
-      (2): Linear(in_features=10, out_features=2, bias=True)
-    )
-    """
-    net = copy.deepcopy(net)
-    skip = (skip,) if isinstance(skip, str) else tuple(skip)
-    output = output if output is not None else next(reversed(_layers(net)), None)
-    for rule in resolve(method):
-        net = _apply(rule, net, skip=skip, output=output)
-    if stochastic_layers(net):
-        for module in net.modules():  # its fast path, off without this flag, reads past our layers
-            if isinstance(module, nn.TransformerEncoderLayer):
-                module.activation_relu_or_gelu = 0
-    return net
-
-
-def _apply(rule: Method, net: nn.Module, *, skip: tuple[str, ...], output: str | None) -> nn.Module:
-    layers = _layers(net)  # every layer that some method could take, by name
-    taken = {p: layer for p, layer in layers.items() if isinstance(_plain(layer), rule.applies_to)}
-    refuse_unmatched((*skip, *rule.skip), list(layers))
-    refuse_unmatched(rule.patterns(), list(taken))
-    swapped: dict[nn.Module, nn.Module] = {}
-    for path, layer in taken.items():
-        if matches((*skip, *rule.skip), path):
-            continue
-        if path == output and not rule.takes_output(path):
-            continue
-        if isinstance(layer, StochasticLayer) and (layer.last or not rule.goes_on_noise):
-            raise InputError(
-                f"{rule.name} cannot go on {path!r}, which is stochastic already: only gaussian "
-                "goes on other methods, once and last"
-            )
-        swapped[layer] = rule.wrap(layer, path)
-    if not swapped and rule.applies_to:
-        raise InputError(
-            f"{rule.name} found no layer to make stochastic; the layers are "
-            f"{', '.join(map(repr, layers)) or '(none)'}, and the output layer {output!r} is left "
-            f"alone{rule.output_hint}"
-        )
-    _tie(layer for layer in swapped.values() if isinstance(layer, StochasticLayer))
-    if net in swapped:  # the network is one single layer
-        return swapped[net]
-    for parent in list(net.modules()):
-        for name, child in list(parent._modules.items()):  # a shared layer has several parents
-            if child is not None and child in swapped:
-                parent._modules[name] = swapped[child]
-    return net
-
-
-def _tie(layers: Iterable[StochasticLayer]) -> None:
-    """Where weights are tied, what a method trains beside them is tied too."""
-    known: dict[tuple[int, str], nn.Parameter] = {}
-    for layer in layers:
-        plain = dict(layer.plain.named_parameters())
-        for name, p in list(layer.named_parameters()):
-            base = max((n for n in plain if name.startswith(n)), key=len)  # weight_2 -> weight
-            register(layer, name, known.setdefault((id(plain[base]), name[len(base) :]), p))
-
-
-def _plain(layer: nn.Module) -> nn.Module:
-    return layer.plain if isinstance(layer, StochasticLayer) else layer
-
-
-def _layers(net: nn.Module) -> dict[str, nn.Module]:
-    """The layers that a method can swap: outermost modules of a known type with parameters."""
-    known = tuple(kind for method in METHODS.values() for kind in method.applies_to)
-    found: dict[str, nn.Module] = {}
-    inside: set[nn.Module] = set()  # parts of a layer that is taken whole, such as attention's
-    for path, module in net.named_modules():
-        if module in inside:
-            continue
-        if isinstance(_plain(module), known) and any(True for _ in module.parameters()):
-            found[path] = module
-            inside.update(module.modules())
-    return found
-
-
-def output_layer(net: nn.Module, x: Tensor) -> str | None:
-    """The name of the last layer called on x [B, ...]: the one that makes the outputs."""
-    called: list[str] = []
-    handles = [
-        layer.register_forward_hook(lambda *_, path=path: called.append(path))
-        for path, layer in _layers(net).items()
-    ]
-    try:
-        with torch.no_grad(), plain_attention(), seeded(0, x.device):
-            net(x)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return called[-1] if called else None
-
-
-def stochastic_layers(net: nn.Module) -> dict[str, StochasticLayer]:
-    """The stochastic layers of a network, by name."""
-    return {p: layer for p, layer in net.named_modules() if isinstance(layer, StochasticLayer)}
-
-
-def start(net: nn.Module, first: Params, second: Params) -> Params:
-    """Starting values of omega [M, ...], from initialisations of the plain network.
-
-    `second` is an independent one, for the methods that train two sets; it may be empty otherwise.
-    """
-    params = dict(first)
-    for path, layer in stochastic_layers(net).items():
-        prefix = f"{path}." if path else ""
-        own = [{n: p[prefix + n] for n in _names(layer, p, prefix)} for p in (first, second)]
-        params |= {prefix + name: value for name, value in layer.start(own[0], own[1]).items()}
-    return params
-
-
-def _names(layer: StochasticLayer, params: Params, prefix: str) -> list[str]:
-    return [n for n, _ in layer.plain.named_parameters() if prefix + n in params]

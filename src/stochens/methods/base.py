@@ -47,6 +47,13 @@ class StochasticLayer(nn.Module, abc.ABC):
     the batch), `perturb` (noise on outputs, fresh for each example), `output` or `forward`.
     """
 
+    needs_second_set: ClassVar[bool] = False
+    last: ClassVar[bool] = False  # nothing may be wrapped around it
+    noise_on_weights: ClassVar[bool] = False  # whether `draw` draws, once for a whole batch
+    # Whether `draw` and `output_rate` are all the noise there is, so that a kernel can apply it
+    fusable: ClassVar[bool] = False
+    output_rate: float = 0.0  # the drop rate of outputs
+
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self._inner = (layer,)  # a tuple, so that torch does not register it as a child
@@ -103,13 +110,6 @@ class StochasticLayer(nn.Module, abc.ABC):
         if isinstance(self.inner, StochasticLayer):
             return self.inner.start(first, second)
         return dict(first)
-
-    needs_second_set: ClassVar[bool] = False
-    last: ClassVar[bool] = False  # nothing may be wrapped around it
-    noise_on_weights: ClassVar[bool] = False  # whether `draw` draws, once for a whole batch
-    # Whether `draw` and `output_rate` are all the noise there is, so that a kernel can apply it
-    fusable: ClassVar[bool] = False
-    output_rate: float = 0.0  # the drop rate of outputs
 
     def shared_by_batch(self) -> bool:
         """Whether the examples of a batch see the same draw."""

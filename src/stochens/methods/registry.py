@@ -1,0 +1,38 @@
+"""The methods by name. A new one is a file beside this and an entry here."""
+
+from collections.abc import Sequence
+
+from stochens.errors import InputError, did_you_mean
+from stochens.methods.base import Method
+from stochens.methods.dropconnect import DropConnect
+from stochens.methods.dropout import Dropout
+from stochens.methods.gaussian import Gaussian
+from stochens.methods.np_dropout import NPDropout
+from stochens.methods.regular import Regular
+
+METHODS: dict[str, type[Method]] = {
+    method.name: method for method in (Regular, Dropout, DropConnect, NPDropout, Gaussian)
+}
+PAPER_NAMES = {"SE1": "dropout", "SE2": "dropconnect", "SE3": "np-dropout"}
+
+MethodLike = str | Method | Sequence[str | Method]
+
+
+def resolve(method: MethodLike) -> list[Method]:
+    """Methods by name, by object, or several that compose, in the order they are applied.
+
+    >>> resolve(["dropout", Gaussian(0.1)])[1].sigma
+    0.1
+    """
+    several = [method] if isinstance(method, str | Method) else list(method)
+    return [_one(m) for m in several]
+
+
+def _one(method: str | Method) -> Method:
+    if isinstance(method, Method):
+        return method
+    known = METHODS.get(PAPER_NAMES.get(method, method)) if isinstance(method, str) else None
+    if known is None:
+        hint = did_you_mean(str(method), [*METHODS, *PAPER_NAMES])
+        raise InputError(f"unknown method {method!r}{hint} The methods are {', '.join(METHODS)}")
+    return known()
