@@ -288,7 +288,11 @@ def test_progress_and_logging(xor, capsys):
     [
         ({"members": 0}, "members must be at least 1, got 0"),
         ({"members": [1, 1]}, "member ids must be distinct"),
-        ({"epochs": 0}, "epochs must be a positive number, got 0"),
+        ({"epochs": 0}, "epochs must be a whole number, at least 1, got 0"),
+        ({"epochs": 1.5}, "epochs must be a whole number, at least 1, got 1.5"),
+        ({"batch_size": 0}, "batch_size must be a whole number"),
+        ({"chunk": -1}, "chunk must be a whole number"),
+        ({"temperature": -1.0}, "temperature must not be negative"),
         ({"lr": -1.0}, "lr must be a positive number, got -1.0"),
         ({"prior_precision": 0.0}, "prior_precision must be a positive number"),
         ({"method": "dropot"}, "unknown method 'dropot'; did you mean 'dropout'"),

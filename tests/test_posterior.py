@@ -101,6 +101,8 @@ def test_bad_inputs_of_predict(xor):
         posterior.predict(xor[0], draws=0)
     with pytest.raises(InputError, match="x is empty"):
         posterior.predict(xor[0][:0])
+    with pytest.raises(InputError, match=r"the network fails on x \(60, 1\)"):
+        posterior.predict(xor[0][:, :1])
     x = xor[0].clone()
     x[3, 0] = float("inf")
     with pytest.raises(InputError, match=r"x must be finite; x\[3, 0\] is inf"):

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -95,8 +96,10 @@ def fit(
     torch.Size([4, 60, 2])
     """
     ids = _member_ids(members)
-    _positive(epochs=epochs, prior_precision=prior_precision)
-    _positive(batch_size=batch_size or 1, chunk=chunk or 1, temperature=temperature or 1)
+    _whole(epochs=epochs, batch_size=batch_size, chunk=chunk)
+    _positive(prior_precision=prior_precision)
+    if not 0 <= temperature < math.inf:
+        raise InputError(f"temperature must not be negative, got {temperature!r}")
     if repulsion is not None:
         _positive(repulsion=repulsion)
     rules = tuple(methods.resolve(method))
@@ -183,12 +186,19 @@ def fit(
 
 
 def _member_ids(members: int | Sequence[int]) -> tuple[int, ...]:
-    ids = tuple(range(members)) if isinstance(members, int) else tuple(int(k) for k in members)
+    count = isinstance(members, Integral)  # numpy's integers too
+    ids = tuple(range(int(members)) if count else map(int, members))  # type: ignore[arg-type]
     if not ids:
         raise InputError(f"members must be at least 1, got {members!r}")
     if min(ids) < 0 or len(set(ids)) < len(ids):
         raise InputError(f"member ids must be distinct and not negative, got {list(ids)}")
     return ids
+
+
+def _whole(**values: Any) -> None:
+    for name, value in values.items():
+        if value is not None and (not isinstance(value, Integral) or value < 1):
+            raise InputError(f"{name} must be a whole number, at least 1, got {value!r}")
 
 
 def _positive(**values: float) -> None:
@@ -204,7 +214,8 @@ def _probe(plain: nn.Module, few: Tensor) -> Tensor:
         raise
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
         raise InputError(
-            f"the network fails on x {tuple(few.shape)} of {few.dtype}: {error}"
+            f"the network fails on x {tuple(few.shape)} of {few.dtype}, its parameters are "
+            f"{next(plain.parameters()).dtype}: {error}"
         ) from error
 
 

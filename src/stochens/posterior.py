@@ -130,7 +130,12 @@ class Posterior:
     def _plan(self, x: Tensor, batch_size: int | None) -> tuple[int, int]:
         """Rows of x and members at a time, so that activations stay inside their budget."""
         home = next(self.net.parameters()).device
-        one = max(1, activation_bytes(self.net, x[:1].to(home)))
+        try:
+            one = max(1, activation_bytes(self.net, x[:1].to(home)))
+        except (RuntimeError, IndexError, TypeError, ValueError) as error:
+            raise InputError(
+                f"the network fails on x {tuple(x.shape)} of {x.dtype}: {error}"
+            ) from error
         chunk = min(len(self), max(1, ACTIVATION_BUDGET // (one * min(len(x), 256))))
         rows = min(len(x), batch_size or max(1, ACTIVATION_BUDGET // (one * chunk)))
         return rows, chunk
