@@ -7,7 +7,7 @@ from torch import nn
 import stochens
 from stochens import MLP, DropConnect, Dropout, Gaussian, Heteroscedastic, Homoscedastic, NPDropout
 from stochens.kernels import mlp
-from stochens.kernels.fused import chain, fused_nll
+from stochens.kernels.fused import chain, fused_forward, fused_nll
 from stochens.likelihoods import Categorical
 from stochens.members import builder, forward_each, init
 
@@ -22,8 +22,10 @@ def test_chains_of_linear_layers_are_taken():
     assert taken(MLP(2, 10, 10, 2))
     assert taken(nn.Sequential(nn.Flatten(), MLP(4, 3, 2, activation=nn.SiLU)))
     assert taken(nn.Sequential(nn.Linear(2, 3, bias=False), nn.Tanh(), nn.Linear(3, 1)))
-    for method in (Dropout(0.2), DropConnect(0.2), NPDropout()):
+    for method in (Dropout(0.2), DropConnect(0.2), NPDropout(), Gaussian(0.1)):
         assert taken(stochens.stochastic(MLP(2, 4, 2), method))
+        if method != Gaussian(0.1):
+            assert taken(stochens.stochastic(MLP(2, 4, 2), [method, Gaussian(0.1, learn=True)]))
 
 
 class Residual(nn.Sequential):
@@ -42,7 +44,6 @@ def test_everything_else_is_left_to_vmap():
         nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Tanh(), nn.Linear(4, 2)),
         MLP(2, 1000, 2),
         hooked,
-        stochens.stochastic(MLP(2, 4, 2), Gaussian(0.1)),
     ):
         assert not taken(net)
 
@@ -92,3 +93,39 @@ def test_fused_dropout_has_the_right_mean(float64):
     draws = torch.stack([fused(params, None, step) for step in range(4000)])
     error = 5 * draws.std() / 4000**0.5
     assert abs(draws.mean() - expected.item()) < error
+
+
+@needs_compiler
+@pytest.mark.parametrize("learn", [False, True])
+def test_fused_gaussian_noise_has_the_variance_of_its_weights(float64, learn):
+    """y = w x + b with noise sigma on both: E[y^2] = (w x + b)^2 + sigma^2 (|x|^2 + 1)."""
+    make = lambda: nn.Sequential(nn.Linear(3, 1))  # noqa: E731
+    net = stochens.stochastic(make(), Gaussian(0.7, learn=learn))
+    plain = init(builder(make), members=range(2), seed=0)
+    params = stochens.methods.start(net, plain, {})
+    x, y = torch.randn(1, 3), torch.zeros(1, 1)
+    fused = fused_nll(net, Homoscedastic(1.0), x, y, range(2), 0)
+    mean = x @ plain["0.weight"][:, 0].T + plain["0.bias"][:, 0]  # [1, M]
+    expected = 0.5 * (mean[0].square() + 0.49 * (x.square().sum() + 1)) + 0.9189385332046727
+    draws = torch.stack([fused(params, None, step) for step in range(4000)])  # [4000, M]
+    assert bool(((draws.mean(0) - expected).abs() < 5 * draws.std(0) / 4000**0.5).all())
+    p = torch.stack([fused_forward(net, params, x, seed=seed) for seed in range(4000)])
+    variance = 0.49 * (x.square().sum() + 1)
+    # the standard error of a normal's sample variance
+    assert bool(((p.var(0) - variance).abs() < 5 * variance * (2 / 4000) ** 0.5).all())
+
+
+@needs_compiler
+@pytest.mark.parametrize("method", [Dropout(0.3), DropConnect(0.3), NPDropout()])
+def test_fused_composition_learns_as_vmap_does(xor, method):
+    """The same family by both engines: losses agree within the noise of their draws."""
+    options = {"method": [method, Gaussian(0.2, learn=True)], "members": 40, "epochs": 40}
+    losses = [
+        stochens.fit(
+            MLP(2, 8, 2), xor, engine=engine, lr=0.01, device="cpu", **options
+        ).history.loss
+        for engine in ("fused", "vmap")
+    ]
+    one, two = (loss[-5:].mean(0) for loss in losses)  # [M]
+    error = ((one.var() + two.var()) / 40) ** 0.5
+    assert abs(one.mean() - two.mean()) < 5 * error

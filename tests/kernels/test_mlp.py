@@ -501,3 +501,55 @@ def test_outputs_are_the_twins(dtype: torch.dtype) -> None:
     want = mlp._forward_reference(call, options["activation"])
     tolerance = 1e-12 if dtype == torch.float64 else 1e-5  # rounding of a few dozen terms
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rows", [5, 300])  # one tile, and several chunks of a batch
+def test_gaussian_noise_is_the_twins(dtype: torch.dtype, rows: int) -> None:
+    """Loss, and gradients of weights, biases and variances, with dropout in the same layer."""
+    generator = torch.Generator().manual_seed(0)
+    sizes, M, N = (3, 7, 5, 4), 3, 400
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=dtype)
+
+    shapes = list(itertools.pairwise(sizes))
+    weights = [draw(M, o, i).requires_grad_() for i, o in shapes]
+    biases = [draw(M, o).requires_grad_() for _, o in shapes]
+    spreads = [draw(M, o, i).square().requires_grad_() for i, o in shapes]
+    variances = [(spreads[0], draw(M, 7).square().requires_grad_()), None, (spreads[2], None)]
+    options = {
+        "index": torch.randint(0, N, (M, rows), generator=generator),
+        "activation": ("tanh", "silu", "identity"),
+        "dropout": (0.3, 0.0, 0.0),
+        "likelihood": "categorical",
+        "members": torch.tensor([4, 0, 9]),
+        "seed": 5,
+        "variances": variances,
+    }
+    x, y = draw(N, 3), torch.randint(0, 4, (N,), generator=generator)
+    by = torch.arange(1, M + 1, dtype=dtype)
+    leaves = [*weights, *biases, spreads[0], variances[0][1], spreads[2]]
+    results = []
+    for nll in (mlp.nll, mlp.nll_reference):
+        loss = nll(weights, biases, x, y, **options)
+        results.append([loss.detach(), *torch.autograd.grad((loss * by).sum(), leaves)])
+    tolerance = 1e-10 if dtype == torch.float64 else 2e-4  # eps / sd of small variances amplifies
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(
+            got, want, rtol=tolerance, atol=tolerance * float(want.abs().max())
+        )
+
+
+def test_gaussian_noise_is_normal() -> None:
+    """Moments, tails and neighbours of a million draws, within five standard errors."""
+    like = torch.empty(10, 1000, 100, dtype=torch.float64)
+    eps = mlp.normal(like, layer=mlp.GAUSSIAN_STREAM, members=torch.arange(10), seed=1).flatten()
+    n = eps.numel()
+    for power, expected, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        assert abs(eps.pow(power).mean() - expected) < 5 * math.sqrt(variance / n)
+    for cut in (1.0, 2.0, 3.0, 4.0):
+        share = math.erfc(cut / math.sqrt(2))
+        assert abs((eps.abs() > cut).double().mean() - share) < 5 * math.sqrt(share / n)
+    for lag in (1, 100, 100_000):  # nodes, rows, members
+        assert abs((eps[:-lag] * eps[lag:]).mean()) < 5 / math.sqrt(n - lag)

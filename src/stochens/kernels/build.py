@@ -20,7 +20,7 @@ log = logging.getLogger("stochens")
 
 SOURCES = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread")
+FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
 NATIVE = ("-march=native", "-mcpu=native", "")  # the first that the compiler knows
 SECONDS = 120  # a compile that hangs must not hang the program
 

@@ -1,7 +1,7 @@
 """Recognises the networks that the MLP kernel can run, and hands them to it."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from stochens.kernels import mlp
 from stochens.likelihoods import Categorical, Heteroscedastic, Homoscedastic, Likelihood
 from stochens.members import Params, size
 from stochens.methods import StochasticLayer
+from stochens.methods.gaussian import GaussianLayer
 from stochens.randomness import NOISE, derive
 
 ACTIVATIONS: dict[type[nn.Module], str] = {
@@ -47,18 +48,15 @@ def fused_nll(
     ids = torch.tensor(members, dtype=torch.int64)
 
     def nll(params: Params, rows: Tensor | None, step: int) -> Tensor:
-        thetas = [_theta(step_, params) for step_ in steps]
         return mlp.nll(
-            [theta["weight"] for theta in thetas],
-            [theta.get("bias") for theta in thetas],
+            *_weights(steps, params),
             x,
             y,
             index=rows,
-            activation=[s.activation for s in steps],
-            dropout=[getattr(s.layer, "output_rate", 0.0) for s in steps],
             likelihood=code,
             members=ids,
             seed=derive(seed, NOISE, step),
+            **_noise(steps, params),
         )
 
     return nll
@@ -72,15 +70,12 @@ def fused_forward(net: nn.Module, params: Params, x: Tensor, *, seed: int) -> Te
     steps = chain(net)
     if steps is None or not _runs_here(steps, x):
         return None
-    thetas = [_theta(step, params) for step in steps]
     return mlp.outputs(
-        [theta["weight"] for theta in thetas],
-        [theta.get("bias") for theta in thetas],
+        *_weights(steps, params),
         x.flatten(1).contiguous(),
-        activation=[s.activation for s in steps],
-        dropout=[getattr(s.layer, "output_rate", 0.0) for s in steps],
         members=torch.arange(size(params)),
         seed=seed,
+        **_noise(steps, params),
     )
 
 
@@ -133,17 +128,51 @@ def _in_order(net: nn.Module, prefix: str) -> list[tuple[str, nn.Module]] | None
 
 def _is_linear(module: nn.Module) -> bool:
     if isinstance(module, StochasticLayer):
-        return module.fusable and type(module.inner) is nn.Linear
+        return module.fusable and type(module.plain) is nn.Linear
     return type(module) is nn.Linear
 
 
+def _weights(steps: list[Step], params: Params) -> tuple[list[Tensor], list[Tensor | None]]:
+    """The weights and biases of one pass, [M, ...]: omega, or a draw where weights are noisy."""
+    thetas = [_theta(step, params) for step in steps]
+    return [theta["weight"] for theta in thetas], [theta.get("bias") for theta in thetas]
+
+
 def _theta(step: Step, params: Params) -> Params:
-    """The weights of one pass, [M, ...]: omega, or a draw where the noise is on weights."""
-    names = step.layer.names if isinstance(step.layer, StochasticLayer) else ["weight", "bias"]
+    layer = _around_weights(step.layer)
+    names = layer.names if isinstance(layer, StochasticLayer) else ["weight", "bias"]
     omega = {n: params[step.prefix + n] for n in names if step.prefix + n in params}
-    if not isinstance(step.layer, StochasticLayer) or not step.layer.noise_on_weights:
+    if not isinstance(layer, StochasticLayer) or not layer.noise_on_weights:
         return omega
-    return vmap(step.layer.draw, randomness="different")(omega)
+    return vmap(layer.draw, randomness="different")(omega)
+
+
+def _around_weights(layer: nn.Module) -> nn.Module:
+    """The layer below Gaussian noise, which the kernel adds to the outputs by itself."""
+    return layer.inner if isinstance(layer, GaussianLayer) else layer
+
+
+class Noise(TypedDict):
+    activation: list[str]
+    dropout: list[float]
+    variances: list[mlp.Variance | None]
+
+
+def _noise(steps: list[Step], params: Params) -> Noise:
+    """What the kernel does to the outputs of each layer."""
+    return Noise(
+        activation=[s.activation for s in steps],
+        dropout=[getattr(_around_weights(s.layer), "output_rate", 0.0) for s in steps],
+        variances=[_variance(s, params) for s in steps],
+    )
+
+
+def _variance(step: Step, params: Params) -> mlp.Variance | None:
+    if not isinstance(step.layer, GaussianLayer):
+        return None
+    own = {n.removeprefix(step.prefix): p for n, p in params.items() if n.startswith(step.prefix)}
+    variances = {name: s.square() for name, s in step.layer.stacked_sigmas(own).items()}
+    return variances["weight"], variances.get("bias")
 
 
 def _likelihood(likelihood: Likelihood) -> mlp.Likelihood | None:

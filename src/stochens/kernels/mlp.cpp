@@ -54,8 +54,9 @@ extern "C" struct Job {  // mirrored by mlp.py, field by field
     const int64_t *widths;                // [layers + 1]
     const int32_t *activation;            // [layers]
     const double *dropout;                // [layers]
-    const Real *const *weights;           // [layers], each [members, out, in]
-    const Real *const *biases;            // [layers], each [members, out] or null
+    const Real *const *weights;           // [2 layers], each [members, out, in]: the weights, then
+                                          // their variances, null where there is no such noise
+    const Real *const *biases;            // [2 layers], each [members, out] or null, likewise
     Real *const *weight_grads;            // as weights; null for the loss alone
     Real *const *bias_grads;              // as biases
     const Real *x;                        // [rows, in]
@@ -192,6 +193,34 @@ Key dropout_key(uint64_t seed, uint64_t member, uint32_t layer) {
     return key;
 }
 
+// Gaussian noise: Giles's single-precision inverse of erf (2012) at 23 bits of another hash. Its
+// uniforms x in (-1, 1) are exact in float as well, so that both precisions draw the same.
+constexpr uint32_t GAUSSIAN_STREAM = 1u << 16;  // added to the layer, for a key of its own
+constexpr Real VARIANCE_FLOOR = 1e-12;          // as methods/gaussian.py has it
+
+INLINE Vec sqrt(Vec v) {
+    for (int i = 0; i < LANES; ++i) v[i] = std::sqrt(v[i]);
+    return v;
+}
+template <int N> INLINE Vec polynomial(const double (&c)[N], Vec w) {
+    Vec p = all(Real(c[0]));
+    UNROLL for (int n = 1; n < N; ++n) p = p * w + Real(c[n]);
+    return p;
+}
+INLINE Vec normal(Bits bits) {
+    constexpr double centre[] = {2.81022636e-08, 3.43273939e-07, -3.5233877e-06,
+                                 -4.39150654e-06, 0.00021858087, -0.00125372503,
+                                 -0.00417768164, 0.246640727, 1.50140941};
+    constexpr double tail[] = {-0.000200214257, 0.000100950558, 0.00134934322,
+                               -0.00367342844, 0.00573950773, -0.0076224613,
+                               0.00943887047, 1.00167406, 2.83297682};
+    Vec k = __builtin_convertvector((BitMask)(bits >> 9), Vec);
+    Vec x = (k + Real(0.5)) * Real(0x1p-22) - 1;
+    Vec w = -log((1 - x) * (1 + x));
+    Vec p = w < 5 ? polynomial(centre, w - Real(2.5)) : polynomial(tail, sqrt(w) - 3);
+    return p * x * Real(1.4142135623730951);
+}
+
 // Matrix products over a tile, in blocks of R x S registers --------------------------------------
 
 int64_t up_to(int64_t most, int64_t left) { return left < most ? left : most; }
@@ -303,21 +332,29 @@ struct Worker {
     int64_t parameters = 0;  // of one member
     std::unique_ptr<Real, void (*)(void *)> memory{nullptr, std::free};
     std::vector<Real *> h, slope;  // h[l]: input of layer l; slope[l]: d h[l + 1] / d (W h + b)
+    std::vector<Real *> spread;    // of layers with Gaussian noise: its variance, then its slope
     Real *delta, *next, *target, *partial;
+    Real *squares = nullptr, *spread_delta = nullptr, *spread_next = nullptr;
     std::vector<Real *> weight_grad, bias_grad;  // where the gradients of a chunk are added
     int64_t picked[TILE];                        // rows of x
     Error error = OK;
     int64_t bad_value = 0;
 
     Worker(const Job &job, bool with_partial)
-        : job(job), weight_grad(job.layers), bias_grad(job.layers) {
+        : job(job), weight_grad(2 * job.layers), bias_grad(2 * job.layers) {
         int64_t widest = 0, features = 0;
+        bool noisy = false;
         for (int64_t l = 0; l <= job.layers; ++l) {
             widest = widest < job.widths[l] ? job.widths[l] : widest;
             features += 2 * job.widths[l];
-            if (l > 0) parameters += job.widths[l] * (job.widths[l - 1] + 1);
+            if (l == 0) continue;
+            bool gaussian = job.weights[job.layers + l - 1];
+            parameters += (1 + gaussian) * job.widths[l] * (job.widths[l - 1] + 1);
+            features += gaussian * job.widths[l];
+            noisy |= gaussian;
         }
-        int64_t cells = (features + 3 * widest) * TILE + (with_partial ? parameters : 0);
+        int64_t scratch = features + (noisy ? 6 : 3) * widest;
+        int64_t cells = scratch * TILE + (with_partial ? parameters : 0);
         size_t bytes = (cells * sizeof(Real) + 63) / 64 * 64;
         memory.reset(static_cast<Real *>(std::aligned_alloc(64, bytes)));
         if (!memory) throw std::bad_alloc();
@@ -325,10 +362,14 @@ struct Worker {
         auto take = [&](int64_t width) { return (p += width * TILE) - width * TILE; };
         for (int64_t l = 0; l <= job.layers; ++l) h.push_back(take(job.widths[l]));
         for (int64_t l = 0; l < job.layers; ++l) {
-            bool bends = job.activation[l] != IDENTITY || job.dropout[l] > 0;
+            bool gaussian = job.weights[job.layers + l];
+            bool bends = job.activation[l] != IDENTITY || job.dropout[l] > 0 || gaussian;
             slope.push_back(bends ? take(job.widths[l + 1]) : nullptr);
+            spread.push_back(gaussian ? take(job.widths[l + 1]) : nullptr);
         }
         delta = take(widest), next = take(widest), target = take(widest);
+        if (noisy)
+            squares = take(widest), spread_delta = take(widest), spread_next = take(widest);
         partial = p;
     }
 
@@ -356,24 +397,32 @@ struct Worker {
                 to[i * stride + lane] = from[picked[lane] * width + i];
     }
 
-    // u *= z / (1 - p), then u -> f(u), in place; slope = f'(u) z / (1 - p)
+    // u *= z / (1 - p), u += sqrt(v) eps, then u -> f(u), in place; slope = f'(u) z / (1 - p), and
+    // d f / d v = f'(u) eps / (2 sqrt(v)) goes in v's place
     template <int F> void activate(int64_t l, int64_t m, int64_t start, int64_t stride) {
         double p = job.dropout[l];
         Key key = p > 0 ? dropout_key(job.seed, job.member_ids[m], l) : Key{};
         auto threshold = uint32_t(std::fmin(std::rint(std::ldexp(p, 32)), 4294967295.0));
         uint32_t width = job.widths[l + 1];
         Real scale = 1 / (1 - p);
+        Key noise = spread[l] ? dropout_key(job.seed, job.member_ids[m], l + GAUSSIAN_STREAM) : Key{};
         for (uint32_t node = 0; node < width; ++node) {
             Real *u_row = h[l + 1] + node * stride, *slope_row = slope[l] + node * stride;
             Bits counter = (LANE + uint32_t(start)) * width + node;
             for (int64_t lane = 0; lane < stride; lane += LANES) {
-                Vec u = load(u_row + lane), factor = all(1);
+                Vec u = load(u_row + lane), factor = all(1), half_eps_over_sd = all(0);
                 if (p > 0) {
                     Bits bits = avalanche(counter ^ key.first, key.second);
                     factor = widen((BitMask)(bits >= threshold)) ? all(scale) : all(0);
                     u *= factor;
-                    counter += LANES * width;
                 }
+                if (spread[l]) {
+                    Vec sd = sqrt(load(spread[l] + node * stride + lane) + VARIANCE_FLOOR);
+                    Vec eps = normal(avalanche(counter ^ noise.first, noise.second));
+                    u += sd * eps;
+                    half_eps_over_sd = eps / (2 * sd);
+                }
+                counter += LANES * width;
                 Vec f = u, df = all(1);
                 if (F == RELU) {
                     f = u <= 0 ? all(0) : u;
@@ -391,6 +440,7 @@ struct Worker {
                 }
                 store(u_row + lane, f);
                 store(slope_row + lane, df * factor);
+                if (spread[l]) store(spread[l] + node * stride + lane, df * half_eps_over_sd);
             }
         }
     }
@@ -480,6 +530,11 @@ struct Worker {
         return sum(total);
     }
 
+    void square(const Real *from, int64_t width, int64_t stride) {
+        for (int64_t at = 0; at < width * stride; at += LANES)
+            store(squares + at, load(from + at) * load(from + at));
+    }
+
     // The outputs themselves, from [node][lane] to [row][node]; they have no loss
     double write(const Real *z, int64_t m, int64_t start, int64_t rows, int64_t stride) {
         int64_t out = job.widths[job.layers];
@@ -497,6 +552,12 @@ struct Worker {
             int64_t in = job.widths[l], out = job.widths[l + 1];
             const Real *bias = job.biases[l] ? job.biases[l] + m * out : nullptr;
             affine(job.weights[l] + m * in * out, in, 1, out, in, bias, h[l], h[l + 1], stride);
+            if (spread[l]) {
+                square(h[l], in, stride);
+                const Real *variance = job.biases[L + l] ? job.biases[L + l] + m * out : nullptr;
+                affine(job.weights[L + l] + m * in * out, in, 1, out, in, variance, squares,
+                       spread[l], stride);
+            }
             if (slope[l]) activate(l, m, start, stride);
         }
         if (job.outputs) return write(h[L], m, start, rows, stride);
@@ -506,10 +567,23 @@ struct Worker {
         if (!job.weight_grads || error) return loss;
         for (int64_t l = L - 1; l >= 0; --l) {
             int64_t in = job.widths[l], out = job.widths[l + 1];
+            if (spread[l]) {  // d loss / d v, and what follows from it
+                std::memcpy(spread_delta, delta, out * stride * sizeof(Real));
+                through_slope(spread_delta, spread[l], bias_grad[L + l], out, stride);
+                square(h[l], in, stride);
+                outer_product(spread_delta, squares, weight_grad[L + l], out, in, stride);
+            }
             through_slope(delta, slope[l], bias_grad[l], out, stride);
             outer_product(delta, h[l], weight_grad[l], out, in, stride);
             if (l == 0) break;
             affine(job.weights[l] + m * in * out, 1, in, in, out, nullptr, delta, next, stride);
+            if (spread[l]) {  // d v / d h = 2 h times the variances
+                affine(job.weights[L + l] + m * in * out, 1, in, in, out, nullptr, spread_delta,
+                       spread_next, stride);
+                for (int64_t at = 0; at < in * stride; at += LANES)
+                    store(next + at,
+                          load(next + at) + 2 * load(h[l] + at) * load(spread_next + at));
+            }
             std::swap(delta, next);
         }
         return loss;
@@ -525,8 +599,9 @@ struct Worker {
     // Chooses where gradients are added, and clears it: a buffer of `parameters` cells, or, if
     // that is null, the outputs of member m
     void aim(int64_t m, Real *buffer) {
-        for (int64_t l = 0; job.weight_grads && l < job.layers; ++l) {
-            int64_t out = job.widths[l + 1], cells = job.widths[l] * out;
+        for (int64_t l = 0; job.weight_grads && l < 2 * job.layers; ++l) {
+            if (!job.weight_grads[l]) continue;
+            int64_t out = job.widths[l % job.layers + 1], cells = job.widths[l % job.layers] * out;
             Real *bias = job.bias_grads[l];
             weight_grad[l] = buffer ? buffer : job.weight_grads[l] + m * cells;
             bias_grad[l] = !bias ? nullptr : buffer ? buffer + cells : bias + m * out;
@@ -537,8 +612,9 @@ struct Worker {
     }
     // outputs of member m += buffer
     void add(int64_t m, const Real *buffer) const {
-        for (int64_t l = 0; job.weight_grads && l < job.layers; ++l) {
-            int64_t out = job.widths[l + 1], cells = job.widths[l] * out;
+        for (int64_t l = 0; job.weight_grads && l < 2 * job.layers; ++l) {
+            if (!job.weight_grads[l]) continue;
+            int64_t out = job.widths[l % job.layers + 1], cells = job.widths[l % job.layers] * out;
             Real *weight = job.weight_grads[l] + m * cells, *bias = job.bias_grads[l];
             for (int64_t i = 0; i < cells; ++i) weight[i] += buffer[i];
             for (int64_t i = 0; bias && i < out; ++i) bias[m * out + i] += buffer[cells + i];

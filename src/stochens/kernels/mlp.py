@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,10 @@ LIKELIHOODS = ("categorical", "gaussian", "gaussian-heteroscedastic")
 MAX_THREADS = 64
 
 
+# of a layer's weights [M, out, in] and of its bias [M, out]
+Variance = tuple[Tensor, Tensor | None]
+
+
 class Options(TypedDict):
     """What `nll` needs besides the parameters and the data."""
 
@@ -41,6 +45,7 @@ class Options(TypedDict):
     likelihood: Likelihood  # ("gaussian", noise standard deviation)
     members: Tensor  # [M] ids, which choose the noise
     seed: int
+    variances: NotRequired[Sequence[Variance | None] | None]  # Gaussian noise of each layer
 
 
 def available() -> bool:
@@ -57,10 +62,12 @@ def nll(
 ) -> Tensor:
     """[M], the mean negative log likelihood of each member on its batch.
 
-    Differentiable, once, in weights and biases: their gradients come out of the same pass.
+    Differentiable, once, in weights, biases and variances: their gradients come out of the same
+    pass. A layer's variances (S, s) add sqrt(S h^2 + s) eps to its outputs, eps ~ N(0, 1), after
+    dropout and before the activation.
     """
     call = _check(weights, biases, x, y, **options)
-    parameters = [*call.weights, *(b for b in call.biases if b is not None)]
+    parameters = [t for t in (*call.weights, *call.biases) if t is not None]
     if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
         loss: Tensor = _Fused.apply(call, *parameters)  # type: ignore[no-untyped-call]
         return loss
@@ -76,10 +83,10 @@ def nll_and_grads(
 ) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
     """`nll` and d nll_m / d (weights, biases) of m, without autograd, which costs 0.1 ms a call."""
     call = _check(weights, biases, x, y, **options)
-    weight_grads = [torch.empty_like(w) for w in call.weights]
-    bias_grads = [None if b is None else torch.empty_like(b) for b in call.biases]
-    loss = _run(call, [*weight_grads, *(g for g in bias_grads if g is not None)])
-    return loss, weight_grads, bias_grads
+    grads = [None if t is None else torch.empty_like(t) for t in (*call.weights, *call.biases)]
+    loss = _run(call, [g for g in grads if g is not None])
+    L, twice = len(weights), len(call.weights)
+    return loss, [g for g in grads[:L] if g is not None], grads[twice : twice + L]
 
 
 def outputs(
@@ -91,6 +98,7 @@ def outputs(
     dropout: Sequence[float],
     members: Tensor,
     seed: int,
+    variances: Sequence[Variance | None] | None = None,
 ) -> Tensor:
     """[M, N, out], what each member's network says of every row of x; no gradients."""
     call = _check(
@@ -104,6 +112,7 @@ def outputs(
         likelihood="categorical",
         members=members,
         seed=seed,
+        variances=variances,
     )
     result = x.new_empty(len(call.members), len(x), call.widths[-1])
     _run(call, grads=None, outputs=result)
@@ -130,17 +139,23 @@ def _forward_reference(call: "_Call", activation: Sequence[str]) -> Tensor:
     """The network's outputs [M, B, out] in plain torch."""
     rows = slice(None) if call.rows is None else call.rows
     h = call.x[rows].expand(len(call.members), -1, -1)  # [M, B, in]
-    for layer, (w, b, p) in enumerate(zip(call.weights, call.biases, call.dropout, strict=True)):
-        u = h @ w.mT  # [M, B, out]
-        u = u if b is None else u + b[:, None]
+    L = len(call.dropout)
+    members, seed = call.members, call.seed
+    for layer, p in enumerate(call.dropout):
+        u = _affine(h, call.weights[layer], call.biases[layer])  # [M, B, out]
         if p > 0:
-            u = (
-                u
-                * keep(p, u.shape[1:], layer=layer, members=call.members, seed=call.seed)
-                / (1 - p)
-            )
+            u = u * keep(p, u.shape[1:], layer=layer, members=members, seed=seed) / (1 - p)
+        spread = call.weights[L + layer]
+        if spread is not None:
+            v = _affine(h.square(), spread, call.biases[L + layer]) + VARIANCE_FLOOR
+            u = u + v.sqrt() * normal(u, layer=layer + GAUSSIAN_STREAM, members=members, seed=seed)
         h = ACTIVATIONS[activation[layer]](u)
     return h
+
+
+def _affine(h: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
+    assert w is not None
+    return h @ w.mT if b is None else h @ w.mT + b[:, None]
 
 
 def _nll(h: Tensor, y: Tensor, likelihood: Likelihood) -> Tensor:
@@ -168,6 +183,30 @@ def keep(p: float, shape: Sequence[int], *, layer: int, members: Tensor, seed: i
     counter = torch.arange(rows * width) & WORD
     bits = _avalanche(counter ^ first, second)  # [M, B * out]
     return (bits >= min(round(p * 2**32), WORD)).view(len(members), rows, width)
+
+
+# Giles's inverse of erf (2012), highest power first, as in mlp.cpp
+# fmt: off
+CENTRE = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
+          -0.00125372503, -0.00417768164, 0.246640727, 1.50140941)
+TAIL = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773,
+        -0.0076224613, 0.00943887047, 1.00167406, 2.83297682)
+# fmt: on
+GAUSSIAN_STREAM = 1 << 16  # added to the layer, for a key of its own
+VARIANCE_FLOOR = 1e-12
+
+
+def normal(like: Tensor, *, layer: int, members: Tensor, seed: int) -> Tensor:
+    """eps ~ N(0, 1), of the shape [M, B, out] and dtype of `like`."""
+    _, rows, width = like.shape
+    first, second = (k[:, None] for k in _keys(seed, members, layer))
+    bits = _avalanche(torch.arange(rows * width) & WORD ^ first, second)
+    x = ((bits >> 9).to(like.dtype) + 0.5) * 2**-22 - 1
+    w = -((1 - x) * (1 + x)).log()
+    centre, tail = torch.zeros_like(w), torch.zeros_like(w)
+    for a, b in zip(CENTRE, TAIL, strict=True):
+        centre, tail = centre * (w - 2.5) + a, tail * (w.sqrt() - 3) + b
+    return (torch.where(w < 5, centre, tail) * x * math.sqrt(2)).view(like.shape)
 
 
 def _keys(seed: int, members: Tensor, layer: int) -> list[Tensor]:
@@ -222,8 +261,8 @@ def alone_on_the_cores() -> Iterator[None]:
 class _Call(NamedTuple):
     """Checked arguments."""
 
-    weights: list[Tensor]
-    biases: list[Tensor | None]
+    weights: list[Tensor | None]  # of L layers, then their variances
+    biases: list[Tensor | None]  # likewise
     x: Tensor
     y: Tensor | None  # None where no loss is asked for
     rows: Tensor | None
@@ -297,7 +336,7 @@ def _run(call: _Call, grads: list[Tensor] | None, outputs: Tensor | None = None)
     library = _library(call.x.dtype)
     if library is None:
         raise RuntimeError("the mlp kernel is not available here; use nll_reference")
-    M, L, N = len(call.members), len(call.weights), len(call.x)
+    M, L, N = len(call.members), len(call.dropout), len(call.x)
     loss = call.x.new_empty(M)
     arrays = {
         "widths": (ctypes.c_int64 * (L + 1))(*call.widths),
@@ -307,9 +346,9 @@ def _run(call: _Call, grads: list[Tensor] | None, outputs: Tensor | None = None)
         "biases": _pointers(call.biases),
     }
     if grads is not None:
-        rest = iter(grads[L:])
-        arrays["weight_grads"] = _pointers(grads[:L])
-        arrays["bias_grads"] = _pointers([None if b is None else next(rest) for b in call.biases])
+        rest = iter(grads)
+        for name, tensors in (("weight_grads", call.weights), ("bias_grads", call.biases)):
+            arrays[name] = _pointers([None if t is None else next(rest) for t in tensors])
     job = _Job(
         members=M,
         layers=L,
@@ -349,6 +388,7 @@ def _check(
     likelihood: Likelihood,
     members: Tensor,
     seed: int,
+    variances: Sequence[Variance | None] | None = None,
 ) -> _Call:
     """All that the kernel takes on trust; it checks labels and indices itself."""
     L = len(weights)
@@ -383,9 +423,23 @@ def _check(
     members = _tensor("members", members, torch.int64, (None,))
     x = _tensor("x", x, dtype, (None, None))
     M, (N, width) = len(members), x.shape
-    widths, checked_weights, checked_biases = [width], [], []
+    variances = [None] * L if variances is None else variances
+    if len(variances) != L:
+        raise ValueError(f"variances must have an entry for each of {L} layers")
+    widths: list[int] = [width]
+    checked_weights: list[Tensor | None] = []
+    checked_biases: list[Tensor | None] = []
+    spreads: list[Tensor | None] = []
+    bias_spreads: list[Tensor | None] = []
     for i, (w, b) in enumerate(zip(weights, biases, strict=True)):
         checked_weights.append(_tensor(f"weights[{i}]", w, dtype, (M, None, width)))
+        spread, bias_spread = variances[i] or (None, None)
+        if spread is not None:
+            spread = _tensor(f"variances[{i}]", spread, dtype, (M, w.shape[1], width))
+        if bias_spread is not None:
+            bias_spread = _tensor(f"variances[{i}]", bias_spread, dtype, (M, w.shape[1]))
+        spreads.append(spread)
+        bias_spreads.append(bias_spread)
         width = w.shape[1]
         widths.append(width)
         if b is not None:
@@ -404,8 +458,8 @@ def _check(
     if index is not None:
         index = _tensor("index", index, torch.int64, (M, None))
     return _Call(
-        checked_weights,
-        checked_biases,
+        checked_weights + spreads,
+        checked_biases + bias_spreads,
         x,
         y,
         index,

@@ -50,8 +50,8 @@ class StochasticLayer(nn.Module, abc.ABC):
     needs_second_set: ClassVar[bool] = False
     last: ClassVar[bool] = False  # nothing may be wrapped around it
     noise_on_weights: ClassVar[bool] = False  # whether `draw` draws, once for a whole batch
-    # Whether `draw` and `output_rate` are all the noise there is, so that a kernel can apply it
-    fusable: ClassVar[bool] = False
+    # Whether `draw`, `output_rate` and a sigma are all its noise, so that a kernel can apply it
+    fusable: bool = False
     output_rate: float = 0.0  # the drop rate of outputs
 
     def __init__(self, layer: nn.Module) -> None:

@@ -23,7 +23,7 @@ class DropConnectLayer(StochasticLayer):
     """theta = omega * eps / (1 - p),  eps ~ Bernoulli(1 - p) for each weight, once a pass."""
 
     noise_on_weights: ClassVar[bool] = True
-    fusable: ClassVar[bool] = True
+    fusable = True
 
     def __init__(self, layer: nn.Module, p: float) -> None:
         super().__init__(layer)

@@ -22,7 +22,7 @@ from stochens.methods.base import (
 class DropoutLayer(StochasticLayer):
     """y = layer(x; omega) * z / (1 - p),  z ~ Bernoulli(1 - p) for each example and node."""
 
-    fusable: ClassVar[bool] = True
+    fusable = True
 
     def __init__(self, layer: nn.Module, p: float, node: str) -> None:
         super().__init__(layer)

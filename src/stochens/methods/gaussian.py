@@ -47,6 +47,8 @@ class GaussianLayer(StochasticLayer):
         self.sigma = sigma
         self.learn = learn
         self.local = enters_linearly(self.plain)
+        inner = layer.fusable if isinstance(layer, StochasticLayer) else True
+        self.fusable = self.local and inner
         if learn:
             for name, p in self.plain.named_parameters():
                 start = torch.full_like(p, math.log(sigma))
@@ -66,6 +68,13 @@ class GaussianLayer(StochasticLayer):
             name: torch.full_like(p, self.sigma).detach()
             for name, p in self.plain.named_parameters()
         }
+
+    def stacked_sigmas(self, omega: Params) -> Params:
+        """sigma of each parameter of the plain layer, for all members: [M, ...]."""
+        plain = [name for name, _ in self.plain.named_parameters() if name in omega]
+        if self.learn:
+            return {name: omega[name + LOG_SIGMA].exp() for name in plain}
+        return {name: torch.full_like(omega[name], self.sigma).detach() for name in plain}
 
     def draw(self, omega: Params) -> Params:
         theta = self.inner.draw(omega) if isinstance(self.inner, StochasticLayer) else omega
@@ -93,12 +102,7 @@ class GaussianLayer(StochasticLayer):
 
     def mixtures(self, omega: Params) -> list[Mixture]:
         """The inner layer's components, each with this sigma."""
-        if self.learn:
-            names = [n for n, _ in self.plain.named_parameters() if n + LOG_SIGMA in omega]
-            sigmas = by_node(self.plain, {n: omega[n + LOG_SIGMA].exp() for n in names})
-        else:
-            values = {n: w for n, w in omega.items() if n in dict(self.plain.named_parameters())}
-            sigmas = [torch.full_like(b, self.sigma) for b in by_node(self.plain, values)]
+        sigmas = by_node(self.plain, self.stacked_sigmas(omega))
         return [
             inner._replace(sigma=sigma.reshape(inner.means[0].shape))
             for inner, sigma in zip(self.inner_mixtures(omega), sigmas, strict=True)

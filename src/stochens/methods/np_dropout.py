@@ -35,7 +35,7 @@ class NPDropoutLayer(StochasticLayer):
 
     needs_second_set: ClassVar[bool] = True
     noise_on_weights: ClassVar[bool] = True
-    fusable: ClassVar[bool] = True
+    fusable = True
 
     def __init__(self, layer: nn.Module, node: str) -> None:
         super().__init__(layer)
