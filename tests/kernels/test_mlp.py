@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stochens.kernels import build, mlp
+from stochens.kernels import build, mlp, mlp_reference
+from stochens.kernels.mlp_reference import keep, nll_reference, normal
 
 pytestmark = pytest.mark.skipif(not mlp.available(), reason="no C++ compiler: no mlp kernel")
 
@@ -116,7 +117,7 @@ def test_agrees_with_torch(data: st.DataObject) -> None:
         dtype=dtype,
         seed=data.draw(st.integers(0, 2**63 - 1), "seed"),
     )
-    assert_close(case.run_with_grads(), case.run_with_grads(mlp.nll_reference), tolerance)
+    assert_close(case.run_with_grads(), case.run_with_grads(nll_reference), tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -124,17 +125,17 @@ def test_agrees_with_torch(data: st.DataObject) -> None:
 def test_full_batch(dtype: torch.dtype, N: int) -> None:
     case = make(N=N, B=None, M=2, activation="silu", dropout=0.1, dtype=dtype)
     tolerance = 1e-12 if dtype == torch.float64 else 1e-5
-    assert_close(case.run_with_grads(), case.run_with_grads(mlp.nll_reference), tolerance)
+    assert_close(case.run_with_grads(), case.run_with_grads(nll_reference), tolerance)
 
 
 def test_relu_in_float32() -> None:
     case = make(dropout=0.1, dtype=torch.float32)
-    assert_close(case.run_with_grads(), case.run_with_grads(mlp.nll_reference), 1e-5)
+    assert_close(case.run_with_grads(), case.run_with_grads(nll_reference), 1e-5)
 
 
 def test_wide_and_deep() -> None:
     case = make((30, 256, 200, 3, 256, 10), N=70, B=65, activation="silu", dropout=0.2)
-    assert_close(case.run_with_grads(), case.run_with_grads(mlp.nll_reference), 1e-12)
+    assert_close(case.run_with_grads(), case.run_with_grads(nll_reference), 1e-12)
 
 
 @pytest.mark.parametrize("likelihood", LIKELIHOODS)
@@ -170,7 +171,7 @@ def test_extreme_numbers(activation: str, dtype: torch.dtype) -> None:
     case.x.copy_(torch.cat([size, -size])[:, None])
     for row in range(0, 200, 7):  # one row at a time, so that none hides behind another
         index = torch.tensor([[row]])
-        got, want = (case.run_with_grads(f, index=index) for f in (mlp.nll, mlp.nll_reference))
+        got, want = (case.run_with_grads(f, index=index) for f in (mlp.nll, nll_reference))
         eps, size_of_row = torch.finfo(dtype).eps, float(case.x[row].abs()) + 1
         for a, b in zip(got, want, strict=True):
             torch.testing.assert_close(a, b, rtol=20 * eps, atol=4 * eps * size_of_row)
@@ -181,7 +182,7 @@ def test_float64_where_float32_overflows() -> None:
     case.weights[0].data = torch.tensor([1e30, -1e30]).view(1, 2, 1)
     case.x.fill_(1e30)
     assert not case.run().isfinite().any()  # inf - inf, as in torch
-    assert not case.run(mlp.nll_reference).isfinite().any()
+    assert not case.run(nll_reference).isfinite().any()
 
 
 # Where gradients go ------------------------------------------------------------------------------
@@ -248,7 +249,7 @@ def test_no_second_derivative() -> None:
 def test_biases_for_some_layers() -> None:
     case = make()
     case.biases[1] = None
-    assert_close(case.run_with_grads(), case.run_with_grads(mlp.nll_reference), 1e-12)
+    assert_close(case.run_with_grads(), case.run_with_grads(nll_reference), 1e-12)
     none = case._replace(biases=[None] * 3)
     loss = mlp.nll(case.weights, None, case.x, case.y, **case.options)
     assert torch.equal(loss, none.run())
@@ -350,7 +351,7 @@ def test_seed_and_member_choose_the_noise() -> None:
 
 @pytest.mark.parametrize("p", [1e-3, 0.1, 0.5, 0.9])
 def test_rate(p: float) -> None:
-    z = mlp.keep(p, (100, 50), layer=1, members=torch.arange(400), seed=3).double()  # 2e6 bits
+    z = keep(p, (100, 50), layer=1, members=torch.arange(400), seed=3).double()  # 2e6 bits
     assert abs(z.mean() - (1 - p)) < 5 * math.sqrt(p * (1 - p) / z.numel())
     for axes in ((0, 1), (0, 2), (1, 2)):  # of each node, row and member
         means = z.mean(axes)
@@ -365,7 +366,7 @@ def test_neighbours_are_uncorrelated(p: float) -> None:
 
     def bits(layer: int = 0, first: int = 0, seed: int = 0) -> Tensor:
         members = torch.arange(first, first + 200)
-        z = mlp.keep(p, (200, 50), layer=layer, members=members, seed=seed).double()
+        z = keep(p, (200, 50), layer=layer, members=members, seed=seed).double()
         return (z - (1 - p)) / math.sqrt(p * (1 - p))  # [M, B, out]
 
     z = bits()
@@ -418,7 +419,7 @@ def test_moments_of_the_noise() -> None:
     ],
 )
 def test_bad_options(change: dict[str, Any], message: str) -> None:
-    for f in (mlp.nll, mlp.nll_reference):
+    for f in (mlp.nll, nll_reference):
         with pytest.raises(ValueError, match=message):
             make().run(f, **change)
 
@@ -475,7 +476,7 @@ def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not mlp.available()
         with pytest.raises(RuntimeError, match="not available here; use nll_reference"):
             case.run()
-        case.run(mlp.nll_reference)
+        case.run(nll_reference)
     finally:
         build.load.cache_clear()
 
@@ -497,8 +498,8 @@ def test_outputs_are_the_twins(dtype: torch.dtype) -> None:
         "seed": 5,
     }
     got = mlp.outputs(weights, biases, x, **options)
-    call = mlp._check(weights, biases, x, None, index=None, likelihood="categorical", **options)
-    want = mlp._forward_reference(call, options["activation"])
+    call = mlp.check(weights, biases, x, None, index=None, likelihood="categorical", **options)
+    want = mlp_reference.forward_reference(call, options["activation"])
     tolerance = 1e-12 if dtype == torch.float64 else 1e-5  # rounding of a few dozen terms
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
@@ -531,7 +532,7 @@ def test_gaussian_noise_is_the_twins(dtype: torch.dtype, rows: int) -> None:
     by = torch.arange(1, M + 1, dtype=dtype)
     leaves = [*weights, *biases, spreads[0], variances[0][1], spreads[2]]
     results = []
-    for nll in (mlp.nll, mlp.nll_reference):
+    for nll in (mlp.nll, nll_reference):
         loss = nll(weights, biases, x, y, **options)
         results.append([loss.detach(), *torch.autograd.grad((loss * by).sum(), leaves)])
     tolerance = 1e-10 if dtype == torch.float64 else 2e-4  # eps / sd of small variances amplifies
@@ -544,7 +545,9 @@ def test_gaussian_noise_is_the_twins(dtype: torch.dtype, rows: int) -> None:
 def test_gaussian_noise_is_normal() -> None:
     """Moments, tails and neighbours of a million draws, within five standard errors."""
     like = torch.empty(10, 1000, 100, dtype=torch.float64)
-    eps = mlp.normal(like, layer=mlp.GAUSSIAN_STREAM, members=torch.arange(10), seed=1).flatten()
+    eps = normal(
+        like, layer=mlp_reference.GAUSSIAN_STREAM, members=torch.arange(10), seed=1
+    ).flatten()
     n = eps.numel()
     for power, expected, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
         assert abs(eps.pow(power).mean() - expected) < 5 * math.sqrt(variance / n)

@@ -1,9 +1,9 @@
 """Negative log likelihood of M small MLPs, each on its own batch, with all gradients in one pass.
 
-    u_l = (W_l h_l + b_l) * z_l / (1 - p_l),   h_{l+1} = f_l(u_l),   z_l ~ Bernoulli(1 - p_l)
-    nll_m = -1/B sum_b log p(y_b | h_L)
+    u_l = (W_l h_l + b_l) * z_l / (1 - p_l) + sqrt(S_l h_l^2 + s_l) * eps_l,   h_{l+1} = f_l(u_l)
+    nll_m = -1/B sum_b log p(y_b | h_L),   z_l ~ Bernoulli(1 - p_l),   eps_l ~ N(0, 1)
 
-`nll` runs mlp.cpp; `nll_reference` is the same function in plain torch. The draw z depends only on
+`nll` runs mlp.cpp; mlp_reference.py has the same function in plain torch. The draws depend only on
 (seed, member id, layer, row in the batch, node), so a member sees the same noise in any company.
 """
 
@@ -66,7 +66,7 @@ def nll(
     pass. A layer's variances (S, s) add sqrt(S h^2 + s) eps to its outputs, eps ~ N(0, 1), after
     dropout and before the activation.
     """
-    call = _check(weights, biases, x, y, **options)
+    call = check(weights, biases, x, y, **options)
     parameters = [t for t in (*call.weights, *call.biases) if t is not None]
     if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
         loss: Tensor = _Fused.apply(call, *parameters)  # type: ignore[no-untyped-call]
@@ -82,7 +82,7 @@ def nll_and_grads(
     **options: Unpack[Options],
 ) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
     """`nll` and d nll_m / d (weights, biases) of m, without autograd, which costs 0.1 ms a call."""
-    call = _check(weights, biases, x, y, **options)
+    call = check(weights, biases, x, y, **options)
     grads = [None if t is None else torch.empty_like(t) for t in (*call.weights, *call.biases)]
     loss = _run(call, [g for g in grads if g is not None])
     L, twice = len(weights), len(call.weights)
@@ -101,7 +101,7 @@ def outputs(
     variances: Sequence[Variance | None] | None = None,
 ) -> Tensor:
     """[M, N, out], what each member's network says of every row of x; no gradients."""
-    call = _check(
+    call = check(
         weights,
         biases,
         x,
@@ -117,118 +117,6 @@ def outputs(
     result = x.new_empty(len(call.members), len(x), call.widths[-1])
     _run(call, grads=None, outputs=result)
     return result
-
-
-def nll_reference(
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor | None] | None,
-    x: Tensor,
-    y: Tensor,
-    **options: Unpack[Options],
-) -> Tensor:
-    """`nll` in plain torch, with the same dropout masks."""
-    call = _check(weights, biases, x, y, **options)
-    M = len(call.members)
-    rows = slice(None) if call.rows is None else call.rows
-    h = _forward_reference(call, options["activation"])  # [M, B, out]
-    y = y[rows].expand(M, *h.shape[1:2], *y.shape[1:])  # [M, B] or [M, B, D]
-    return _nll(h, y, options["likelihood"]).mean(1)
-
-
-def _forward_reference(call: "_Call", activation: Sequence[str]) -> Tensor:
-    """The network's outputs [M, B, out] in plain torch."""
-    rows = slice(None) if call.rows is None else call.rows
-    h = call.x[rows].expand(len(call.members), -1, -1)  # [M, B, in]
-    L = len(call.dropout)
-    members, seed = call.members, call.seed
-    for layer, p in enumerate(call.dropout):
-        u = _affine(h, call.weights[layer], call.biases[layer])  # [M, B, out]
-        if p > 0:
-            u = u * keep(p, u.shape[1:], layer=layer, members=members, seed=seed) / (1 - p)
-        spread = call.weights[L + layer]
-        if spread is not None:
-            v = _affine(h.square(), spread, call.biases[L + layer]) + VARIANCE_FLOOR
-            u = u + v.sqrt() * normal(u, layer=layer + GAUSSIAN_STREAM, members=members, seed=seed)
-        h = ACTIVATIONS[activation[layer]](u)
-    return h
-
-
-def _affine(h: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
-    assert w is not None
-    return h @ w.mT if b is None else h @ w.mT + b[:, None]
-
-
-def _nll(h: Tensor, y: Tensor, likelihood: Likelihood) -> Tensor:
-    """-log p(y | h), [M, B]"""
-    if likelihood == "categorical":
-        return -h.log_softmax(-1).gather(-1, y[..., None])[..., 0]
-    if likelihood == "gaussian-heteroscedastic":
-        mean, log_variance = h.chunk(2, -1)
-    else:
-        mean, log_variance = h, torch.full_like(h, 2 * math.log(likelihood[1]))
-    square = (mean - y) ** 2 * (-log_variance).exp()
-    return 0.5 * (square + log_variance + math.log(2 * math.pi)).sum(-1)
-
-
-# Dropout bits: a 32-bit hash of the counter row * width + node, under a 64-bit key ---------------
-
-WORD = 0xFFFFFFFF
-KEYS = (0x9E3779B9, 0x85EBCA6B)
-
-
-def keep(p: float, shape: Sequence[int], *, layer: int, members: Tensor, seed: int) -> Tensor:
-    """z ~ Bernoulli(1 - p), [M, B, out] for shape (B, out): true where the hash >= p 2^32."""
-    rows, width = shape
-    first, second = (k[:, None] for k in _keys(seed, members, layer))  # [M, 1]
-    counter = torch.arange(rows * width) & WORD
-    bits = _avalanche(counter ^ first, second)  # [M, B * out]
-    return (bits >= min(round(p * 2**32), WORD)).view(len(members), rows, width)
-
-
-# Giles's inverse of erf (2012), highest power first, as in mlp.cpp
-# fmt: off
-CENTRE = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
-          -0.00125372503, -0.00417768164, 0.246640727, 1.50140941)
-TAIL = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773,
-        -0.0076224613, 0.00943887047, 1.00167406, 2.83297682)
-# fmt: on
-GAUSSIAN_STREAM = 1 << 16  # added to the layer, for a key of its own
-VARIANCE_FLOOR = 1e-12
-
-
-def normal(like: Tensor, *, layer: int, members: Tensor, seed: int) -> Tensor:
-    """eps ~ N(0, 1), of the shape [M, B, out] and dtype of `like`."""
-    _, rows, width = like.shape
-    first, second = (k[:, None] for k in _keys(seed, members, layer))
-    bits = _avalanche(torch.arange(rows * width) & WORD ^ first, second)
-    x = ((bits >> 9).to(like.dtype) + 0.5) * 2**-22 - 1
-    w = -((1 - x) * (1 + x)).log()
-    centre, tail = torch.zeros_like(w), torch.zeros_like(w)
-    for a, b in zip(CENTRE, TAIL, strict=True):
-        centre, tail = centre * (w - 2.5) + a, tail * (w.sqrt() - 3) + b
-    return (torch.where(w < 5, centre, tail) * x * math.sqrt(2)).view(like.shape)
-
-
-def _keys(seed: int, members: Tensor, layer: int) -> list[Tensor]:
-    """Two 32-bit keys for each member, from the words of (seed, member, layer)."""
-    words = (seed & WORD, seed >> 32 & WORD, members & WORD, members >> 32 & WORD, layer)
-    keys = []
-    for start in KEYS:
-        key = torch.full_like(members, start)
-        for word in words:
-            key = _avalanche(key ^ word) + start & WORD
-        keys.append(key)
-    return keys
-
-
-def _avalanche(x: Tensor, key: Tensor | int = 0) -> Tensor:
-    """C. Wellons's lowbias32 of 32-bit words held in int64, with a key between its two rounds."""
-    x = x ^ x >> 16
-    x = x * 0x7FEB352D & WORD
-    x = x ^ key
-    x = x ^ x >> 15
-    x = x * 0x846CA68B & WORD
-    return x ^ x >> 16
 
 
 # Threads -----------------------------------------------------------------------------------------
@@ -258,7 +146,7 @@ def alone_on_the_cores() -> Iterator[None]:
 # The call into mlp.cpp ---------------------------------------------------------------------------
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
     """Checked arguments."""
 
     weights: list[Tensor | None]  # of L layers, then their variances
@@ -295,7 +183,7 @@ class _Fused(torch.autograd.Function):
     """The gradients are made in the forward pass; backward scales them by d / d nll."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, call: Call, *parameters: Tensor) -> Tensor:
         ctx.grads = [torch.empty_like(p) for p in parameters]
         return _run(call, ctx.grads)
 
@@ -331,7 +219,7 @@ def _pointers(tensors: Sequence[Tensor | None]) -> Any:
     return (ctypes.c_void_p * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))
 
 
-def _run(call: _Call, grads: list[Tensor] | None, outputs: Tensor | None = None) -> Tensor:
+def _run(call: Call, grads: list[Tensor] | None, outputs: Tensor | None = None) -> Tensor:
     """[M] losses; fills grads, those of the weights and then of the biases, or else outputs."""
     library = _library(call.x.dtype)
     if library is None:
@@ -376,7 +264,7 @@ def _run(call: _Call, grads: list[Tensor] | None, outputs: Tensor | None = None)
     return loss
 
 
-def _check(
+def check(
     weights: Sequence[Tensor],
     biases: Sequence[Tensor | None] | None,
     x: Tensor,
@@ -389,7 +277,7 @@ def _check(
     members: Tensor,
     seed: int,
     variances: Sequence[Variance | None] | None = None,
-) -> _Call:
+) -> Call:
     """All that the kernel takes on trust; it checks labels and indices itself."""
     L = len(weights)
     if L == 0:
@@ -457,7 +345,7 @@ def _check(
         raise ValueError(f"outputs for {kind} are means and log variances, but got {width} in all")
     if index is not None:
         index = _tensor("index", index, torch.int64, (M, None))
-    return _Call(
+    return Call(
         checked_weights + spreads,
         checked_biases + bias_spreads,
         x,
