@@ -1,5 +1,6 @@
 """How many members and examples fit into memory at once."""
 
+import contextlib
 import os
 
 import torch
@@ -39,13 +40,10 @@ def free_bytes(device: torch.device) -> int:
     """Memory that is free now."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), open("/proc/meminfo") as lines:  # Linux has it exactly
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     except (ValueError, OSError):

@@ -333,16 +333,12 @@ def check(
         if b is not None:
             b = _tensor(f"biases[{i}]", b, dtype, (M, width))
         checked_biases.append(b)
-    if y is None:
-        pass
-    elif kind == "categorical":
-        y = _tensor("y", y, torch.int64, (N,))
-    elif kind == "gaussian":
-        y = _tensor("y", y, dtype, (N, width))
-    elif width % 2 == 0:
-        y = _tensor("y", y, dtype, (N, width // 2))
-    else:
+    if kind == "gaussian-heteroscedastic" and width % 2:
         raise ValueError(f"outputs for {kind} are means and log variances, but got {width} in all")
+    if y is not None and kind == "categorical":
+        y = _tensor("y", y, torch.int64, (N,))
+    elif y is not None:
+        y = _tensor("y", y, dtype, (N, width if kind == "gaussian" else width // 2))
     if index is not None:
         index = _tensor("index", index, torch.int64, (M, None))
     return Call(
