@@ -65,5 +65,6 @@ def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
         # Not torch.manual_seed: before CUDA is up it queues itself there, stack trace and all.
         torch.default_generator.manual_seed(seed)
         if cuda:
-            torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+            index = torch.cuda.current_device() if device.index is None else device.index
+            torch.cuda.default_generators[index].manual_seed(seed)
         yield
