@@ -33,6 +33,13 @@ def test_members_are_those_of_the_cpu(float64, xor):
     torch.testing.assert_close(p.probs, q.probs, rtol=1e-8, atol=1e-10)
 
 
+def test_a_network_that_lives_on_the_gpu_is_fine():
+    x, y = images()
+    for net in (convnet().cuda(), lambda: convnet().cuda()):
+        posterior = stochens.fit(net, (x.cuda(), y), method="dropout", members=2, epochs=1)
+        assert next(iter(posterior.params.values())).is_cuda
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("bf16", [False, True])
 def test_every_method_trains_predicts_and_saves(method, bf16, tmp_path):

@@ -4,7 +4,9 @@ import sys
 import types
 
 import pytest
+import torch
 
+import stochens
 from stochens import InputError
 from stochens.progress import log_to, progress_bar
 
@@ -27,6 +29,17 @@ def test_tensorboard_gets_every_value(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
     log_to("tensorboard:here")(3, {"loss": 1.5})
     assert written == ["here", ("loss", 1.5, 3), "flush"]
+
+
+def test_nothing_is_written_when_the_data_are_bad(monkeypatch):
+    made = []
+    fake = types.ModuleType("torch.utils.tensorboard")
+    fake.SummaryWriter = made.append
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    data = (torch.full((4, 2), float("nan")), torch.zeros(4, dtype=torch.long))
+    with pytest.raises(InputError, match="x must be finite"):
+        stochens.fit(stochens.MLP(2, 2), data, method="regular", log="tensorboard")
+    assert made == []
 
 
 def test_wandb_gets_every_value(monkeypatch):

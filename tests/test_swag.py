@@ -87,10 +87,31 @@ def test_draws_differ_and_seeds_repeat(xor):
             torch.testing.assert_close(two[name], value, rtol=1e-4, atol=1e-6)  # float32 training
 
 
-def test_multiswa_averages_the_tail_of_each_member(xor):
-    posterior = stochens.multiswa(stochens.MLP(2, 4, 2), xor, members=2, epochs=6, method="SE2")
-    assert posterior.spread is None
-    assert len(posterior) == 2
+class Witness:
+    """Keeps the parameters after every step."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, torch.Tensor]] = []
+
+    def update(self, params, *, step, steps):
+        self.seen.append({name: p.detach().clone() for name, p in params.items()})
+
+    def finish(self, params):
+        return params, None
+
+
+@pytest.mark.parametrize("method", ["regular", "dropconnect"])
+def test_multiswa_averages_the_tail_of_each_member(xor, method):
+    options = {"method": method, "members": 2, "epochs": 6, "batch_size": 20, "device": "cpu"}
+    witness = Witness()
+    net = stochens.MLP(2, 4, 2)
+    stochens.fit(net, xor, schedule="constant", collect=lambda: witness, **options)
+    averaged = stochens.multiswa(net, xor, average_from=0.5, snapshots=9, **options)
+    assert len(witness.seen) == 18
+    for name, p in averaged.params.items():
+        tail = torch.stack([params[name] for params in witness.seen[9:]])
+        torch.testing.assert_close(p, tail.mean(0), rtol=1e-5, atol=1e-6)  # float32 sums
+    assert averaged.spread is None
 
 
 @pytest.mark.parametrize(

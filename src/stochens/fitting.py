@@ -109,7 +109,6 @@ def fit(
         raise InputError(f"bf16 is for CUDA, got device {place.type!r}")
     schedule_named(schedule)
     rate = rate_for(optimizer, lr)
-    write_log = log_to(log)
 
     given = source(data)
     y = like.check_targets(given.y)
@@ -156,6 +155,7 @@ def fit(
             "engine='fused' runs chains of small Linear layers and activations on a CPU with a C++ "
             "compiler, not this network; use engine='auto'"
         )
+    write_log = log_to(log)  # last, since a logger writes files as soon as it exists
     step_count = settings.epochs * steps_per_epoch(on_device, settings)
     blocks: list[tuple[Params, Spread | None, History]] = []
     with progress_bar("training", total=step_count * len(ids), show=progress) as bar:

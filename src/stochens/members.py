@@ -70,7 +70,7 @@ def builder(net: nn.Module | Builder) -> Builder:
         for name, p in net.named_parameters():
             if not p.requires_grad:  # frozen, so not ours to reset
                 fresh.get_parameter(name).data.copy_(p.data)
-        return fresh
+        return fresh.cpu()  # wherever the user's is: members start on the CPU, the same everywhere
 
     return rebuild
 
@@ -80,7 +80,7 @@ def _checked(build: Builder) -> Builder:
         net = build()
         if not isinstance(net, nn.Module):
             raise InputError(f"the function given as net must return an nn.Module, got {net!r}")
-        return net
+        return net.cpu()
 
     return checked
 
@@ -202,6 +202,17 @@ def _run(
                 for k in rows
             ]
         )
+
+
+def watch(net: nn.Module, x: Tensor, hooks: dict[nn.Module, Callable[..., None]]) -> None:
+    """One forward pass of a single network with hooks on some modules, leaving no trace of it."""
+    handles = [module.register_forward_hook(hook) for module, hook in hooks.items()]
+    try:
+        with torch.no_grad(), plain_attention(), seeded(0, x.device):
+            net(x)
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _places(net: nn.Module) -> dict[str, str]:

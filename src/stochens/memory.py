@@ -6,8 +6,7 @@ import os
 import torch
 from torch import Tensor, nn
 
-from stochens.members import plain_attention, trainable
-from stochens.randomness import seeded
+from stochens.members import trainable, watch
 
 SHARE = 0.5  # of the free memory that a run may plan with; the rest is for what we cannot foresee
 
@@ -21,14 +20,7 @@ def activation_bytes(net: nn.Module, x: Tensor) -> int:
         parts = output if isinstance(output, (tuple, list)) else (output,)
         total += sum(t.numel() * t.element_size() for t in parts if isinstance(t, Tensor)) // len(x)
 
-    leaves = [m for m in net.modules() if not list(m.children())]
-    handles = [m.register_forward_hook(add) for m in leaves]
-    try:
-        with torch.no_grad(), plain_attention(), seeded(0, x.device):
-            net(x)
-    finally:
-        for handle in handles:
-            handle.remove()
+    watch(net, x, {m: add for m in net.modules() if not list(m.children())})
     return total
 
 

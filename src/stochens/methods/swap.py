@@ -3,15 +3,13 @@
 import copy
 from collections.abc import Iterable, Sequence
 
-import torch
 from torch import Tensor, nn
 
 from stochens.errors import InputError
-from stochens.members import Params, plain_attention
+from stochens.members import Params, watch
 from stochens.methods.base import Method, StochasticLayer, register
 from stochens.methods.patterns import matches, refuse_unmatched
 from stochens.methods.registry import METHODS, MethodLike, resolve
-from stochens.randomness import seeded
 
 
 def stochastic(
@@ -111,16 +109,10 @@ def _layers(net: nn.Module) -> dict[str, nn.Module]:
 def output_layer(net: nn.Module, x: Tensor) -> str | None:
     """The name of the last layer called on x [B, ...]: the one that makes the outputs."""
     called: list[str] = []
-    handles = [
-        layer.register_forward_hook(lambda *_, path=path: called.append(path))
-        for path, layer in _layers(net).items()
-    ]
-    try:
-        with torch.no_grad(), plain_attention(), seeded(0, x.device):
-            net(x)
-    finally:
-        for handle in handles:
-            handle.remove()
+    hooks = {
+        layer: lambda *_, path=path: called.append(path) for path, layer in _layers(net).items()
+    }
+    watch(net, x, hooks)
     return called[-1] if called else None
 
 
