@@ -38,6 +38,12 @@ def test_a_network_that_lives_on_the_gpu_is_fine():
     for net in (convnet().cuda(), lambda: convnet().cuda()):
         posterior = stochens.fit(net, (x.cuda(), y), method="dropout", members=2, epochs=1)
         assert next(iter(posterior.params.values())).is_cuda
+    make = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 1)).cuda()  # noqa: E731
+    target = x.mean((1, 2, 3)).cuda()
+    known = stochens.fit(
+        make, (x.cuda(), target), method="regular", likelihood="gaussian", members=2, epochs=1
+    )
+    assert known.predict(x.cuda()).std.shape == (96, 1)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -132,7 +132,9 @@ class Homoscedastic(Gaussian):
 
     def prepare(self, net: nn.Module, y: Tensor) -> nn.Module:
         if self.noise is None and not hasattr(net, "log_variance"):
-            net.register_parameter("log_variance", nn.Parameter(y.new_zeros(y.shape[1])))
+            net.register_parameter(
+                "log_variance", nn.Parameter(torch.zeros(y.shape[1], dtype=y.dtype))
+            )
             net.register_forward_hook(_append_log_variance)
         return net
 
