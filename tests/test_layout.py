@@ -17,7 +17,7 @@ ORDER = [
     ["likelihoods"],
     ["objective"],
     ["kernels"],
-    ["predict", "history", "progress", "schedules"],
+    ["predict", "history", "progress", "schedules", "chains"],
     ["posterior"],
     ["train"],
     ["fitting"],

@@ -15,6 +15,7 @@ from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular,
 from stochens.networks import FRN, MLP
 from stochens.posterior import Posterior, load
 from stochens.posterior import join_posteriors as join
+from stochens.posteriors.sampling import hmc, nuts
 from stochens.posteriors.swag import multiswa, multiswag
 from stochens.predict import GaussianPredictive, Predictive
 from stochens.report.compare import compare
@@ -39,12 +40,14 @@ __all__ = [
     "compare",
     "fit",
     "freeze_batchnorm",
+    "hmc",
     "join",
     "keep_dropout",
     "load",
     "metrics",
     "multiswa",
     "multiswag",
+    "nuts",
     "replace_batchnorm",
     "stochastic",
     "toy_set",

@@ -1,7 +1,9 @@
 """What in a network would break an ensemble, or stay silent in one: said before training starts."""
 
+import math
 import warnings
 from collections import Counter
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -117,3 +119,30 @@ def _warn_silent(layers: list[str], rates: Counter[float]) -> None:
             SilentNoiseWarning,
             stacklevel=5,
         )
+
+
+def probe_outputs(plain: nn.Module, few: Tensor) -> Tensor:
+    """`probe`, where a network that fails on the data is the user's to mend."""
+    try:
+        return probe(plain, few)
+    except InputError:
+        raise
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        raise InputError(
+            f"the network fails on x {tuple(few.shape)} of {few.dtype}, its parameters are "
+            f"{next(plain.parameters()).dtype}: {error}"
+        ) from error
+
+
+def whole(**values: Any) -> None:
+    """Each a whole number, at least 1, or None."""
+    for name, value in values.items():
+        if value is not None and (not isinstance(value, Integral) or value < 1):
+            raise InputError(f"{name} must be a whole number, at least 1, got {value!r}")
+
+
+def positive(**values: float) -> None:
+    """Each a positive, finite number."""
+    for name, value in values.items():
+        if not value > 0 or not math.isfinite(value):
+            raise InputError(f"{name} must be a positive number, got {value!r}")

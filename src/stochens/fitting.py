@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stochens import likelihoods, methods
-from stochens.checks import check_network, probe
+from stochens.checks import check_network, positive, probe_outputs, whole
 from stochens.data.source import source
 from stochens.errors import InputError
 from stochens.history import History
@@ -96,12 +96,12 @@ def fit(
     torch.Size([4, 60, 2])
     """
     ids = _member_ids(members)
-    _whole(epochs=epochs, batch_size=batch_size, chunk=chunk)
-    _positive(prior_precision=prior_precision)
+    whole(epochs=epochs, batch_size=batch_size, chunk=chunk)
+    positive(prior_precision=prior_precision)
     if not 0 <= temperature < math.inf:
         raise InputError(f"temperature must not be negative, got {temperature!r}")
     if repulsion is not None:
-        _positive(repulsion=repulsion)
+        positive(repulsion=repulsion)
     rules = tuple(methods.resolve(method))
     like = likelihoods.resolve(likelihood)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -118,7 +118,7 @@ def fit(
     check_network(plain)
     plain = like.prepare(plain, y)
     few = given.x[:4].cpu()
-    like.check_outputs(_probe(plain, few), y)
+    like.check_outputs(probe_outputs(plain, few), y)
     patterns = (skip,) if isinstance(skip, str) else tuple(skip)
     recipe = Recipe(methods=rules, skip=patterns, output=output_layer(plain, few))
     template = stochastic(plain, rules, skip=recipe.skip, output=recipe.output)
@@ -193,30 +193,6 @@ def _member_ids(members: int | Sequence[int]) -> tuple[int, ...]:
     if min(ids) < 0 or len(set(ids)) < len(ids):
         raise InputError(f"member ids must be distinct and not negative, got {list(ids)}")
     return ids
-
-
-def _whole(**values: Any) -> None:
-    for name, value in values.items():
-        if value is not None and (not isinstance(value, Integral) or value < 1):
-            raise InputError(f"{name} must be a whole number, at least 1, got {value!r}")
-
-
-def _positive(**values: float) -> None:
-    for name, value in values.items():
-        if not value > 0 or not math.isfinite(value):
-            raise InputError(f"{name} must be a positive number, got {value!r}")
-
-
-def _probe(plain: nn.Module, few: Tensor) -> Tensor:
-    try:
-        return probe(plain, few)
-    except InputError:
-        raise
-    except (RuntimeError, IndexError, TypeError, ValueError) as error:
-        raise InputError(
-            f"the network fails on x {tuple(few.shape)} of {few.dtype}, its parameters are "
-            f"{next(plain.parameters()).dtype}: {error}"
-        ) from error
 
 
 def _start(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stochens import objective, storage
+from stochens.chains import Chains
 from stochens.data.source import inputs
 from stochens.errors import InputError
 from stochens.history import History
@@ -62,11 +63,15 @@ class Posterior:
     history: History | None = None
     spread: Spread | None = None
     engine: Engine = "vmap"
+    chains: Chains | None = None  # of a sampler: the members are its draws, chain after chain
 
     def __len__(self) -> int:
         return size(self.params)
 
     def __repr__(self) -> str:
+        if self.chains is not None:
+            sampler, count = self.chains.sampler.upper(), self.chains.count
+            return f"Posterior({len(self)} draws of {count} {sampler} chains, N = {self.data_size})"
         names = " + ".join(method.name for method in self.recipe.methods)
         return f"Posterior({len(self)} members, {names}, N = {self.data_size})"
 
@@ -93,7 +98,8 @@ class Posterior:
             raise InputError(f"draws must be at least 1, got {draws}")
         device = next(iter(self.params.values())).device
         rows, chunk = self._plan(x, batch_size)
-        sums = sums_for(self.likelihood, draws * len(self), len(x), keep=keep_draws)
+        groups = self.chains.count if self.chains is not None and draws == 1 else 1
+        sums = sums_for(self.likelihood, draws * len(self), len(x), keep=keep_draws, groups=groups)
         layers = stochastic_layers(self.net).values()
         shared = any(layer.shared_by_batch() for layer in layers)
         self.net.eval()
@@ -169,7 +175,17 @@ class Posterior:
             members=self.members[members],
             spread=spread,
             history=history,
+            chains=None,  # some of the draws are no chain
         )
+
+    def chain(self, k: int) -> "Posterior":
+        """The draws of the k-th chain of a sampler, as a posterior of their own."""
+        if self.chains is None:
+            raise InputError("this posterior has no chains: no sampler made it")
+        if not -self.chains.count <= k < self.chains.count:
+            raise InputError(f"there are {self.chains.count} chains, got {k}")
+        draws, k = len(self) // self.chains.count, k % self.chains.count
+        return self.take(slice(k * draws, (k + 1) * draws))
 
     def to(self, device: torch.device | str) -> "Posterior":
         """The same posterior on another device."""
@@ -191,6 +207,8 @@ class Posterior:
             kinds["history"] = self.history._asdict()
         if self.spread is not None:
             kinds |= {f"spread.{part}": v for part, v in self.spread._asdict().items()}
+        if self.chains is not None:
+            kinds |= self.chains.tensors()
         return {f"{kind}/{name}": t for kind, named in kinds.items() for name, t in named.items()}
 
     def _description(self) -> dict[str, Any]:
@@ -205,6 +223,7 @@ class Posterior:
             "prior_precision": self.prior_precision,
             "seed": self.seed,
             "engine": self.engine,
+            "chains": self.chains and self.chains.description(),
         }
 
 
@@ -253,6 +272,7 @@ def load(path: Any, net: nn.Module | Builder, *, device: torch.device | str = "c
             history=History(**kinds["history"]) if "history" in kinds else None,
             spread=_spread(kinds, names),
             engine=about["engine"],
+            chains=Chains.read(kinds, about.get("chains")),
         )
     return posterior.to(device)
 
@@ -316,4 +336,5 @@ def join_posteriors(posteriors: Sequence[Posterior]) -> Posterior:
         members=tuple(ids),
         history=History.join(histories) if len(histories) == len(posteriors) else None,
         spread=join_spreads(spreads) if len(spreads) == len(posteriors) else None,
+        chains=None,
     )

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ class Predictive:
     mean: Tensor  # [B, C]
     aleatoric: Tensor  # [B], mean entropy of the draws: the noise of the data, in nats
     draws: Tensor | None  # [S, B, C], None when they were too many to keep
+    chains: "tuple[Predictive, ...]" = ()  # of a sampler: what each of its chains says, alone
 
     @classmethod
     def of(cls, probs: Tensor) -> "Predictive":
@@ -156,9 +158,10 @@ class GaussianPredictive:
 class Sums(abc.ABC):
     """Collects outputs [m, b, C] of some draws at some rows; `result` when all have come."""
 
-    def __init__(self, draws: int, rows: int, *, keep: bool | None) -> None:
+    def __init__(self, draws: int, rows: int, *, keep: bool | None, groups: int = 1) -> None:
         self.shape = (draws, rows)
         self.keep = keep
+        self.groups = groups  # equal blocks of draws (chains) that are summed apart
         self.sums: tuple[Tensor, ...] = ()
         self.kept: tuple[Tensor, ...] = ()
 
@@ -167,8 +170,11 @@ class Sums(abc.ABC):
         draws, terms = self.terms(outputs)
         if not self.sums:
             self._allocate(draws, terms)
-        for total, term in zip(self.sums, terms, strict=True):
-            total[rows] += term.sum(0, dtype=torch.float64).cpu()
+        size, last = self.shape[0] // self.groups, first_draw + len(outputs)
+        for group in range(first_draw // size, (last - 1) // size + 1):
+            own = slice(max(0, group * size - first_draw), (group + 1) * size - first_draw)
+            for total, term in zip(self.sums, terms, strict=True):
+                total[group, rows] += term[own].sum(0, dtype=torch.float64).cpu()
         for kept, draw in zip(self.kept, draws, strict=False):
             kept[first_draw : first_draw + len(draw), rows] = draw.cpu()
 
@@ -177,7 +183,9 @@ class Sums(abc.ABC):
         size = count * rows * sum(d[0, 0].numel() * d.element_size() for d in draws)
         if self.keep or (self.keep is None and size <= DRAWS_BUDGET):
             self.kept = tuple(torch.empty(count, rows, *d.shape[2:], dtype=d.dtype) for d in draws)
-        self.sums = tuple(torch.zeros(rows, *t.shape[2:], dtype=torch.float64) for t in terms)
+        self.sums = tuple(
+            torch.zeros(self.groups, rows, *t.shape[2:], dtype=torch.float64) for t in terms
+        )
         self.dtype = draws[0].dtype
 
     @abc.abstractmethod
@@ -194,13 +202,19 @@ class ClassSums(Sums):
         return (probs,), (probs, entropy(probs))
 
     def result(self) -> Predictive:
-        mean, aleatoric = ((total / self.shape[0]).to(self.dtype) for total in self.sums)
-        return Predictive(mean, aleatoric, *(self.kept or (None,)))
+        size = self.shape[0] // self.groups
+        means, aleatorics = (total / size for total in self.sums)  # [groups, B, C], [groups, B]
+        parts = (
+            (m.to(self.dtype), a.to(self.dtype)) for m, a in zip(means, aleatorics, strict=True)
+        )
+        chains = tuple(Predictive(m, a, None) for m, a in parts) if self.groups > 1 else ()
+        whole = (t.mean(0).to(self.dtype) for t in (means, aleatorics))
+        return Predictive(*whole, *(self.kept or (None,)), chains)
 
 
 class GaussianSums(Sums):
-    def __init__(self, draws: int, rows: int, *, keep: bool | None, likelihood: Gaussian) -> None:
-        super().__init__(draws, rows, keep=keep)
+    def __init__(self, *shape: int, likelihood: Gaussian, **options: Any) -> None:
+        super().__init__(*shape, **options)
         self.likelihood = likelihood
 
     def terms(self, outputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -208,13 +222,15 @@ class GaussianSums(Sums):
         return (mean, variance), (mean, variance, mean.double().square())
 
     def result(self) -> GaussianPredictive:
-        mean, aleatoric, square = (total / self.shape[0] for total in self.sums)
+        mean, aleatoric, square = (total.sum(0) / self.shape[0] for total in self.sums)
         epistemic = (square - mean.square()).clamp_min(0)
         moments = (t.to(self.dtype) for t in (mean, aleatoric, epistemic))
         return GaussianPredictive(*moments, *(self.kept or (None, None)))
 
 
-def sums_for(likelihood: Likelihood, draws: int, rows: int, *, keep: bool | None) -> Sums:
+def sums_for(
+    likelihood: Likelihood, draws: int, rows: int, *, keep: bool | None, groups: int = 1
+) -> Sums:
     if isinstance(likelihood, Gaussian):
-        return GaussianSums(draws, rows, keep=keep, likelihood=likelihood)
-    return ClassSums(draws, rows, keep=keep)
+        return GaussianSums(draws, rows, keep=keep, groups=groups, likelihood=likelihood)
+    return ClassSums(draws, rows, keep=keep, groups=groups)

@@ -13,7 +13,7 @@ from torch import Tensor
 _MASK = (1 << 64) - 1
 
 # What a stream of random numbers is for. The numbers are part of every saved run: never reuse one.
-INITIALISATION, SECOND_SET, DATA_ORDER, NOISE, PREDICTION, SPREAD = range(6)
+INITIALISATION, SECOND_SET, DATA_ORDER, NOISE, PREDICTION, SPREAD, SAMPLER = range(7)
 
 
 def derive(seed: int, *purpose: int) -> int:

@@ -46,7 +46,7 @@ def _library(source: Path, defines: list[str]) -> Path:
     """Path of the compiled source, from the cache if it is there."""
     compiler = _compiler()
     version = _output([*compiler, "--version"])
-    code = source.read_bytes()
+    code = b"".join(file.read_bytes() for file in sorted(SOURCES.glob("*.[ch]pp")))  # and includes
     errors = []
     for native in NATIVE:
         flags = [flag for flag in (*FLAGS, native, *defines) if flag]

@@ -30,6 +30,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 LIKELIHOODS = ("categorical", "gaussian", "gaussian-heteroscedastic")
 MAX_THREADS = 64
+NO_MEMORY = 3  # of the enum Error
 
 
 # of a layer's weights [M, out, in] and of its bias [M, out]
@@ -124,6 +125,11 @@ def outputs(
 _threads = 0  # of the kernel; 0: as many as torch has
 
 
+def threads() -> int:
+    """How many the kernel may use now."""
+    return min(_threads or torch.get_num_threads(), MAX_THREADS)
+
+
 @contextlib.contextmanager
 def alone_on_the_cores() -> Iterator[None]:
     """Inside, the kernel has all of torch's threads and torch's own operations have one.
@@ -163,7 +169,7 @@ class Call(NamedTuple):
     seed: int
 
 
-class _Job(ctypes.Structure):
+class Job(ctypes.Structure):
     """struct Job of mlp.cpp, field by field."""
 
     _fields_ = (
@@ -237,7 +243,7 @@ def _run(call: Call, grads: list[Tensor] | None, outputs: Tensor | None = None) 
         rest = iter(grads)
         for name, tensors in (("weight_grads", call.weights), ("bias_grads", call.biases)):
             arrays[name] = _pointers([None if t is None else next(rest) for t in tensors])
-    job = _Job(
+    job = Job(
         members=M,
         layers=L,
         rows=N,
@@ -251,7 +257,7 @@ def _run(call: Call, grads: list[Tensor] | None, outputs: Tensor | None = None) 
         seed=call.seed & 0xFFFFFFFFFFFFFFFF,
         noise=call.noise,
         likelihood=call.likelihood,
-        threads=min(_threads or torch.get_num_threads(), MAX_THREADS),
+        threads=threads(),
         **{name: ctypes.addressof(array) for name, array in arrays.items()},
     )
     match library.mlp_nll(ctypes.byref(job)):
@@ -292,15 +298,8 @@ def check(
     for p in dropout:
         if not 0 <= p < 1:
             raise ValueError(f"dropout must be in [0, 1), got {p}")
-    kind, noise = (likelihood, 1.0) if isinstance(likelihood, str) else likelihood
-    if kind not in LIKELIHOODS or isinstance(likelihood, str) is (kind == "gaussian"):
-        raise ValueError(
-            "likelihood must be 'categorical', ('gaussian', noise) or 'gaussian-heteroscedastic', "
-            f"got {likelihood!r}"
-        )
-    if not 0 < noise < math.inf:
-        raise ValueError(f"the noise of the Gaussian likelihood must be positive, got {noise}")
-
+    code, noise = likelihood_code(likelihood)
+    kind = LIKELIHOODS[code]
     dtype = weights[0].dtype
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"weights[0] must be float32 or float64, got {dtype}")
@@ -350,11 +349,24 @@ def check(
         widths,
         [CODES[f] for f in activation],
         [float(p) for p in dropout],
-        LIKELIHOODS.index(kind),
+        code,
         noise,
         members,
         seed,
     )
+
+
+def likelihood_code(likelihood: Likelihood) -> tuple[int, float]:
+    """The number of mlp.cpp's enum, and the noise of a Gaussian."""
+    kind, noise = (likelihood, 1.0) if isinstance(likelihood, str) else likelihood
+    if kind not in LIKELIHOODS or isinstance(likelihood, str) is (kind == "gaussian"):
+        raise ValueError(
+            "likelihood must be 'categorical', ('gaussian', noise) or 'gaussian-heteroscedastic', "
+            f"got {likelihood!r}"
+        )
+    if not 0 < noise < math.inf:
+        raise ValueError(f"the noise of the Gaussian likelihood must be positive, got {noise}")
+    return LIKELIHOODS.index(kind), noise
 
 
 CODES = {name: code for code, name in enumerate(ACTIVATIONS)}

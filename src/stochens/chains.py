@@ -1,0 +1,43 @@
+"""What a sampler leaves beside its draws: how each transition went, and how to go on."""
+
+import dataclasses
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chains:
+    """Of a posterior whose members are the draws of several chains, one chain after the other.
+
+    `stats` are [chains, draws] after the warm-up: likelihood and prior energies, energy, accept,
+    step, depth, leapfrogs and diverged, as far as the sampler has them. `state` is the whole state
+    of the sampler, by name; `settings` are those that going on must share.
+    """
+
+    sampler: str
+    count: int
+    stats: dict[str, Tensor]
+    state: dict[str, Tensor]
+    settings: dict[str, Any]
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        return {"chains.stats": self.stats, "chains.state": self.state}
+
+    def description(self) -> dict[str, Any]:
+        return {"sampler": self.sampler, "count": self.count, "settings": self.settings}
+
+    @classmethod
+    def read(
+        cls, kinds: dict[str, dict[str, Tensor]], about: dict[str, Any] | None
+    ) -> "Chains | None":
+        """From what `tensors` and `description` gave."""
+        if about is None:
+            return None
+        return cls(
+            sampler=about["sampler"],
+            count=about["count"],
+            settings=about["settings"],
+            stats=kinds.get("chains.stats", {}),
+            state=kinds.get("chains.state", {}),
+        )

@@ -1,0 +1,175 @@
+"""Who takes the leapfrog steps: torch, a CUDA graph of torch, or a compiled kernel."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from stochens.errors import InputError
+from stochens.kernels.fused import chain, likelihood_for, runs_here
+from stochens.kernels.nuts import CpuChains, cpu_library, layers_of
+from stochens.posteriors import fixed, nuts
+from stochens.posteriors.adaptation import Adaptation
+from stochens.posteriors.problem import Problem
+from stochens.posteriors.target import Target
+from stochens.posteriors.trajectory import (
+    MAX_ENERGY_ERROR,
+    Guard,
+    Record,
+    Rules,
+    State,
+    always,
+    look,
+)
+
+Iterate = Callable[[State, Target, Rules, Record, Guard], State]
+GRAPH_WARMUP = 3  # runs before a capture, so that libraries have made what they make once
+
+
+class Runner(Protocol):
+    """Holds the chains' state and moves it on."""
+
+    def state(self) -> State: ...
+
+    def advance(self, iterations: int) -> None:
+        """At most so many leapfrog steps of every chain."""
+
+
+def rule(rules: Rules) -> Iterate:
+    return fixed.iterate if rules.length else nuts.iterate
+
+
+class Eager:
+    """Plain torch, one operation after the other: the reference that the others are held to."""
+
+    def __init__(self, state: State, target: Target, rules: Rules, record: Record) -> None:
+        self._state, self._target, self._rules, self._record = state, target, rules, record
+
+    def state(self) -> State:
+        return self._state
+
+    def advance(self, iterations: int) -> None:
+        iterate = rule(self._rules)
+        for _ in range(iterations):
+            self._state = iterate(self._state, self._target, self._rules, self._record, look)
+
+
+class Graph:
+    """The same operations, recorded once as a CUDA graph and replayed: Python is not in the loop.
+
+    Warming up and recording move the chains too, so their state is put back after it.
+    """
+
+    def __init__(self, state: State, target: Target, rules: Rules, record: Record) -> None:
+        self._static = tensors(state)
+        before = [t.clone() for t in self._static]
+        kept = [t.clone() for t in record]
+        self._graph = torch.cuda.CUDAGraph()
+        iterate = rule(rules)
+
+        def step() -> None:
+            new = iterate(restored(self._static), target, rules, record, always)
+            torch._foreach_copy_(self._static, tensors(new))
+
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(GRAPH_WARMUP):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.graph(self._graph):
+            step()
+        torch._foreach_copy_(self._static, before)
+        torch._foreach_copy_(list(record), kept)
+
+    def state(self) -> State:
+        return restored(self._static)
+
+    def advance(self, iterations: int) -> None:
+        for _ in range(iterations):
+            self._graph.replay()
+
+
+def tensors(state: State) -> list[Tensor]:
+    """Every tensor of a state, in order, as memory of its own."""
+    flat = [*state[:-1], *state.adaptation]
+    seen: set[int] = set()
+    own = []
+    for t in flat:
+        t = t.contiguous()
+        own.append(t.clone() if t.data_ptr() in seen else t)
+        seen.add(own[-1].data_ptr())
+    return own
+
+
+def restored(flat: list[Tensor]) -> State:
+    """The inverse of `tensors`."""
+    fields = len(State._fields) - 1
+    return State(*flat[:fields], Adaptation(*flat[fields:]))
+
+
+def names() -> list[str]:
+    """The names of `tensors`, in order."""
+    return [*State._fields[:-1], *Adaptation._fields]
+
+
+def choose(
+    engine: str, problem: Problem, target: Target, state: State, rules: Rules, record: Record
+) -> Runner:
+    """The fastest way that fits."""
+    if engine in ("auto", "fused"):
+        compiled = _compiled(problem, state, rules, record)
+        if compiled is not None:
+            return compiled
+        if engine == "fused":
+            raise InputError(
+                "engine='fused' runs chains of small Linear layers and activations where there is "
+                "a compiler, not this network here; use engine='auto'"
+            )
+    if state.key.device.type == "cuda" and engine != "loop":
+        return Graph(state, target, rules, record)
+    return Eager(state, target, rules, record)
+
+
+class Compiled:
+    """A kernel that works on the state in place."""
+
+    def __init__(self, static: list[Tensor], kernel: CpuChains) -> None:
+        self._static, self._kernel = static, kernel
+
+    def state(self) -> State:
+        return restored(self._static)
+
+    def advance(self, iterations: int) -> None:
+        self._kernel.advance(iterations)
+
+
+def _compiled(problem: Problem, state: State, rules: Rules, record: Record) -> Compiled | None:
+    steps = chain(problem.net)
+    likelihood = likelihood_for(problem.likelihood)
+    if steps is None or likelihood is None or not runs_here(steps, problem.x):
+        return None
+    layers = layers_of(steps, problem.shapes)
+    if layers is None or cpu_library(problem.x.dtype) is None:
+        return None
+    static = tensors(state)
+    M, D = state.tree_q.shape
+    numbers = {
+        **{k: v for k, v in rules._asdict().items() if k != "windows"},
+        "chains": M,
+        "parameters": D,
+        "checkpoints": state.check_p.shape[1],
+        "transitions": record.stats.shape[1],
+        "samples": record.draws.shape[1],
+        "max_error": MAX_ENERGY_ERROR,
+        "precision": problem.prior_precision,
+    }
+    named = {
+        **rules.windows._asdict(),
+        "draws": record.draws,
+        "stats": record.stats,
+        **dict(zip(names(), static, strict=True)),
+    }
+    kernel = CpuChains(layers, problem.x, problem.y, likelihood, numbers, named)
+    return Compiled(static, kernel)

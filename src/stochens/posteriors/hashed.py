@@ -1,0 +1,47 @@
+"""Random numbers as a pure function of (key, transition, purpose, index): no generator, no state.
+
+A chain's numbers depend on its key alone, whoever asks for them, in whatever company and on
+whatever device. So a chain can be stopped and gone on with, moved, or run by another engine
+(kernels/nuts.hpp has the same function) and stays the same chain.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+# What a number is for.
+MOMENTUM, LEAF, DIRECTION, MERGE, LENGTH = range(5)
+PURPOSES = 8
+
+# splitmix64 (Steele, Lea and Flood, 2014), its constants as signed numbers, since torch has those
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+SECOND = 0x94D049BB133111EB - (1 << 64)
+
+
+def _unsigned_shift(z: Tensor, by: int) -> Tensor:
+    return (z >> by) & ((1 << (64 - by)) - 1)
+
+
+def mix(z: Tensor) -> Tensor:
+    """The finaliser of splitmix64: int64 of any shape to int64 whose every bit depends on all."""
+    z = (z ^ _unsigned_shift(z, 30)) * FIRST
+    z = (z ^ _unsigned_shift(z, 27)) * SECOND
+    return z ^ _unsigned_shift(z, 31)
+
+
+def uniform(key: Tensor, transition: Tensor, purpose: int, index: Tensor) -> Tensor:
+    """float64 in (0, 1) of the shape of key, transition and index broadcast together."""
+    stream = mix(key + (transition * PURPOSES + purpose + 1) * GOLDEN)
+    bits = _unsigned_shift(mix(stream + (index + 1) * GOLDEN), 11)
+    return (bits.double() + 0.5) * 2.0**-53
+
+
+def normal(key: Tensor, transition: Tensor, purpose: int, count: int) -> Tensor:
+    """float64 from N(0, 1): key, transition [M] -> [M, count], by the Box-Muller transform."""
+    index = torch.arange(count, device=key.device)
+    key, transition = key.unsqueeze(1), transition.unsqueeze(1)
+    radius = (-2 * uniform(key, transition, purpose, index).log()).sqrt()
+    angle = uniform(key, transition, purpose, index + count)
+    return radius * (2 * math.pi * angle).cos()

@@ -1,0 +1,165 @@
+"""What every sampler prepares: the network, the data and where each chain begins, checked."""
+
+import hashlib
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stochens import likelihoods, methods
+from stochens.checks import check_network, own_dropout, positive, probe_outputs
+from stochens.data.source import source
+from stochens.errors import InputError
+from stochens.likelihoods import Likelihood
+from stochens.members import (
+    Builder,
+    Params,
+    builder,
+    init,
+    init_from_prior,
+    plain_attention,
+    size,
+    trainable,
+)
+from stochens.methods import stochastic_layers
+from stochens.posterior import Posterior, Recipe
+from stochens.randomness import derive, seeded
+
+Start = str | Params | Posterior
+
+
+class Problem(NamedTuple):
+    """A posterior to sample, on its device."""
+
+    net: nn.Module
+    likelihood: Likelihood
+    x: Tensor
+    y: Tensor
+    start: Params  # [chains, ...]
+    prior_precision: float
+    seed: int
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        return {name: p.shape[1:] for name, p in self.start.items()}
+
+    def posterior(self, params: Params, **fields: Any) -> Posterior:
+        """The draws as the kind of object that `fit` returns."""
+        return Posterior(
+            net=self.net.eval(),
+            params=params,
+            likelihood=self.likelihood,
+            recipe=Recipe(methods=tuple(methods.resolve("regular"))),
+            members=tuple(range(size(params))),
+            data_size=len(self.x),
+            prior_precision=self.prior_precision,
+            seed=self.seed,
+            **fields,
+        )
+
+    def fingerprint(self) -> str:
+        """Of the data, so that a run is not gone on with on other data."""
+        digest = hashlib.sha256()
+        for t in (self.x, self.y):
+            digest.update(str((tuple(t.shape), t.dtype)).encode())
+            digest.update(t.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+
+def prepare(
+    net: nn.Module | Builder,
+    data: Any,
+    *,
+    chains: int,
+    likelihood: str | Likelihood,
+    start: Start,
+    prior_precision: float,
+    seed: int,
+    device: str | torch.device | None,
+    dtype: torch.dtype | None,
+) -> Problem:
+    """Check everything that can be checked before the first step."""
+    positive(prior_precision=prior_precision)
+    if dtype not in (None, torch.float32, torch.float64):
+        raise InputError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+    like = likelihoods.resolve(likelihood)
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    given = source(data)
+    if given.loader is not None:
+        raise InputError("samplers need all of the data at once, not a DataLoader; give (x, y)")
+    y = like.check_targets(given.y)
+    build = builder(net)
+    with seeded(derive(seed)):
+        plain = build()
+    check_network(plain)
+    x = given.x
+    if dtype is not None:
+        plain, x = plain.to(dtype), x.to(dtype) if x.is_floating_point() else x
+        y = y.to(dtype) if y.is_floating_point() else y
+    _refuse_noise(plain, x[:4].cpu())
+    plain = like.prepare(plain.eval(), y)
+    like.check_outputs(probe_outputs(plain, x[:4].cpu()), y)
+    params = _start(plain, lambda: like.prepare(build(), y), start, chains, seed, prior_precision)
+    return Problem(
+        net=plain.to(place).eval(),
+        likelihood=like,
+        x=x.to(place),
+        y=y.to(place),
+        start={name: p.to(place) for name, p in params.items()},
+        prior_precision=prior_precision,
+        seed=seed,
+    )
+
+
+def _refuse_noise(net: nn.Module, few: Tensor) -> None:
+    """A density must have one value at one point."""
+    noisy = list(stochastic_layers(net))
+    if not noisy:
+        try:
+            with torch.no_grad(), plain_attention():
+                outputs = []
+                for attempt in range(2):
+                    with seeded(attempt):
+                        outputs.append(net(few))
+        except (RuntimeError, IndexError, TypeError, ValueError):
+            return  # said better by the probe that follows
+        if not isinstance(outputs[0], Tensor) or torch.equal(
+            outputs[0].nan_to_num(), outputs[1].nan_to_num()
+        ):
+            return
+        noisy = own_dropout(net)
+    where = f" ({', '.join(noisy)})" if noisy else ""
+    raise InputError(
+        f"the network is stochastic{where}: two passes over the same inputs differ, so that its "
+        "log density has no value to sample from. Give the plain network; its own dropout is off "
+        "after net.eval()"
+    )
+
+
+def _start(
+    net: nn.Module, build: Builder, start: Start, chains: int, seed: int, precision: float
+) -> Params:
+    """Where each chain begins, [chains, ...], in the network's own order."""
+    wanted = trainable(net)
+    if isinstance(start, Posterior):
+        if len(start) < chains:
+            raise InputError(f"start has {len(start)} members, fewer than chains = {chains}")
+        each = [start.member(k) for k in range(chains)]
+        if not all(name in each[0] for name in wanted):
+            missing = next(name for name in wanted if name not in each[0])
+            raise InputError(f"start: parameter {missing!r} is absent in the posterior given")
+        given = {name: torch.stack([one[name] for one in each]) for name in wanted}
+    elif isinstance(start, dict):
+        given = start
+    elif start in ("prior", "default"):
+        given = init(build, members=range(chains), seed=seed)
+        if start == "prior":
+            given = init_from_prior(given, members=range(chains), seed=seed, sd=precision**-0.5)
+    else:
+        raise InputError(f"start must be 'prior', 'default', Params or a Posterior, got {start!r}")
+    for name, p in wanted.items():
+        want = (chains, *p.shape)
+        got = tuple(given[name].shape) if name in given else "absent"
+        if got != want:
+            raise InputError(f"start: parameter {name!r} must be {want}, got {got}")
+    return {name: given[name].detach().to("cpu", p.dtype) for name, p in wanted.items()}

@@ -1,0 +1,374 @@
+"""`nuts` and `hmc`: reference posteriors, on the same stacked parameters as everything else."""
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stochens import storage
+from stochens.chains import Chains
+from stochens.checks import positive, whole
+from stochens.errors import InputError
+from stochens.likelihoods import Likelihood
+from stochens.members import Builder, Engine
+from stochens.memory import activation_bytes, free_bytes
+from stochens.posterior import Posterior
+from stochens.posteriors import adaptation
+from stochens.posteriors import nuts as tree
+from stochens.posteriors.diagnostics import warn_of_trouble
+from stochens.posteriors.engines import choose
+from stochens.posteriors.problem import Problem, Start, prepare
+from stochens.posteriors.run import Saver, Snapshot, reasonable_step, run
+from stochens.posteriors.target import NetworkTarget, Target, flatten, unflatten
+from stochens.posteriors.trajectory import STATS, Record, Rules, State, initial
+from stochens.progress import progress_bar
+from stochens.randomness import SAMPLER, derive
+
+MEMORY_SHARE = 0.25  # of what is free, for the activations of one gradient
+SAVE_EVERY = 60.0  # seconds between checkpoints
+FORMAT = "stochens sampler 1"
+
+
+def nuts(
+    net: nn.Module | Builder,
+    data: Any,
+    *,
+    chains: int = 4,
+    samples: int = 2000,
+    warmup: int = 2000,
+    prior_precision: float = 1.0,
+    likelihood: str | Likelihood = "categorical",
+    start: Start = "prior",
+    target_accept: float = 0.8,
+    max_depth: int = 10,
+    step_size: float | None = None,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    engine: str = "auto",
+    progress: bool | None = None,
+    resume: Posterior | None = None,
+    checkpoint: str | Path | None = None,
+) -> Posterior:
+    """The posterior by the no-U-turn sampler, all chains at once: the reference to measure against.
+
+    Every draw of every chain is a member of the Posterior that is returned, chain after chain;
+    `posterior.chains` has how each transition went. Samples  exp(-N nll - lambda / 2 |theta|^2)  on
+    all of the data; the cost of a gradient is that of a full batch.
+
+    net, data, likelihood: as in `fit`, but not a DataLoader. The network must not be stochastic.
+    samples, warmup: of each chain. Step size and diagonal mass are learned in the warm-up.
+    start: "prior", "default" (the layers' own), a Posterior (its first members, one for each
+        chain), or Params [chains, ...].
+    target_accept: nearer to 1 makes smaller steps and fewer divergences.
+    max_depth: a trajectory has at most 2^max_depth - 1 leapfrog steps.
+    step_size: where the warm-up begins; searched for when None.
+    dtype: float32 or float64; the network's own when None.
+    engine: "auto", "fused" (a compiled kernel, for small MLPs), "vmap" (a CUDA graph on a GPU) or
+        "loop".
+    resume: what an interrupted call returned, or a finished one when more samples are wanted. The
+        draws are those that one long run would have made.
+    checkpoint: a folder to save the run in once a minute; a run that is found there is gone on with.
+
+    >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+    >>> posterior = nuts(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), samples=50, warmup=50)
+    >>> posterior.predict(x).probs.shape
+    torch.Size([200, 40, 2])
+    """
+    if not 1 <= max_depth <= 16:
+        raise InputError(f"max_depth must be in 1 to 16, got {max_depth!r}")
+    whole(warmup=warmup)
+    rules = Rules(warmup, adaptation.windows(warmup), target_accept, max_depth=max_depth)
+    return _sample("nuts", rules, **_without(locals(), "max_depth", "warmup", "target_accept"))
+
+
+def hmc(
+    net: nn.Module | Builder,
+    data: Any,
+    *,
+    chains: int = 4,
+    samples: int = 200,
+    warmup: int = 100,
+    prior_precision: float = 1.0,
+    likelihood: str | Likelihood = "categorical",
+    start: Start = "prior",
+    trajectory: float | None = None,
+    jitter: float = 0.2,
+    target_accept: float = 0.8,
+    adapt_mass: bool = False,
+    max_leapfrogs: int = 10_000,
+    step_size: float | None = None,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    engine: str = "auto",
+    progress: bool | None = None,
+    resume: Posterior | None = None,
+    checkpoint: str | Path | None = None,
+) -> Posterior:
+    """The posterior by Hamiltonian Monte Carlo on the full batch, trajectories of a fixed length.
+
+    For networks too large for NUTS, whose trajectories double until they turn. The length is
+    `trajectory`, by default pi / 2 standard deviations of the prior (Izmailov et al., 2021), varied
+    by the share `jitter` both ways, so that no direction can resonate with it; it is cut into
+    steps of the size that the warm-up finds, at most `max_leapfrogs`. Other options are those of
+    `nuts`.
+
+    >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+    >>> posterior = hmc(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), samples=50, warmup=50)
+    >>> posterior.predict(x).probs.shape
+    torch.Size([200, 40, 2])
+    """
+    positive(prior_precision=prior_precision)
+    length = math.pi / 2 * prior_precision**-0.5 if trajectory is None else trajectory
+    positive(trajectory=length)
+    whole(warmup=warmup, max_leapfrogs=max_leapfrogs)
+    if not 0 <= jitter < 1:
+        raise InputError(f"jitter must be a share in [0, 1), got {jitter!r}")
+    rules = Rules(
+        warmup,
+        adaptation.windows(warmup, mass=adapt_mass),
+        target_accept,
+        max_depth=1,
+        length=length,
+        jitter=jitter,
+        max_leapfrogs=max_leapfrogs,
+    )
+    own = ("trajectory", "jitter", "adapt_mass", "max_leapfrogs", "length", "warmup")
+    return _sample("hmc", rules, **_without(locals(), *own, "target_accept"))
+
+
+def _without(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: v for name, v in arguments.items() if name not in (*names, "rules", "own")}
+
+
+def _sample(
+    sampler: str,
+    rules: Rules,
+    *,
+    net: nn.Module | Builder,
+    data: Any,
+    chains: int,
+    samples: int,
+    prior_precision: float,
+    likelihood: str | Likelihood,
+    start: Start,
+    step_size: float | None,
+    seed: int,
+    device: str | torch.device | None,
+    dtype: torch.dtype | None,
+    engine: str,
+    progress: bool | None,
+    resume: Posterior | None,
+    checkpoint: str | Path | None,
+) -> Posterior:
+    whole(chains=chains, samples=samples)
+    if not 0 < rules.target_accept < 1:
+        raise InputError(f"target_accept must be in (0, 1), got {rules.target_accept!r}")
+    if step_size is not None:
+        positive(step_size=step_size)
+    problem = prepare(
+        net,
+        data,
+        chains=chains,
+        likelihood=likelihood,
+        start=start,
+        prior_precision=prior_precision,
+        seed=seed,
+        device=device,
+        dtype=dtype,
+    )
+    target = _target(problem, engine)
+    settings = _settings(sampler, rules, problem, chains)
+    snapshot = _found(resume, checkpoint, settings)
+    if snapshot is None:
+        state = _beginning(problem, target, rules, chains, step_size)
+        record = _empty(state, rules, samples)
+    else:
+        state, record = _continued(snapshot, rules, samples, problem.x.device)
+    runner = choose(engine, problem, target, state, rules, record)
+    saver = _saver(checkpoint, settings)
+    total = record.stats.shape[1] * chains
+    with progress_bar(sampler, total=total, show=progress) as bar:
+        bar.advance(int(state.transition.sum()))
+        whole_run = run(runner, record, rules, bar, saver)
+    if saver is not None:
+        saver.now(runner.state(), record)
+    return _result(sampler, problem, runner.state(), record, rules, settings, whole_run)
+
+
+def _target(problem: Problem, engine: str) -> NetworkTarget:
+    if engine not in ("auto", "fused", "vmap", "loop"):
+        raise InputError(f"engine must be 'auto', 'fused', 'vmap' or 'loop', got {engine!r}")
+    way: Engine = "loop" if engine == "loop" else "vmap"
+    chains = len(next(iter(problem.start.values())))
+    one = activation_bytes(problem.net, problem.x[:1])
+    room = MEMORY_SHARE * free_bytes(problem.x.device)
+    rows = max(1, min(len(problem.x), int(room / (4 * chains * max(one, 1)))))
+    return NetworkTarget(
+        problem.net,
+        problem.likelihood,
+        problem.x,
+        problem.y,
+        problem.shapes,
+        problem.prior_precision,
+        rows,
+        way,
+    )
+
+
+def _settings(sampler: str, rules: Rules, problem: Problem, chains: int) -> dict[str, Any]:
+    """What a run that goes on must share with the one before it."""
+    plain = {k: v for k, v in rules._asdict().items() if k != "windows"}
+    return {
+        "sampler": sampler,
+        "chains": chains,
+        "seed": problem.seed,
+        "prior_precision": problem.prior_precision,
+        "dtype": str(next(iter(problem.start.values())).dtype),
+        "slow": int(rules.windows.slow.sum()),
+        "data": problem.fingerprint(),
+        **plain,
+    }
+
+
+def _beginning(
+    problem: Problem, target: Target, rules: Rules, chains: int, step_size: float | None
+) -> State:
+    q = flatten(problem.start)
+    energy, g = target(q)
+    _refuse_bad_start(problem, q, energy, g)
+    keys = [derive(problem.seed, SAMPLER, chain) for chain in range(chains)]
+    key = torch.tensor(keys, device=q.device)
+    if step_size is None:
+        log_step = reasonable_step(q, energy, g, target, key)
+    else:
+        log_step = torch.full_like(energy, math.log(step_size))
+    return initial(q, energy, g, target, log_step, key, rules, tree.checkpoints(rules.max_depth))
+
+
+def _refuse_bad_start(problem: Problem, q: Tensor, energy: Tensor, g: Tensor) -> None:
+    fine = energy.isfinite() & g.isfinite().all(1)
+    if bool(fine.all()):
+        return
+    chain = int((~fine).nonzero()[0])
+    here, slopes = (unflatten(t[chain : chain + 1], problem.shapes) for t in (q, g))
+    for values, what in ((here, "is not finite there"), (slopes, "has no finite gradient there")):
+        for name, value in values.items():
+            if not bool(value.isfinite().all()):
+                raise InputError(
+                    f"chain {chain} cannot start: its log density is {-float(energy[chain])}, and "
+                    f"parameter {name!r} {what}. Check the data for NaN, or give another start"
+                )
+    name = max(here, key=lambda n: float(here[n].abs().max()))
+    raise InputError(
+        f"chain {chain} cannot start: its log density is {-float(energy[chain])}; its largest "
+        f"parameter is {name!r}, up to {float(here[name].abs().max()):.3g}. Check the data for "
+        "NaN, or give another start"
+    )
+
+
+def _empty(state: State, rules: Rules, samples: int) -> Record:
+    M, D = state.tree_q.shape
+    stats = torch.zeros(M, rules.warmup + samples, len(STATS), dtype=torch.float64)
+    return Record(state.tree_q.new_zeros(M, samples, D), stats.to(state.tree_q.device))
+
+
+# Going on -----------------------------------------------------------------------------------------
+
+
+def _found(
+    resume: Posterior | None, checkpoint: str | Path | None, settings: dict[str, Any]
+) -> Snapshot | None:
+    if resume is not None:
+        if resume.chains is None or not resume.chains.state:
+            raise InputError("resume must be what nuts or hmc returned; it holds no chains")
+        _refuse_other(settings, resume.chains.settings, "resume")
+        return Snapshot.of(resume.chains.state)
+    if checkpoint is None or not (Path(checkpoint) / storage.DESCRIPTION).exists():
+        return None
+    named, about = storage.read_folder(checkpoint, FORMAT)
+    with storage.reading(checkpoint):
+        _refuse_other(settings, about["settings"], str(checkpoint))
+        return Snapshot.of(named)
+
+
+def _refuse_other(now: dict[str, Any], then: dict[str, Any], where: str) -> None:
+    for name, value in now.items():
+        if then.get(name) != value:
+            what = "the data differ" if name == "data" else f"{name} was {then.get(name)!r}"
+            raise InputError(
+                f"{where} is of another run: {what}"
+                + ("" if name == "data" else f" there and is {value!r} now")
+            )
+
+
+def _continued(
+    snapshot: Snapshot, rules: Rules, samples: int, device: torch.device
+) -> tuple[State, Record]:
+    named = {name: t.to(device) for name, t in snapshot.named().items()}
+    state, old = Snapshot.of(named)
+    if samples < old.draws.shape[1]:
+        raise InputError(
+            f"samples = {samples}, but the run to go on with has room for {old.draws.shape[1]}"
+        )
+    record = _empty(state, rules, samples)
+    record.draws[:, : old.draws.shape[1]] = old.draws
+    record.stats[:, : old.stats.shape[1]] = old.stats
+    return state, record
+
+
+def _saver(checkpoint: str | Path | None, settings: dict[str, Any]) -> Saver | None:
+    if checkpoint is None:
+        return None
+    path = Path(checkpoint)
+    if path.exists() and not (path / storage.DESCRIPTION).exists():
+        storage.new_folder(path)
+
+    def write(named: dict[str, Tensor]) -> None:
+        storage.write_folder(path, FORMAT, named, {"settings": settings}, overwrite=True)
+
+    return Saver(write, SAVE_EVERY)
+
+
+# What comes of it ---------------------------------------------------------------------------------
+
+
+def _result(
+    sampler: str,
+    problem: Problem,
+    state: State,
+    record: Record,
+    rules: Rules,
+    settings: dict[str, Any],
+    whole_run: bool,
+) -> Posterior:
+    made = int(state.transition.min()) - rules.warmup  # draws that every chain has
+    if made < 1:
+        raise KeyboardInterrupt(
+            f"{sampler} was stopped in its warm-up, at transition {made + rules.warmup} of "
+            f"{rules.warmup}: there are no draws yet. checkpoint=FOLDER would have kept it"
+        )
+    draws = record.draws[:, :made]  # [chains, made, D]
+    stats = record.stats[:, rules.warmup : rules.warmup + made].cpu()
+    snapshot = Snapshot(state, record).named()
+    chains = Chains(
+        sampler=sampler,
+        count=len(draws),
+        stats={name: stats[..., i] for i, name in enumerate(STATS)},
+        state={name: t.cpu() for name, t in snapshot.items()},
+        settings=settings,
+    )
+    params = unflatten(draws.reshape(-1, draws.shape[2]), problem.shapes)
+    posterior = problem.posterior(params, chains=chains)
+    if not whole_run:
+        warnings.warn(
+            f"stopped after {made} of {record.draws.shape[1]} draws of each chain, which are kept; "
+            f"the same call with resume=posterior goes on",
+            stacklevel=4,
+        )
+    warn_of_trouble(posterior, stacklevel=5)
+    return posterior

@@ -1,0 +1,97 @@
+"""The density to sample: U(q) = N nll(q) + lambda / 2 |q|^2 over flat positions q [M, D].
+
+The two energies are kept apart, in float64: in float32 the likelihood's is so large that the
+prior's part in a difference would drown in its rounding.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from stochens.likelihoods import Likelihood
+from stochens.members import Engine, Params, forward
+
+LIKELIHOOD, PRIOR, KINETIC = range(3)  # the columns of an energy [M, 3]
+
+
+class Target(Protocol):
+    """What a sampler needs to know of a density over D numbers."""
+
+    precision: float  # of the Gaussian prior; 0 for none
+
+    def __call__(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """q [M, D] -> the likelihood's energy [M], float64, and dU / dq [M, D] of the whole."""
+
+
+def prior_energy(q: Tensor, precision: float) -> Tensor:
+    """lambda / 2 |q|^2, [M], float64."""
+    return 0.5 * precision * q.double().square().sum(-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Density:
+    """Any function of one's own: energy(q [M, D]) -> [M], differentiable. For tests and study."""
+
+    energy: Callable[[Tensor], Tensor]
+    precision: float = 0.0
+
+    def __call__(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            q = q.detach().requires_grad_()
+            energy = self.energy(q)  # [M]
+            (grad,) = torch.autograd.grad(energy.sum(), q)
+        return energy.detach().double(), grad + self.precision * q.detach()
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkTarget:
+    """A network's posterior on all of its data, every chain at once.
+
+    `rows` at a time go through the network: the gradient of a sum is summed over its parts.
+    """
+
+    net: nn.Module
+    likelihood: Likelihood
+    x: Tensor  # [N, ...]
+    y: Tensor  # [N] or [N, targets]
+    shapes: dict[str, torch.Size]
+    precision: float
+    rows: int
+    engine: Engine = "vmap"
+
+    def __call__(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        total = q.new_zeros(len(q), dtype=torch.float64)
+        grad = self.precision * q.detach()
+        with torch.enable_grad():
+            q = q.detach().requires_grad_()
+            params = unflatten(q, self.shapes)
+            for top in range(0, len(self.x), self.rows):
+                x, y = self.x[top : top + self.rows], self.y[top : top + self.rows]
+                outputs = forward(self.net, params, x, engine=self.engine)  # [M, B, C]
+                nll = len(x) * self.likelihood.nll(outputs, y.expand(len(q), *y.shape))  # [M]
+                more = top + self.rows < len(self.x)
+                (part,) = torch.autograd.grad(nll.sum(), q, retain_graph=more)
+                total += nll.detach()
+                grad += part
+        return total, grad
+
+
+def flatten(params: Params) -> Tensor:
+    """Params of M members as [M, D], in their order.
+
+    >>> flatten({"w": torch.ones(3, 2, 2), "b": torch.zeros(3, 2)}).shape
+    torch.Size([3, 6])
+    """
+    return torch.cat([p.flatten(1) for p in params.values()], dim=1)
+
+
+def unflatten(q: Tensor, shapes: dict[str, torch.Size]) -> Params:
+    """[M, D] as Params; `shapes` are those of one member."""
+    parts = q.split([shape.numel() for shape in shapes.values()], dim=1)
+    return {
+        name: part.view(len(q), *shape)
+        for (name, shape), part in zip(shapes.items(), parts, strict=True)
+    }
