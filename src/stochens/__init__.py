@@ -15,7 +15,9 @@ from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular,
 from stochens.networks import FRN, MLP
 from stochens.posterior import Posterior, load
 from stochens.posterior import join_posteriors as join
+from stochens.posteriors.diagnostics import diagnose
 from stochens.posteriors.sampling import hmc, nuts
+from stochens.posteriors.sgmcmc import sgmcmc
 from stochens.posteriors.swag import multiswa, multiswag
 from stochens.predict import GaussianPredictive, Predictive
 from stochens.report.compare import compare
@@ -38,6 +40,7 @@ __all__ = [
     "Regular",
     "__version__",
     "compare",
+    "diagnose",
     "fit",
     "freeze_batchnorm",
     "hmc",
@@ -49,6 +52,7 @@ __all__ = [
     "multiswag",
     "nuts",
     "replace_batchnorm",
+    "sgmcmc",
     "stochastic",
     "toy_set",
 ]

@@ -208,8 +208,9 @@ class ClassSums(Sums):
             (m.to(self.dtype), a.to(self.dtype)) for m, a in zip(means, aleatorics, strict=True)
         )
         chains = tuple(Predictive(m, a, None) for m, a in parts) if self.groups > 1 else ()
-        whole = (t.mean(0).to(self.dtype) for t in (means, aleatorics))
-        return Predictive(*whole, *(self.kept or (None,)), chains)
+        mean, aleatoric = (t.mean(0).to(self.dtype) for t in (means, aleatorics))
+        draws = self.kept[0] if self.kept else None
+        return Predictive(mean, aleatoric, draws, chains)
 
 
 class GaussianSums(Sums):

@@ -31,7 +31,7 @@ def load(name: str, *defines: str) -> ctypes.CDLL | None:
 
     Never raises: the reason why there is none goes to the log "stochens", once.
     """
-    if os.environ.get("STOCHENS_KERNELS", "").lower() == "off":
+    if switched_off():
         log.info("kernel %s is off: STOCHENS_KERNELS=off", name)
         return None
     try:
@@ -40,6 +40,10 @@ def load(name: str, *defines: str) -> ctypes.CDLL | None:
     except Exception as error:  # whatever goes wrong, the torch twin does the work
         log.info("kernel %s is not used: %s", name, error)
         return None
+
+
+def switched_off() -> bool:
+    return os.environ.get("STOCHENS_KERNELS", "").lower() == "off"
 
 
 def _library(source: Path, defines: list[str]) -> Path:

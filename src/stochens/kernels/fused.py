@@ -42,7 +42,7 @@ def fused_nll(
     """A function (params, rows [M, B] or None, step) -> mean NLL [M], or None where none fits."""
     steps = chain(net)
     code = likelihood_for(likelihood)
-    if steps is None or code is None or not runs_here(steps, x):
+    if steps is None or code is None or not _runs_here(steps, x):
         return None
     x = x.flatten(1).contiguous()
     ids = torch.tensor(members, dtype=torch.int64)
@@ -68,7 +68,7 @@ def fused_forward(net: nn.Module, params: Params, x: Tensor, *, seed: int) -> Te
     Noise on weights comes from torch's stream, noise on outputs from `seed`.
     """
     steps = chain(net)
-    if steps is None or not runs_here(steps, x):
+    if steps is None or not _runs_here(steps, x):
         return None
     return mlp.outputs(
         *_weights(steps, params),
@@ -79,7 +79,7 @@ def fused_forward(net: nn.Module, params: Params, x: Tensor, *, seed: int) -> Te
     )
 
 
-def runs_here(steps: list[Step], x: Tensor) -> bool:
+def _runs_here(steps: list[Step], x: Tensor) -> bool:
     """Whether the kernel takes these inputs: float rows of the right width, on the CPU."""
     if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
         return False

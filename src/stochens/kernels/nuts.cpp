@@ -5,7 +5,7 @@
 
 #define DEVICE inline
 namespace math {
-const double INF = INFINITY;
+inline double infinity() { return INFINITY; }
 using std::ceil;
 using std::cos;
 using std::exp;
@@ -31,7 +31,6 @@ struct Alone {
         }
         return total;
     }
-    void sync() {}
 };
 
 // N nll and its slope, of one chain's flat parameters

@@ -4,9 +4,9 @@
 //
 //     each(n, f)    f(i) for i < n, every i by the same thread each time
 //     sums(n, f)    the two sums over i < n of f(i), the same bits for every thread
-//     sync()        what any thread wrote, all can read
 //
-// and all its threads hold equal copies of the scalars, so that they branch alike.
+// and all its threads hold equal copies of the scalars, so that they branch alike. gradient(q, g)
+// returns the likelihood's energy and writes its slope into g, whose i is of the thread of i in each.
 
 typedef long long Int;
 typedef unsigned long long Bits;
@@ -37,7 +37,7 @@ struct Sampler {  // mirrored by nuts.py, field by field
     Bits *key;
     // the Adaptation of adaptation.py, in its order
     Real *inverse_mass, *mean, *scatter;
-    double *count, *log_step, *log_step_mean, *shortfall, *centre, *updates;
+    double *seen, *log_step, *log_step_mean, *shortfall, *centre, *updates;
 };
 
 enum { STATS = 8 };
@@ -60,7 +60,7 @@ DEVICE double normal_number(Bits key, Int transition, int purpose, Bits i, Bits 
 }
 DEVICE double log_add(double a, double b) {
     double top = a > b ? a : b, low = a > b ? b : a;
-    return top == -math::INF ? top : top + math::log1p(math::exp(low - top));
+    return top == -math::infinity() ? top : top + math::log1p(math::exp(low - top));
 }
 DEVICE int ones(Int n) {
     int count = 0;
@@ -79,7 +79,7 @@ template <class Team, class Gradient> struct Chain {
     Bits key;
     Energy start, tree, sub;
     double tree_weight, sub_weight, accept;
-    double count, log_step, log_step_mean, shortfall, centre, updates;
+    double seen, log_step, log_step_mean, shortfall, centre, updates;
     Real *tree_q, *tree_g, *tree_rho, *sub_q, *sub_g, *sub_rho, *inverse_mass, *mean, *scatter;
 
     DEVICE Chain(const Sampler &c, Int m, Team &team, Gradient &gradient)
@@ -89,7 +89,7 @@ template <class Team, class Gradient> struct Chain {
         key = c.key[m];
         start = read(c.start_energy), tree = read(c.tree_energy), sub = read(c.sub_energy);
         tree_weight = c.tree_weight[m], sub_weight = c.sub_weight[m], accept = c.accept[m];
-        count = c.count[m], log_step = c.log_step[m], log_step_mean = c.log_step_mean[m];
+        seen = c.seen[m], log_step = c.log_step[m], log_step_mean = c.log_step_mean[m];
         shortfall = c.shortfall[m], centre = c.centre[m], updates = c.updates[m];
         tree_q = c.tree_q + m * D, tree_g = c.tree_g + m * D, tree_rho = c.tree_rho + m * D;
         sub_q = c.sub_q + m * D, sub_g = c.sub_g + m * D, sub_rho = c.sub_rho + m * D;
@@ -100,7 +100,7 @@ template <class Team, class Gradient> struct Chain {
         c.leapfrogs[m] = leapfrogs, c.diverged[m] = diverged, c.transition[m] = transition;
         write(c.start_energy, start), write(c.tree_energy, tree), write(c.sub_energy, sub);
         c.tree_weight[m] = tree_weight, c.sub_weight[m] = sub_weight, c.accept[m] = accept;
-        c.count[m] = count, c.log_step[m] = log_step, c.log_step_mean[m] = log_step_mean;
+        c.seen[m] = seen, c.log_step[m] = log_step, c.log_step_mean[m] = log_step_mean;
         c.shortfall[m] = shortfall, c.centre[m] = centre, c.updates[m] = updates;
     }
     DEVICE Energy read(const double *e) const { return {e[3 * m], e[3 * m + 1], e[3 * m + 2]}; }
@@ -118,7 +118,6 @@ template <class Team, class Gradient> struct Chain {
             p[i] -= half * g[i];
             q[i] += step * inverse_mass[i] * p[i];
         });
-        team.sync();
         Energy here;
         here.likelihood = gradient(q, g);  // and its slope, into g
         Pair squares = team.sums(D, [&](Int i) {
@@ -151,7 +150,7 @@ template <class Team, class Gradient> struct Chain {
     // NUTS: the point joins the subtree, the subtree perhaps the tree, and the tree may be done
     DEVICE void grow(const Real *q, const Real *p, const Real *g, const Energy &here, double error,
                      bool bad) {
-        double weight = bad ? -math::INF : -error;
+        double weight = bad ? -math::infinity() : -error;
         sub_weight = log_add(sub_weight, weight);
         accept += math::fmin(1, math::exp(weight));
         if (math::log(uniform(key, transition, LEAF, leapfrogs)) < weight - sub_weight) {
@@ -167,7 +166,7 @@ template <class Team, class Gradient> struct Chain {
         if (good) good = !merge();
         if (!good || depth >= c.max_depth) return finish(accept / leapfrogs);
         side = uniform(key, transition, DIRECTION, depth) < 0.5;
-        leaf = 0, sub_weight = -math::INF;
+        leaf = 0, sub_weight = -math::infinity();
     }
 
     DEVICE bool checkpoint(const Real *p) {
@@ -232,20 +231,20 @@ template <class Team, class Gradient> struct Chain {
         double weight = math::pow(updates, -0.75);
         log_step_mean = weight * log_step + (1 - weight) * log_step_mean;
         if (c.slow[transition]) {
-            count += 1;
+            seen += 1;
             team.each(D, [&](Int i) {
                 Real before = tree_q[i] - mean[i];
-                mean[i] += before / Real(count);
+                mean[i] += before / Real(seen);
                 scatter[i] += before * (tree_q[i] - mean[i]);
             });
         }
         if (c.closes[transition]) {
-            Real n = count, others = count > 2 ? n - 1 : 1;
+            Real n = seen, others = seen > 2 ? n - 1 : 1;
             team.each(D, [&](Int i) {
                 inverse_mass[i] = scatter[i] / others * n / (n + 5) + Real(1e-3) * 5 / (n + 5);
                 mean[i] = 0, scatter[i] = 0;
             });
-            count = 0, updates = 0, shortfall = 0;
+            seen = 0, updates = 0, shortfall = 0;
             log_step = log_step_mean, centre = log_step_mean + 2.302585092994046;
         }
         if (transition == c.warmup - 1) log_step = log_step_mean;
@@ -263,7 +262,7 @@ template <class Team, class Gradient> struct Chain {
         });
         tree.kinetic = 0.5 * squares.first;
         start = tree;
-        tree_weight = 0, sub_weight = -math::INF, accept = 0;
+        tree_weight = 0, sub_weight = -math::infinity(), accept = 0;
         depth = leaf = leapfrogs = diverged = length = 0;
         side = c.length > 0 || uniform(key, transition, DIRECTION, 0) < 0.5;
         if (c.length > 0) {

@@ -5,27 +5,37 @@ engine to another, be saved and gone on with, and torch's own iteration is their
 """
 
 import ctypes
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stochens.kernels import build, mlp
-from stochens.kernels.fused import Step
+from stochens.kernels.fused import Step, chain, likelihood_for
+from stochens.likelihoods import Likelihood
 
-SIZES = ("chains", "parameters", "checkpoints", "warmup", "transitions", "samples")
-SIZES += ("max_depth", "max_leapfrogs")
+SIZES = (
+    "chains",
+    "parameters",
+    "checkpoints",
+    "warmup",
+    "transitions",
+    "samples",
+    "max_depth",
+    "max_leapfrogs",
+)
 NUMBERS = ("target_accept", "length", "jitter", "max_error", "precision")
 
 
 class Layers(NamedTuple):
     """Where the layers of an MLP lie in flat parameters."""
 
-    widths: list[int]
-    activation: list[int]
-    weight_at: list[int]
-    bias_at: list[int]  # -1 where there is no bias
+    widths: tuple[int, ...]
+    activation: tuple[int, ...]
+    weight_at: tuple[int, ...]
+    bias_at: tuple[int, ...]  # -1 where there is no bias
 
 
 def layers_of(steps: list[Step], shapes: Mapping[str, torch.Size]) -> Layers | None:
@@ -40,42 +50,60 @@ def layers_of(steps: list[Step], shapes: Mapping[str, torch.Size]) -> Layers | N
     codes = list(mlp.ACTIVATIONS)
     biases = [step.prefix + "bias" for step in steps]
     found = {name for name in (*names, *biases) if name in offsets}
-    if found != set(offsets) or any(
+    frozen = any(
         s.layer.bias is not None and b not in offsets for s, b in zip(steps, biases, strict=True)
-    ):
+    )
+    if found != set(offsets) or frozen:
         return None
     return Layers(
-        widths=[shapes[names[0]][1], *(shapes[name][0] for name in names)],
-        activation=[codes.index(step.activation) for step in steps],
-        weight_at=[offsets[name] for name in names],
-        bias_at=[offsets.get(name, -1) for name in biases],
+        widths=(shapes[names[0]][1], *(shapes[name][0] for name in names)),
+        activation=tuple(codes.index(step.activation) for step in steps),
+        weight_at=tuple(offsets[name] for name in names),
+        bias_at=tuple(offsets.get(name, -1) for name in biases),
     )
 
 
-class Sampler(ctypes.Structure):
-    """struct Sampler of nuts.hpp, field by field; made for one list of tensors by `sampler_of`."""
-
-
-def sampler_of(numbers: Mapping[str, float], tensors: Mapping[str, Tensor], kind: type[Any]) -> Any:
-    """The struct: sizes, numbers, then the addresses of the tensors in their order."""
-    values = [int(numbers[name]) for name in SIZES]
-    values += [float(numbers[name]) for name in NUMBERS]
-    for name, t in tensors.items():
-        assert t.is_contiguous(), name
-    return kind(*values, *(t.data_ptr() for t in tensors.values()))
-
-
-def struct_for(tensors: Mapping[str, Tensor]) -> type[ctypes.Structure]:
+def _sampler(numbers: Mapping[str, float], tensors: Mapping[str, Tensor]) -> Any:
+    """struct Sampler of nuts.hpp: sizes, numbers, then the addresses of the tensors in order."""
     fields = (
         *((name, ctypes.c_int64) for name in SIZES),
         *((name, ctypes.c_double) for name in NUMBERS),
         *((f"at_{name}", ctypes.c_void_p) for name in tensors),
     )
-    return type("Sampler", (ctypes.Structure,), {"_fields_": fields})
+    assert all(t.is_contiguous() for t in tensors.values())
+    kind: Any = type("Sampler", (ctypes.Structure,), {"_fields_": fields})
+    values = [*(int(numbers[n]) for n in SIZES), *(float(numbers[n]) for n in NUMBERS)]
+    return kind(*values, *(t.data_ptr() for t in tensors.values()))
 
 
 def cpu_library(dtype: torch.dtype) -> ctypes.CDLL | None:
     return build.load("nuts", "REAL=float" if dtype == torch.float32 else "REAL=double")
+
+
+Kernel = Callable[..., "CpuChains | CudaChains"]  # of (x, y, numbers, tensors)
+
+
+def kernel_for(
+    net: nn.Module, x: Tensor, shapes: Mapping[str, torch.Size], likelihood: Likelihood
+) -> Kernel | None:
+    """The kernel that runs this network's chains where x is, or None where none does."""
+    steps, code = chain(net), likelihood_for(likelihood)
+    if steps is None or code is None or x.dtype not in (torch.float32, torch.float64):
+        return None
+    layers = layers_of(steps, shapes)
+    if layers is None or x[0].numel() != layers.widths[0]:
+        return None
+    if x.device.type == "cuda":
+        few = sum(shape.numel() for shape in shapes.values()) <= MOST_PARAMETERS
+        return functools.partial(CudaChains, layers, code) if few and cuda_compiles() else None
+    if x.device.type != "cpu" or cpu_library(x.dtype) is None:
+        return None
+    return functools.partial(CpuChains, layers, code)
+
+
+def cuda_compiles() -> bool:
+    """Kernels are not switched off, and this torch can compile one."""
+    return not build.switched_off() and hasattr(torch.cuda, "_compile_kernel")
 
 
 class CpuChains:
@@ -84,9 +112,9 @@ class CpuChains:
     def __init__(
         self,
         layers: Layers,
+        likelihood: mlp.Likelihood,
         x: Tensor,
         y: Tensor,
-        likelihood: mlp.Likelihood,
         numbers: Mapping[str, float],
         tensors: Mapping[str, Tensor],
     ) -> None:
@@ -95,9 +123,9 @@ class CpuChains:
         self._library = library
         self._tensors = dict(tensors)  # their memory must live as long as we do
         self._x, self._y = x.flatten(1).contiguous(), y.contiguous()
-        self._sampler = sampler_of(numbers, self._tensors, struct_for(self._tensors))
+        self._sampler = _sampler(numbers, self._tensors)
         L = len(layers.activation)
-        self._arrays = {
+        self._arrays: dict[str, ctypes.Array[Any]] = {
             "widths": (ctypes.c_int64 * (L + 1))(*layers.widths),
             "activation": (ctypes.c_int32 * L)(*layers.activation),
             "dropout": (ctypes.c_double * L)(),
@@ -128,3 +156,59 @@ class CpuChains:
             raise MemoryError("no memory for the scratch of the nuts kernel")
         if failed:
             raise ValueError(f"y holds a label that is out of range: {self._job.bad_value}")
+
+
+THREADS = 128  # of a block, which runs one chain; 256 were no faster at 500 and 2000 rows (H200)
+MOST_PARAMETERS = 256  # each thread has the gradient of all of them in registers
+
+
+class CudaChains:
+    """The same on a GPU: a block of threads for each chain."""
+
+    def __init__(
+        self,
+        layers: Layers,
+        likelihood: mlp.Likelihood,
+        x: Tensor,
+        y: Tensor,
+        numbers: Mapping[str, float],
+        tensors: Mapping[str, Tensor],
+    ) -> None:
+        code, noise = mlp.likelihood_code(likelihood)
+        parameters = int(numbers["parameters"])
+        self._kernel = _cuda_kernel(layers, code, x.dtype, parameters, THREADS)
+        self._tensors = dict(tensors)
+        self._chains = int(numbers["chains"])
+        sampler = bytearray(_sampler(numbers, self._tensors))
+        self._sampler = torch.frombuffer(sampler, dtype=torch.uint8).to(x.device)
+        self._x, self._y = x.flatten(1).contiguous(), y.contiguous()
+        self._noise = torch.tensor([noise], dtype=torch.float64, device=x.device)
+
+    def advance(self, iterations: int) -> None:
+        arguments = [self._sampler, self._x, self._y, self._noise, len(self._x), iterations]
+        self._kernel((self._chains, 1, 1), (THREADS, 1, 1), arguments)
+
+
+@functools.cache
+def _cuda_kernel(
+    layers: Layers, likelihood: int, dtype: torch.dtype, parameters: int, threads: int
+) -> Any:
+    """Compiled for this very network by NVRTC, which every CUDA build of torch brings along."""
+
+    def many(values: tuple[int, ...]) -> str:
+        return ",".join(map(str, values))
+
+    defines = {
+        "REAL": "float" if dtype == torch.float32 else "double",
+        "WIDTHS": many(layers.widths),
+        "ACTIVATIONS": many(layers.activation),
+        "WEIGHT_AT": many(layers.weight_at),
+        "BIAS_AT": many(layers.bias_at),
+        "LIKELIHOOD": str(likelihood),
+        "PARAMETERS": str(parameters),
+        "THREADS": str(threads),
+    }
+    head = "".join(f"#define {name} {value}\n" for name, value in defines.items())
+    shared = (build.SOURCES / "nuts.hpp").read_text()
+    source = (build.SOURCES / "nuts.cu").read_text().replace('#include "nuts.hpp"', shared)
+    return torch.cuda._compile_kernel(head + source, "nuts_advance", nvcc_options=["-std=c++17"])

@@ -54,7 +54,7 @@ class Adaptation(NamedTuple):
     inverse_mass: Tensor  # [M, D]
     mean: Tensor  # [M, D], of the window so far
     scatter: Tensor  # [M, D], its sum of squared deviations (Welford)
-    count: Tensor  # [M], float64, draws in the window
+    seen: Tensor  # [M], float64, draws in the window
     log_step: Tensor  # [M], float64, as are those below
     log_step_mean: Tensor  # [M], what remains after the warm-up
     shortfall: Tensor  # [M], running mean of target - acceptance
@@ -69,7 +69,7 @@ def begin(q: Tensor, log_step: Tensor) -> Adaptation:
         inverse_mass=torch.ones_like(q),
         mean=torch.zeros_like(q),
         scatter=torch.zeros_like(q),
-        count=zero,
+        seen=zero,
         log_step=log_step,
         log_step_mean=log_step,
         shortfall=zero,
@@ -93,23 +93,23 @@ def step_size(a: Adaptation, accept: Tensor, target: float) -> Adaptation:
 
 def observe(a: Adaptation, q: Tensor) -> Adaptation:
     """One more draw in the window, by Welford's update."""
-    count = a.count + 1
+    seen = a.seen + 1
     before = q - a.mean
-    mean = a.mean + before / count.to(q).unsqueeze(1)
-    return a._replace(count=count, mean=mean, scatter=a.scatter + before * (q - mean))
+    mean = a.mean + before / seen.to(q).unsqueeze(1)
+    return a._replace(seen=seen, mean=mean, scatter=a.scatter + before * (q - mean))
 
 
 def close(a: Adaptation) -> Adaptation:
     """The window's variances become the inverse mass, and the step size is learned afresh."""
-    n = a.count.to(a.mean).unsqueeze(1)
+    n = a.seen.to(a.mean).unsqueeze(1)
     variance = a.scatter / (n - 1).clamp_min(1)
     shrunk = variance * n / (n + SHRINK) + TOWARDS * SHRINK / (n + SHRINK)
-    zero = torch.zeros_like(a.count)
+    zero = torch.zeros_like(a.seen)
     return Adaptation(
         inverse_mass=shrunk,
         mean=torch.zeros_like(a.mean),
         scatter=torch.zeros_like(a.scatter),
-        count=zero,
+        seen=zero,
         log_step=a.log_step_mean,
         log_step_mean=a.log_step_mean,
         shortfall=zero,

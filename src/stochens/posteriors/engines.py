@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from stochens.errors import InputError
-from stochens.kernels.fused import chain, likelihood_for, runs_here
-from stochens.kernels.nuts import CpuChains, cpu_library, layers_of
+from stochens.kernels.nuts import CpuChains, CudaChains, kernel_for
 from stochens.posteriors import fixed, nuts
 from stochens.posteriors.adaptation import Adaptation
 from stochens.posteriors.problem import Problem
@@ -106,7 +105,7 @@ def tensors(state: State) -> list[Tensor]:
 def restored(flat: list[Tensor]) -> State:
     """The inverse of `tensors`."""
     fields = len(State._fields) - 1
-    return State(*flat[:fields], Adaptation(*flat[fields:]))
+    return State._make([*flat[:fields], Adaptation(*flat[fields:])])
 
 
 def names() -> list[str]:
@@ -135,7 +134,7 @@ def choose(
 class Compiled:
     """A kernel that works on the state in place."""
 
-    def __init__(self, static: list[Tensor], kernel: CpuChains) -> None:
+    def __init__(self, static: list[Tensor], kernel: CpuChains | CudaChains) -> None:
         self._static, self._kernel = static, kernel
 
     def state(self) -> State:
@@ -146,19 +145,14 @@ class Compiled:
 
 
 def _compiled(problem: Problem, state: State, rules: Rules, record: Record) -> Compiled | None:
-    steps = chain(problem.net)
-    likelihood = likelihood_for(problem.likelihood)
-    if steps is None or likelihood is None or not runs_here(steps, problem.x):
-        return None
-    layers = layers_of(steps, problem.shapes)
-    if layers is None or cpu_library(problem.x.dtype) is None:
+    kind = kernel_for(problem.net, problem.x, problem.shapes, problem.likelihood)
+    if kind is None:
         return None
     static = tensors(state)
-    M, D = state.tree_q.shape
     numbers = {
         **{k: v for k, v in rules._asdict().items() if k != "windows"},
-        "chains": M,
-        "parameters": D,
+        "chains": len(state.key),
+        "parameters": state.tree_q.shape[1],
         "checkpoints": state.check_p.shape[1],
         "transitions": record.stats.shape[1],
         "samples": record.draws.shape[1],
@@ -171,5 +165,4 @@ def _compiled(problem: Problem, state: State, rules: Rules, record: Record) -> C
         "stats": record.stats,
         **dict(zip(names(), static, strict=True)),
     }
-    kernel = CpuChains(layers, problem.x, problem.y, likelihood, numbers, named)
-    return Compiled(static, kernel)
+    return Compiled(static, kind(problem.x, problem.y, numbers, named))

@@ -57,13 +57,31 @@ class Problem(NamedTuple):
             **fields,
         )
 
-    def fingerprint(self) -> str:
-        """Of the data, so that a run is not gone on with on other data."""
+    def settings(self) -> dict[str, Any]:
+        """What a run that goes on must share with the one before it."""
+        first = next(iter(self.start.values()))
         digest = hashlib.sha256()
         for t in (self.x, self.y):
             digest.update(str((tuple(t.shape), t.dtype)).encode())
             digest.update(t.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        return {
+            "chains": len(first),
+            "seed": self.seed,
+            "prior_precision": self.prior_precision,
+            "dtype": str(first.dtype),
+            "data": digest.hexdigest(),
+        }
+
+
+def refuse_other(now: dict[str, Any], then: dict[str, Any], where: str) -> None:
+    """Going on with the settings of `then` under those of `now`: they must be the same."""
+    for name, value in now.items():
+        if then.get(name) != value:
+            what = "the data differ" if name == "data" else f"{name} was {then.get(name)!r}"
+            raise InputError(
+                f"{where} is of another run: {what}"
+                + ("" if name == "data" else f" there and is {value!r} now")
+            )
 
 
 def prepare(

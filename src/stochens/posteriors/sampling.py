@@ -18,9 +18,10 @@ from stochens.memory import activation_bytes, free_bytes
 from stochens.posterior import Posterior
 from stochens.posteriors import adaptation
 from stochens.posteriors import nuts as tree
+from stochens.posteriors.adaptation import Windows
 from stochens.posteriors.diagnostics import warn_of_trouble
 from stochens.posteriors.engines import choose
-from stochens.posteriors.problem import Problem, Start, prepare
+from stochens.posteriors.problem import Problem, Start, prepare, refuse_other
 from stochens.posteriors.run import Saver, Snapshot, reasonable_step, run
 from stochens.posteriors.target import NetworkTarget, Target, flatten, unflatten
 from stochens.posteriors.trajectory import STATS, Record, Rules, State, initial
@@ -71,7 +72,7 @@ def nuts(
         "loop".
     resume: what an interrupted call returned, or a finished one when more samples are wanted. The
         draws are those that one long run would have made.
-    checkpoint: a folder to save the run in once a minute; a run that is found there is gone on with.
+    checkpoint: a folder to save the run in once a minute; a run found there is gone on with.
 
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
     >>> posterior = nuts(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), samples=50, warmup=50)
@@ -181,8 +182,9 @@ def _sample(
         device=device,
         dtype=dtype,
     )
+    rules = rules._replace(windows=Windows(*(t.to(problem.x.device) for t in rules.windows)))
     target = _target(problem, engine)
-    settings = _settings(sampler, rules, problem, chains)
+    settings = _settings(sampler, rules, problem)
     snapshot = _found(resume, checkpoint, settings)
     if snapshot is None:
         state = _beginning(problem, target, rules, chains, step_size)
@@ -220,18 +222,14 @@ def _target(problem: Problem, engine: str) -> NetworkTarget:
     )
 
 
-def _settings(sampler: str, rules: Rules, problem: Problem, chains: int) -> dict[str, Any]:
+def _settings(sampler: str, rules: Rules, problem: Problem) -> dict[str, Any]:
     """What a run that goes on must share with the one before it."""
     plain = {k: v for k, v in rules._asdict().items() if k != "windows"}
     return {
         "sampler": sampler,
-        "chains": chains,
-        "seed": problem.seed,
-        "prior_precision": problem.prior_precision,
-        "dtype": str(next(iter(problem.start.values())).dtype),
         "slow": int(rules.windows.slow.sum()),
-        "data": problem.fingerprint(),
         **plain,
+        **problem.settings(),
     }
 
 
@@ -286,24 +284,14 @@ def _found(
     if resume is not None:
         if resume.chains is None or not resume.chains.state:
             raise InputError("resume must be what nuts or hmc returned; it holds no chains")
-        _refuse_other(settings, resume.chains.settings, "resume")
+        refuse_other(settings, resume.chains.settings, "resume")
         return Snapshot.of(resume.chains.state)
     if checkpoint is None or not (Path(checkpoint) / storage.DESCRIPTION).exists():
         return None
     named, about = storage.read_folder(checkpoint, FORMAT)
     with storage.reading(checkpoint):
-        _refuse_other(settings, about["settings"], str(checkpoint))
+        refuse_other(settings, about["settings"], str(checkpoint))
         return Snapshot.of(named)
-
-
-def _refuse_other(now: dict[str, Any], then: dict[str, Any], where: str) -> None:
-    for name, value in now.items():
-        if then.get(name) != value:
-            what = "the data differ" if name == "data" else f"{name} was {then.get(name)!r}"
-            raise InputError(
-                f"{where} is of another run: {what}"
-                + ("" if name == "data" else f" there and is {value!r} now")
-            )
 
 
 def _continued(

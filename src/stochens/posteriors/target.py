@@ -20,7 +20,9 @@ LIKELIHOOD, PRIOR, KINETIC = range(3)  # the columns of an energy [M, 3]
 class Target(Protocol):
     """What a sampler needs to know of a density over D numbers."""
 
-    precision: float  # of the Gaussian prior; 0 for none
+    @property
+    def precision(self) -> float:
+        """Of the Gaussian prior; 0 for none."""
 
     def __call__(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """q [M, D] -> the likelihood's energy [M], float64, and dU / dq [M, D] of the whole."""

@@ -265,4 +265,4 @@ def choose(mask: Tensor, yes: State, no: State) -> State:
         pick(mask, a, b) if isinstance(a, Tensor) else a
         for a, b in zip(yes[:-1], no[:-1], strict=True)
     )
-    return State(*parts, adaptation.where(mask, yes.adaptation, no.adaptation))
+    return State._make([*parts, adaptation.where(mask, yes.adaptation, no.adaptation)])
