@@ -28,6 +28,7 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/nuts.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist

@@ -69,3 +69,67 @@ def test_memory_is_shared_out_by_what_is_free():
     assert len(posterior) == 5
     swag = stochens.multiswag(convnet, (x, y), members=2, epochs=30, snapshots=4, rank=3)
     assert swag.predict(x, draws=2).probs.shape == (4, 96, 2)
+
+
+# Samplers -----------------------------------------------------------------------------------------
+
+CHAINS = {
+    "relu": (MLP(2, 6, 6, 2), "categorical"),
+    "tanh, no bias": (
+        nn.Sequential(nn.Linear(2, 5, bias=False), nn.Tanh(), nn.Linear(5, 1)),
+        stochens.Homoscedastic(noise=0.3),
+    ),
+    "silu": (nn.Sequential(nn.Linear(2, 5), nn.SiLU(), nn.Linear(5, 2)), "heteroscedastic"),
+    "linear": (nn.Linear(2, 3), "categorical"),
+}
+
+
+@pytest.mark.parametrize("sampler", [stochens.nuts, stochens.hmc])
+@pytest.mark.parametrize("name", CHAINS)
+def test_chains_are_those_of_the_cpu_whoever_runs_them(sampler, name):
+    net, likelihood = CHAINS[name]
+    x = torch.randn(201, 2, generator=torch.Generator().manual_seed(0)).double()
+    y = (x[:, 0] > 0).long() if likelihood == "categorical" else x[:, 0].sin()
+    # short trajectories: long ones make of the last bit another path
+    short = {"max_depth": 4} if sampler is stochens.nuts else {"trajectory": 0.1}
+    options = {"likelihood": likelihood, "samples": 4, "warmup": 4, "dtype": torch.float64, **short}
+    cpu = sampler(net, (x, y), device="cpu", engine="vmap", **options)
+    for engine in ("fused", "vmap", "loop"):
+        gpu = sampler(net, (x, y), device="cuda", engine=engine, **options)
+        assert torch.equal(gpu.chains.stats["leapfrogs"], cpu.chains.stats["leapfrogs"])
+        for part, p in cpu.params.items():
+            # float64 rounding, which eight trajectories make larger
+            torch.testing.assert_close(gpu.params[part].cpu(), p, rtol=1e-6, atol=1e-8)
+
+
+def test_a_run_may_change_its_engine_and_device(xor):
+    x = xor[0].double()
+    options = {"warmup": 60, "dtype": torch.float64, "chains": 3}
+    whole = stochens.nuts(MLP(2, 3, 2), (x, xor[1]), samples=6, device="cpu", **options)
+    half = stochens.nuts(MLP(2, 3, 2), (x, xor[1]), samples=3, device="cpu", **options)
+    rest = stochens.nuts(
+        MLP(2, 3, 2), (x, xor[1]), samples=6, device="cuda", resume=half, **options
+    )
+    for name, p in whole.params.items():
+        torch.testing.assert_close(rest.params[name].cpu(), p, rtol=1e-5, atol=1e-7)
+
+
+def test_a_convolutional_network_is_sampled_by_a_graph():
+    x, y = images()
+    posterior = stochens.hmc(convnet, (x, y), chains=3, samples=10, warmup=20, trajectory=0.2)
+    assert posterior.predict(x).probs.shape == (30, 96, 2)
+    assert posterior.chains.stats["accept"].mean() > 0.4
+    small = stochens.nuts(convnet, (x, y), chains=2, samples=3, warmup=3, max_depth=4)
+    assert small.predict(x).mean.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["sgld", "sghmc", "csghmc"])
+def test_sgmcmc_is_that_of_the_cpu(kind, xor):
+    options = {"kind": kind, "samples": 8, "burn_in": 5, "thin": 2, "batch_size": 20}
+    data = xor[0].double(), xor[1]
+    cpu, gpu = (
+        stochens.sgmcmc(MLP(2, 6, 2), data, device=d, dtype=torch.float64, **options)
+        for d in ("cpu", "cuda")
+    )
+    for name, p in cpu.params.items():
+        torch.testing.assert_close(gpu.params[name].cpu(), p, rtol=1e-7, atol=1e-9)

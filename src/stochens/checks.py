@@ -135,10 +135,15 @@ def probe_outputs(plain: nn.Module, few: Tensor) -> Tensor:
 
 
 def whole(**values: Any) -> None:
-    """Each a whole number, at least 1, or None."""
+    """Each a whole number, at least 1."""
     for name, value in values.items():
-        if value is not None and (not isinstance(value, Integral) or value < 1):
+        if not isinstance(value, Integral) or value < 1:
             raise InputError(f"{name} must be a whole number, at least 1, got {value!r}")
+
+
+def whole_or_none(**values: Any) -> None:
+    """Likewise, where None stands for a choice of ours."""
+    whole(**{name: value for name, value in values.items() if value is not None})
 
 
 def positive(**values: float) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stochens import likelihoods, methods
-from stochens.checks import check_network, positive, probe_outputs, whole
+from stochens.checks import check_network, positive, probe_outputs, whole, whole_or_none
 from stochens.data.source import source
 from stochens.errors import InputError
 from stochens.history import History
@@ -96,7 +96,8 @@ def fit(
     torch.Size([4, 60, 2])
     """
     ids = _member_ids(members)
-    whole(epochs=epochs, batch_size=batch_size, chunk=chunk)
+    whole(epochs=epochs)
+    whole_or_none(batch_size=batch_size, chunk=chunk)
     positive(prior_precision=prior_precision)
     if not 0 <= temperature < math.inf:
         raise InputError(f"temperature must not be negative, got {temperature!r}")

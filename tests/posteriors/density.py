@@ -18,7 +18,6 @@ from stochens.posteriors.target import NetworkTarget, Target, flatten
 from stochens.posteriors.trajectory import STATS, Record, Rules, State, initial
 from stochens.randomness import SAMPLER, derive
 
-
 MASK = (1 << 64) - 1
 
 
@@ -33,11 +32,11 @@ def bits(key: int, transition: int, purpose: int, index: int) -> int:
     """The 64 bits behind hashed.uniform."""
     golden = 0x9E3779B97F4A7C15
     stream = mix((key + (8 * transition + purpose + 1) * golden) & MASK)
-    return mix((stream + (index + 1) * golden) & MASK)
+    return mix(((stream + index + 1) * golden) & MASK)
 
 
 def uniform(key: int, transition: int, purpose: int, index: int) -> float:
-    return ((bits(key, transition, purpose, index) >> 11) + 0.5) * 2.0**-53
+    return ((bits(key, transition, purpose, index) >> 12) + 0.5) * 2.0**-52
 
 
 def normal(key: int, transition: int, purpose: int, count: int) -> list[float]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats as scipy_stats
+from tests.posteriors import density
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,9 +23,9 @@ from stochens.posteriors import nuts as tree
 from stochens.posteriors import trajectory
 from stochens.posteriors.engines import Eager
 from stochens.posteriors.hashed import DIRECTION, LEAF, MERGE, MOMENTUM
+from stochens.posteriors.run import reasonable_step
 from stochens.posteriors.target import Density
 from stochens.posteriors.trajectory import STATS, Point
-from tests.posteriors import density
 
 # The pieces ---------------------------------------------------------------------------------------
 
@@ -36,7 +37,7 @@ def test_bits_are_counted():
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 6])
 def test_checkpoints_are_the_left_edges_of_the_aligned_subtrees_that_close(depth, monkeypatch):
-    """At leaf b the subtrees [a, b] of 2^j leaves with a a multiple of 2^j are tested, j = 1, 2, ...
+    """At leaf b the subtrees [a, b] of 2^j leaves with a a multiple of 2^j are tested, j = 1, 2 ...
     The momentum of leaf k is k + 1 here, so that every tensor says which leaves it has seen."""
     rules = density.rules_for(0, max_depth=depth + 1)
     target = Density(lambda q: q.square().sum(-1))
@@ -53,7 +54,7 @@ def test_checkpoints_are_the_left_edges_of_the_aligned_subtrees_that_close(depth
         tested = {}
         for slot in range(slots):
 
-            def only(left, right, rho, inverse_mass, slot=slot, p=p):
+            def only(left, right, rho, inverse_mass, slot=slot, p=p, tested=tested):
                 assert right.flatten().tolist() == p.flatten().tolist()
                 tested["seen"] = left[0, :, 0].tolist(), rho[0, :, 0].tolist()
                 return torch.arange(slots)[None] == slot
@@ -224,7 +225,7 @@ class Recursive:
 
 
 def _gaussian(D: int, seed: int, spread: float = 1.0):
-    """Energy and slope in numpy, and the energy in torch, of a Gaussian with a random covariance."""
+    """Energy and slope in numpy and the energy in torch of a Gaussian with a random covariance."""
     rng = np.random.default_rng(seed)
     A = rng.normal(size=(D, D)) + spread * np.diag(np.arange(1, D + 1))
     P = A @ A.T / D
@@ -270,9 +271,8 @@ TARGETS = {
 
 
 def _assert_same(draws, rows, expected_draws, expected_rows):
-    """The two differ in the order of sums alone. That is 1e-16 at first, and a trajectory of a
-    funnel makes of a difference some hundred times as much: a tenth decimal shared by all draws
-    would be chance otherwise."""
+    """The two differ in the order of sums alone: 1e-16 at first, which trajectories make grow. The
+    runs are short enough to stay within 1e-8; another choice anywhere would be another draw."""
     torch.testing.assert_close(draws, torch.tensor(np.array(expected_draws)), rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(rows, torch.tensor(expected_rows).double(), rtol=1e-7, atol=1e-8)
 
@@ -281,7 +281,7 @@ def _assert_same(draws, rows, expected_draws, expected_rows):
 @pytest.mark.parametrize("massive", [False, True], ids=["unit mass", "mass"])
 def test_draws_are_those_of_a_recursive_nuts(name, massive):
     D, (energy, slope, torch_energy), step, max_depth = TARGETS[name]
-    M, transitions = 3, 25
+    M, transitions = 3, 16
     rng = np.random.default_rng(7)
     start = rng.normal(size=(M, D))
     inverse_mass = rng.uniform(0.5, 2.0, size=(M, D)) if massive else np.ones((M, D))
@@ -364,6 +364,29 @@ def test_the_warm_up_is_that_of_plain_floats(name, warmup):
         _assert_same(draws[chain], rows_here, expected[warmup:], [row[:5] for row in rows])
 
 
+@pytest.mark.parametrize("scale", [1e-3, 0.05, 1.0, 40.0])
+def test_the_first_step_size_by_a_plain_loop(scale):
+    """From 0.1, doubled or halved until the acceptance of one leapfrog step crosses 0.8."""
+    energy, slope, torch_energy = _gaussian(3, 1)
+    start = scale * np.random.default_rng(6).normal(size=(4, 3))
+    target = Density(lambda q: torch_energy(q / scale))
+    key = density.keys(4)
+    q = torch.tensor(start)
+    got = reasonable_step(q, *target(q), target, key).exp()
+    for chain in range(4):
+        p = np.array(density.normal(int(key[chain]), -1, MOMENTUM, 3))
+        q, step, goods = start[chain], 0.1, []
+        while len(set(goods)) < 2:
+            half = p - 0.5 * step * slope(q / scale) / scale
+            there = q + step * half
+            end = half - 0.5 * step * slope(there / scale) / scale
+            error = energy(there / scale) + 0.5 * end @ end - energy(q / scale) - 0.5 * p @ p
+            goods.append(-error > math.log(0.8))
+            if len(set(goods)) < 2:
+                step *= 2.0 if goods[-1] else 0.5
+        assert float(got[chain]) == pytest.approx(step, rel=1e-12)
+
+
 def test_energies_are_kept_apart():
     """The prior's half of the energy comes from `precision`, and its slope with it."""
     start = torch.tensor(np.random.default_rng(9).normal(size=(4, 3)))
@@ -387,7 +410,7 @@ def test_two_chains_are_the_first_two_of_five():
     """To the bit: nothing here is a matrix product, whose rounding may depend on its rows."""
     target = Density(lambda q: funnel_energy(q, 1.0))
     start = torch.tensor(np.random.default_rng(1).normal(size=(5, 6)))
-    options = {"samples": 10, "warmup": 60}
+    options = {"samples": 5, "warmup": 50, "max_depth": 5}
     five, stats = density.sample(target, start, **options)
     two, others = density.sample(target, start[:2], **options)
     assert torch.equal(two, five[:2])
@@ -415,6 +438,7 @@ def test_a_chain_is_the_same_in_any_company():
             assert torch.equal(own[name][0].nan_to_num(), stats[name][k].nan_to_num()), name
     assert len(set(stats["leapfrogs"].sum(1).tolist())) >= 5
     assert bool(stats["diverged"][5].all())
+    assert not bool(stats["accept"][5].any())  # 0, not NaN: dual averaging goes on from it
     assert torch.equal(together[5], start[5].expand(4, 3))  # it stays where it was
     assert bool(together[:5].isfinite().all())
 
@@ -447,7 +471,7 @@ def test_masks_need_no_look():
     for guard in (trajectory.look, trajectory.always):
         state, record = density.begin(target, start, rules), density.empty(start, rules, 5)
         while bool((state.transition < 55).any()):
-            state = tree.iterate(state, target, rules, record, guard)
+            state = tree.arrive(state, trajectory.leapfrog(state, target), rules, record, guard)
         ends.append((record.draws, record.stats))
     assert torch.equal(ends[0][0], ends[1][0])
     assert torch.equal(ends[0][1], ends[1][1])
@@ -459,9 +483,9 @@ ALARM = 1e-4  # the chance that a right sampler fails one of these, on another m
 
 
 def test_gaussian_in_100_dimensions_with_scales_from_a_hundredth_to_ten():
-    """C_ij = s_i s_j / 2^|i - j|. The warm-up begins with variances wrong by up to a factor of 3 and
-    chains at their target, which they must not leave."""
-    D, M, S = 100, 32, 30
+    """C_ij = s_i s_j / 2^|i - j|. The warm-up begins with variances wrong by up to a factor of 3
+    and chains at their target, which they must not leave."""
+    D, M, S = 100, 32, 20
     rng = np.random.default_rng(0)
     scale = rng.permutation(np.geomspace(0.01, 10, D))
     R = 0.5 ** np.abs(np.subtract.outer(np.arange(D), np.arange(D)))
@@ -506,17 +530,17 @@ def test_the_mass_is_found():
 
 
 def test_a_mild_funnel():
-    """v ~ N(0, 1), five x ~ N(0, exp(v)): narrow enough to bend every trajectory, and not so narrow
-    that a step size of acceptance 0.9 would not enter the neck (at 2 and more it would not). Every
+    """v ~ N(0, 1), five x ~ N(0, exp(v)): it bends every trajectory, yet a step size of acceptance
+    0.9 still enters its neck (next to no divergences), as it does not in Neal's, of scale 3. Every
     chain starts in the middle."""
     start = torch.randn(128, 6, generator=torch.Generator().manual_seed(0)).double()
     start[:, 0] = 0
     draws, stats = density.sample(
         Density(lambda q: funnel_energy(q, 1.0)),
         start,
-        samples=50,
-        warmup=60,
-        max_depth=6,
+        samples=40,
+        warmup=50,
+        max_depth=5,
         target_accept=0.9,
     )
     v, x = draws[..., :1], draws[..., 1:]
@@ -529,11 +553,11 @@ def test_a_mild_funnel():
     assert density.false_alarm(unit, 0.0) > ALARM
     assert density.false_alarm(unit.square(), 1.0) > ALARM
     assert density.efficiency(v) > 0.1
-    assert float(stats["diverged"][:, 60:].mean()) < 0.01
+    assert float(stats["diverged"][:, 50:].mean()) < 0.01
 
 
 def test_two_modes():
-    """0.3 N(-1.5, 0.7^2) + 0.7 N(1.5, 1), and y ~ N(x, 1). Every chain starts in the larger mode."""
+    """x ~ 0.3 N(-1.5, 0.7^2) + 0.7 N(1.5, 1), y ~ N(x, 1); all chains start in the larger mode."""
     share, (a, b), (s, r) = 0.3, (-1.5, 1.5), (0.7, 1.0)
 
     def energy(q):
@@ -543,7 +567,7 @@ def test_two_modes():
         return -torch.logaddexp(left, right) + 0.5 * (y - x).square()
 
     start = 1.5 + 0.1 * torch.randn(128, 2, generator=torch.Generator().manual_seed(0)).double()
-    draws, _ = density.sample(Density(energy), start, samples=60, warmup=80, max_depth=6)
+    draws, _ = density.sample(Density(energy), start, samples=60, warmup=50, max_depth=5)
     x, y = draws[..., :1], draws[..., 1:]
     mean = share * a + (1 - share) * b
     square = share * (s**2 + a**2) + (1 - share) * (r**2 + b**2)
@@ -561,7 +585,7 @@ def test_calibration_by_simulation():
     posterior is uniform (Talts et al., 2018). Each of 512 chains has data of its own.
 
     Logistic regression, 15 points, three weights. 15 draws of each chain, three transitions apart,
-    where the autocorrelation of these chains is under 0.1 (NUTS's is negative at lag 1)."""
+    where the autocorrelation is under 0.04 (measured; up to 0.2 one apart)."""
     M, N, S = 512, 15, 15
     generator = torch.Generator().manual_seed(1)
     options = {"generator": generator, "dtype": torch.float64}
@@ -603,8 +627,8 @@ TWINS = {
 @needs_compiler
 @pytest.mark.parametrize("name", TWINS)
 def test_the_kernel_is_the_same_machine(name):
-    """Through the fast start, the window, its close, the fast end and some draws. Blocks of 10
-    iterations make at most a few thousand of 1e-16 (measured: 1e-12)."""
+    """Through the fast start, the window, its close, the fast end and some draws. Rounding grows to
+    between 1e-13 and 1e-10 in blocks of 10 iterations (measured)."""
     activation, outputs, bias, likelihood, chains, n = TWINS[name]
     data = density.classes(n) if likelihood == "categorical" else density.curve(n)
     stats = density.lockstep(
@@ -619,6 +643,19 @@ def test_the_kernel_is_the_same_machine(name):
     )
     assert float(stats["depth"].max()) == 3
     assert float(stats["leapfrogs"].min()) >= 1
+
+
+@needs_compiler
+def test_the_kernel_on_a_single_layer():
+    density.lockstep(
+        nn.Linear(3, 2),
+        density.classes(),
+        density.rules_for(0, max_depth=4),
+        chains=2,
+        samples=5,
+        block=10,
+        tolerance=1e-9,
+    )
 
 
 @needs_compiler
@@ -689,10 +726,10 @@ def same(a, b):
 
 
 @quiet
-@pytest.mark.parametrize("engine", ["auto", "vmap", "loop"])
+@pytest.mark.parametrize("engine", ["auto", "vmap"])
 def test_going_on_is_one_long_run(engine):
-    """Half of the draws and then the rest, in memory: the bits of an uninterrupted run; and what was
-    gone on with is as it was."""
+    """Half of the draws and then the rest, in memory: the bits of an uninterrupted run; and what
+    was gone on with is as it was."""
     options = {"chains": 3, "warmup": 50, "max_depth": 3, "engine": engine, "seed": 4}
     net, data = density.small_net(nn.Tanh, 2).double(), density.classes()
     whole = stochens.nuts(net, data, samples=8, **options)
@@ -702,7 +739,6 @@ def test_going_on_is_one_long_run(engine):
     for name, t in kept.items():
         assert torch.equal(half.chains.state[name], t), f"{name} of the run gone on with has moved"
     same(stochens.nuts(net, data, samples=8, resume=half, **options), whole)
-    same(stochens.nuts(net, data, samples=4, resume=half, **options), half)
     draws = whole.params["0.weight"].view(3, 8, 5, 3)
     assert torch.equal(draws[:, :4], half.params["0.weight"].view(3, 4, 5, 3))
 
@@ -726,7 +762,7 @@ def test_going_on_from_disk(tmp_path):
 @pytest.mark.parametrize("phase", ["warm-up", "draws"])
 def test_an_interrupted_run_goes_on(phase, tmp_path, monkeypatch):
     """Ctrl-C in the middle of some trajectory, where chains are at different transitions."""
-    options = {"chains": 3, "warmup": 20, "max_depth": 4, "engine": "vmap", "samples": 12}
+    options = {"chains": 3, "warmup": 20, "max_depth": 3, "engine": "vmap", "samples": 8}
     net, data = density.small_net(nn.Tanh, 2).double(), density.classes()
     whole = stochens.nuts(net, data, **options)
     advance = Eager.advance
@@ -746,7 +782,7 @@ def test_an_interrupted_run_goes_on(phase, tmp_path, monkeypatch):
                 stochens.nuts(net, data, **options)
         else:
             part = stochens.nuts(net, data, **options)
-            assert 1 <= len(part) // 3 < 12
+            assert 1 <= len(part) // 3 < 8
             assert int(part.chains.state["leaf"].max()) >= 3
     if phase == "draws":
         same(stochens.nuts(net, data, resume=part, **{**options, "checkpoint": None}), whole)
@@ -810,9 +846,7 @@ def test_another_likelihood_is_not_gone_on_with():
     options = {"chains": 2, "warmup": 10, "samples": 3, "max_depth": 2}
     first = stochens.nuts(net, (x, y), likelihood=Homoscedastic(noise=0.3), **options)
     with pytest.raises(InputError):
-        stochens.nuts(
-            net, (x, y), likelihood=Homoscedastic(noise=3.0), resume=first, **options
-        )
+        stochens.nuts(net, (x, y), likelihood=Homoscedastic(noise=3.0), resume=first, **options)
 
 
 def test_only_a_sampler_s_run_is_gone_on_with(xor):
@@ -854,7 +888,9 @@ class OwnNoise(nn.Module):
 
 
 NOISY = {
-    "dropout in train mode": lambda: nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.Linear(8, 2)),
+    "dropout in train mode": lambda: nn.Sequential(
+        nn.Linear(2, 8), nn.Dropout(0.5), nn.Linear(8, 2)
+    ),
     "a function": OwnNoise,
     "a function in eval mode": lambda: OwnNoise().eval(),
     "stochastic layers": lambda: stochens.stochastic(
@@ -888,7 +924,6 @@ REFUSED = {
     "target_accept 1": ({"target_accept": 1.0}, "target_accept"),
     "target_accept nan": ({"target_accept": math.nan}, "target_accept"),
     "engine": ({"engine": "jit"}, "engine"),
-    "engine fused": ({"engine": "fused"}, "fused"),  # a bare Linear is no chain of layers
     "chains": ({"chains": 0}, "chains"),
     "no chains": ({"chains": None}, "chains"),
     "samples": ({"samples": 0}, "samples"),
@@ -917,6 +952,12 @@ def test_bad_options_are_refused(what, xor):
     options, message = REFUSED[what]
     with pytest.raises(InputError, match=message):
         stochens.nuts(nn.Linear(2, 2), xor, **{"chains": 2, "samples": 2, "warmup": 2, **options})
+
+
+def test_the_kernel_is_not_had_for_every_network(xor):
+    net = nn.Sequential(nn.Linear(2, 3), nn.GELU(), nn.Linear(3, 2))
+    with pytest.raises(InputError, match="fused"):
+        stochens.nuts(net, xor, engine="fused")
 
 
 def test_a_loader_is_refused(xor):

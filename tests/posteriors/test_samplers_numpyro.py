@@ -4,6 +4,7 @@ Both sides have a Monte Carlo error; z is the difference of two posterior means 
 sum of their squared errors, those from effective sample sizes over all chains (ArviZ).
 """
 
+import itertools
 import os
 import warnings
 
@@ -11,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats as scipy_stats
-from torch import nn
 
 # Chains in parallel; read when jax is first used.
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + (
@@ -39,7 +39,7 @@ def network(sizes, precision):
 
     def model(x, y):
         h, sd = x, precision**-0.5
-        for layer, (inputs, outputs) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        for layer, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
             weight = dist.Normal(0, sd).expand([outputs, inputs]).to_event(2)
             bias = dist.Normal(0, sd).expand([outputs]).to_event(1)
             h = h @ numpyro.sample(f"w{layer}", weight).T + numpyro.sample(f"b{layer}", bias)
@@ -67,7 +67,9 @@ def theirs(sizes, precision, data, x_test, *, warmup, samples):
     h = x_test.numpy()[None, None]  # [1, 1, B, inputs]
     for layer in range(len(sizes) - 1):
         weight, bias = np.asarray(draws[f"w{layer}"]), np.asarray(draws[f"b{layer}"])
-        h = np.einsum("csbi,csoi->csbo", np.broadcast_to(h, (CHAINS, samples, *h.shape[2:])), weight)
+        h = np.einsum(
+            "csbi,csoi->csbo", np.broadcast_to(h, (CHAINS, samples, *h.shape[2:])), weight
+        )
         h = h + bias[:, :, None]
         h = np.maximum(h, 0) if layer < len(sizes) - 2 else h
     return 1 / (1 + np.exp(h[..., 0] - h[..., 1]))
@@ -101,7 +103,7 @@ def test_logistic_regression():
     x = torch.randn(60, 3, generator=generator)
     y = (x[:, 0] - 0.5 * x[:, 1] + torch.randn(60, generator=generator) > 0).long()
     x_test = 2 * torch.randn(12, 3, generator=generator)
-    a, posterior = ours(nn.Linear(3, 2), 2.0, (x, y), x_test, warmup=300, samples=500)
+    a, posterior = ours(stochens.MLP(3, 2), 2.0, (x, y), x_test, warmup=300, samples=500)
     b = theirs((3, 2), 2.0, (x, y), x_test, warmup=300, samples=500)
     assert alarm(z_scores(a, b)) > ALARM
     assert alarm(z_scores(a**2, b**2)) > ALARM
@@ -110,11 +112,13 @@ def test_logistic_regression():
 
 
 def test_toy_network():
+    """162 weights whose posterior has many equal modes; predictions mix all the same, with about as
+    many effective draws as draws on both sides (measured)."""
     x, y = stochens.toy_set("b", n=100)
     x_test = stochens.toy_set("b", n=12, draw=1)[0]
     sizes = (2, 10, 10, 2)
-    a, _ = ours(stochens.MLP(*sizes), 1.0, (x, y), x_test, warmup=500, samples=1000)
-    b = theirs(sizes, 1.0, (x, y), x_test, warmup=200, samples=300)
-    print(z_scores(a,b), np.abs(a.mean((0, 1)) - b.mean((0, 1))))
-    print([float(arviz.ess(v[..., k])) for v in (a,b) for k in range(12)])
-    assert 0
+    a, _ = ours(stochens.MLP(*sizes), 1.0, (x, y), x_test, warmup=300, samples=500)
+    b = theirs(sizes, 1.0, (x, y), x_test, warmup=150, samples=150)
+    assert alarm(z_scores(a, b)) > ALARM
+    assert alarm(z_scores(a**2, b**2)) > ALARM
+    assert np.abs(a.mean((0, 1)) - b.mean((0, 1))).max() < 0.05  # and the errors are small enough

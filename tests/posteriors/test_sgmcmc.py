@@ -408,7 +408,7 @@ def test_bad_options(xor, options, message):
 
 def test_bad_networks_and_starts(xor):
     with pytest.raises(InputError, match="engine='fused' runs"):
-        sgmcmc(nn.Linear(2, 2), xor, engine="fused")  # no nn.Sequential
+        sgmcmc(nn.Sequential(nn.Linear(2, 2), nn.GELU()), xor, engine="fused")
     with pytest.raises(InputError, match="the network is stochastic"):
         sgmcmc(stochens.stochastic(stochens.MLP(2, 4, 2), "dropout"), xor)
     start = {"weight": torch.zeros(2, 2, 2), "bias": torch.zeros(2, 2)}

@@ -90,7 +90,7 @@ def _runs_here(steps: list[Step], x: Tensor) -> bool:
 def chain(net: nn.Module) -> list[Step] | None:
     """The network as linear layers with an activation after each, or None if it is not that."""
     steps: list[Step] = []
-    modules = _in_order(net, "")
+    modules = [("", net)] if _is_linear(net) else _in_order(net, "")
     if modules is None:
         return None
     for name, module in modules:
@@ -99,7 +99,7 @@ def chain(net: nn.Module) -> list[Step] | None:
         if type(module) in ACTIVATIONS and steps and steps[-1].activation == "identity":
             steps[-1] = steps[-1]._replace(activation=ACTIVATIONS[type(module)])
         elif _is_linear(module):
-            steps.append(Step(f"{name}.", module, "identity"))
+            steps.append(Step(f"{name}." if name else "", module, "identity"))
         else:
             return None
     shapes = [s.layer.get_parameter("weight").shape for s in steps]

@@ -51,7 +51,7 @@ DEVICE Bits mix(Bits z) {
 }
 DEVICE double uniform(Bits key, Int transition, int purpose, Bits index) {
     Bits stream = mix(key + Bits(transition * PURPOSES + purpose + 1) * GOLDEN);
-    return (double(mix(stream + (index + 1) * GOLDEN) >> 11) + 0.5) * 0x1p-53;
+    return (double(mix((stream + index + 1) * GOLDEN) >> 12) + 0.5) * 0x1p-52;
 }
 DEVICE double normal_number(Bits key, Int transition, int purpose, Bits i, Bits count) {
     double radius = math::sqrt(-2 * math::log(uniform(key, transition, purpose, i)));

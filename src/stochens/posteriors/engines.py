@@ -1,5 +1,7 @@
 """Who takes the leapfrog steps: torch, a CUDA graph of torch, or a compiled kernel."""
 
+import functools
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -15,14 +17,18 @@ from stochens.posteriors.target import Target
 from stochens.posteriors.trajectory import (
     MAX_ENERGY_ERROR,
     Guard,
+    Point,
     Record,
     Rules,
     State,
     always,
+    leapfrog,
     look,
 )
 
-Iterate = Callable[[State, Target, Rules, Record, Guard], State]
+Arrive = Callable[[State, Point, Rules, Record, Guard], State]
+log = logging.getLogger("stochens")
+
 GRAPH_WARMUP = 3  # runs before a capture, so that libraries have made what they make once
 
 
@@ -35,8 +41,8 @@ class Runner(Protocol):
         """At most so many leapfrog steps of every chain."""
 
 
-def rule(rules: Rules) -> Iterate:
-    return fixed.iterate if rules.length else nuts.iterate
+def rule(rules: Rules) -> Arrive:
+    return fixed.arrive if rules.length else nuts.arrive
 
 
 class Eager:
@@ -49,38 +55,34 @@ class Eager:
         return self._state
 
     def advance(self, iterations: int) -> None:
-        iterate = rule(self._rules)
+        arrive = rule(self._rules)
         for _ in range(iterations):
-            self._state = iterate(self._state, self._target, self._rules, self._record, look)
+            to = leapfrog(self._state, self._target)
+            self._state = arrive(self._state, to, self._rules, self._record, look)
 
 
 class Graph:
     """The same operations, recorded once as a CUDA graph and replayed: Python is not in the loop.
 
-    Warming up and recording move the chains too, so their state is put back after it.
+    What follows a leapfrog step is hundreds of small operations, which torch.compile makes few.
     """
 
     def __init__(self, state: State, target: Target, rules: Rules, record: Record) -> None:
         self._static = tensors(state)
-        before = [t.clone() for t in self._static]
-        kept = [t.clone() for t in record]
-        self._graph = torch.cuda.CUDAGraph()
-        iterate = rule(rules)
+        before = [t.clone() for t in (*self._static, *record)]
 
-        def step() -> None:
-            new = iterate(restored(self._static), target, rules, record, always)
+        def step(arrive: Arrive) -> None:
+            now = restored(self._static)
+            new = arrive(now, leapfrog(now, target), rules, record, always)
             torch._foreach_copy_(self._static, tensors(new))
 
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(GRAPH_WARMUP):
-                step()
-        torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(self._graph):
-            step()
-        torch._foreach_copy_(self._static, before)
-        torch._foreach_copy_(list(record), kept)
+        try:
+            self._graph = _recorded(functools.partial(step, compiled_rule(rules)))
+        except Exception as error:  # whatever the compiler stumbles over, torch itself can do it
+            log.info("chains run without torch.compile: %s", error)
+            self._graph = _recorded(functools.partial(step, rule(rules)))
+        # warming up and recording moved the chains too
+        torch._foreach_copy_([*self._static, *record], before)
 
     def state(self) -> State:
         return restored(self._static)
@@ -88,6 +90,24 @@ class Graph:
     def advance(self, iterations: int) -> None:
         for _ in range(iterations):
             self._graph.replay()
+
+
+def compiled_rule(rules: Rules) -> Arrive:
+    compiled: Arrive = torch.compile(rule(rules), fullgraph=True, dynamic=False)
+    return compiled
+
+
+def _recorded(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(GRAPH_WARMUP):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph
 
 
 def tensors(state: State) -> list[Tensor]:

@@ -7,23 +7,21 @@ import torch
 
 from stochens.posteriors.adaptation import pick
 from stochens.posteriors.hashed import MERGE, uniform
-from stochens.posteriors.target import Target
 from stochens.posteriors.trajectory import (
     Guard,
+    Point,
     Record,
     Rules,
     State,
     energy_error,
     finish,
-    leapfrog,
     move,
 )
 
 
-def iterate(state: State, target: Target, rules: Rules, record: Record, guard: Guard) -> State:
-    """One leapfrog step of every chain that has draws left to make."""
+def arrive(state: State, to: Point, rules: Rules, record: Record, guard: Guard) -> State:
+    """What follows from one leapfrog step, for every chain that has draws left to make."""
     active = state.transition < record.stats.shape[1]
-    to = leapfrog(state, target)
     state = move(state, to, active)
     error, bad = energy_error(state, to)
     finished = active & (bad | (state.leapfrogs >= state.length))

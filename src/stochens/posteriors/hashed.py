@@ -34,8 +34,9 @@ def mix(z: Tensor) -> Tensor:
 def uniform(key: Tensor, transition: Tensor, purpose: int, index: Tensor) -> Tensor:
     """float64 in (0, 1) of the shape of key, transition and index broadcast together."""
     stream = mix(key + (transition * PURPOSES + purpose + 1) * GOLDEN)
-    bits = _unsigned_shift(mix(stream + (index + 1) * GOLDEN), 11)
-    return (bits.double() + 0.5) * 2.0**-53
+    # 52 bits, so that the half that keeps 0 and 1 out is exact
+    bits = _unsigned_shift(mix((stream + index + 1) * GOLDEN), 12)
+    return (bits.double() + 0.5) * 2.0**-52
 
 
 def normal(key: Tensor, transition: Tensor, purpose: int, count: int) -> Tensor:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from stochens.posteriors.adaptation import pick
 from stochens.posteriors.hashed import LEAF, MERGE, uniform
-from stochens.posteriors.target import Target
 from stochens.posteriors.trajectory import (
     Guard,
     Point,
@@ -23,7 +22,6 @@ from stochens.posteriors.trajectory import (
     direction,
     energy_error,
     finish,
-    leapfrog,
     move,
 )
 
@@ -33,10 +31,9 @@ def checkpoints(max_depth: int) -> int:
     return max(max_depth - 1, 1)
 
 
-def iterate(state: State, target: Target, rules: Rules, record: Record, guard: Guard) -> State:
-    """One leapfrog step of every chain that has draws left to make."""
+def arrive(state: State, to: Point, rules: Rules, record: Record, guard: Guard) -> State:
+    """What follows from one leapfrog step, for every chain that has draws left to make."""
     active = state.transition < record.stats.shape[1]
-    to = leapfrog(state, target)
     state = move(state, to, active)
     state, bad = _add_leaf(state, to, active)
     turning = _checkpoint(state, to, active, guard)

@@ -61,6 +61,7 @@ class Problem(NamedTuple):
         """What a run that goes on must share with the one before it."""
         first = next(iter(self.start.values()))
         digest = hashlib.sha256()
+        shapes = ", ".join(f"{name} {tuple(shape)}" for name, shape in self.shapes.items())
         for t in (self.x, self.y):
             digest.update(str((tuple(t.shape), t.dtype)).encode())
             digest.update(t.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
@@ -69,6 +70,9 @@ class Problem(NamedTuple):
             "seed": self.seed,
             "prior_precision": self.prior_precision,
             "dtype": str(first.dtype),
+            "likelihood": {"name": self.likelihood.name, **self.likelihood.options()},
+            "parameters": shapes,
+            "network": str(self.net),
             "data": digest.hexdigest(),
         }
 

@@ -29,6 +29,7 @@ from stochens.progress import progress_bar
 from stochens.randomness import SAMPLER, derive
 
 MEMORY_SHARE = 0.25  # of what is free, for the activations of one gradient
+MAX_DEPTH = 16  # 65,535 leapfrog steps
 SAVE_EVERY = 60.0  # seconds between checkpoints
 FORMAT = "stochens sampler 1"
 
@@ -79,9 +80,9 @@ def nuts(
     >>> posterior.predict(x).probs.shape
     torch.Size([200, 40, 2])
     """
-    if not 1 <= max_depth <= 16:
-        raise InputError(f"max_depth must be in 1 to 16, got {max_depth!r}")
-    whole(warmup=warmup)
+    whole(warmup=warmup, max_depth=max_depth)
+    if max_depth > MAX_DEPTH:
+        raise InputError(f"max_depth must be at most {MAX_DEPTH}, got {max_depth!r}")
     rules = Rules(warmup, adaptation.windows(warmup), target_accept, max_depth=max_depth)
     return _sample("nuts", rules, **_without(locals(), "max_depth", "warmup", "target_accept"))
 
@@ -285,7 +286,7 @@ def _found(
         if resume.chains is None or not resume.chains.state:
             raise InputError("resume must be what nuts or hmc returned; it holds no chains")
         refuse_other(settings, resume.chains.settings, "resume")
-        return Snapshot.of(resume.chains.state)
+        return Snapshot.of(_with_draws(resume, settings["warmup"]))
     if checkpoint is None or not (Path(checkpoint) / storage.DESCRIPTION).exists():
         return None
     named, about = storage.read_folder(checkpoint, FORMAT)
@@ -294,10 +295,23 @@ def _found(
         return Snapshot.of(named)
 
 
+def _with_draws(posterior: Posterior, warmup: int) -> dict[str, Tensor]:
+    """The state of a run. A whole one has its draws in the posterior alone, not twice."""
+    chains = posterior.chains
+    assert chains is not None
+    if "draws" in chains.state:
+        return chains.state
+    draws = flatten(posterior.params).unflatten(0, (chains.count, -1)).cpu()
+    after = torch.stack([chains.stats[name] for name in STATS], dim=-1)
+    before = after.new_zeros(chains.count, warmup, len(STATS))  # nobody asks for it any more
+    return {**chains.state, "draws": draws, "stats": torch.cat([before, after], dim=1)}
+
+
 def _continued(
     snapshot: Snapshot, rules: Rules, samples: int, device: torch.device
 ) -> tuple[State, Record]:
-    named = {name: t.to(device) for name, t in snapshot.named().items()}
+    # cloned, since engines work in place, and the posterior given stays as it is
+    named = {name: t.to(device).clone() for name, t in snapshot.named().items()}
     state, old = Snapshot.of(named)
     if samples < old.draws.shape[1]:
         raise InputError(
@@ -342,12 +356,14 @@ def _result(
         )
     draws = record.draws[:, :made]  # [chains, made, D]
     stats = record.stats[:, rules.warmup : rules.warmup + made].cpu()
-    snapshot = Snapshot(state, record).named()
+    kept = Snapshot(state, record).named()
+    if whole_run:
+        del kept["draws"], kept["stats"]
     chains = Chains(
         sampler=sampler,
         count=len(draws),
         stats={name: stats[..., i] for i, name in enumerate(STATS)},
-        state={name: t.cpu() for name, t in snapshot.items()},
+        state={name: t.cpu() for name, t in kept.items()},
         settings=settings,
     )
     params = unflatten(draws.reshape(-1, draws.shape[2]), problem.shapes)

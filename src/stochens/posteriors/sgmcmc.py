@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stochens.chains import Chains
-from stochens.checks import positive, whole
+from stochens.checks import positive, whole, whole_or_none
 from stochens.errors import InputError, did_you_mean
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder, Engine
@@ -104,7 +104,8 @@ def sgmcmc(
     >>> posterior.predict(x).probs.shape
     torch.Size([80, 40, 2])
     """
-    whole(chains=chains, samples=samples, thin=thin, batch_size=batch_size)
+    whole(chains=chains, samples=samples, thin=thin)
+    whole_or_none(batch_size=batch_size)
     plan = _plan(kind, samples, burn_in, thin, lr, momentum, preconditioner, cycles, temperature)
     if engine not in ("auto", "fused", "vmap", "loop"):
         raise InputError(f"engine must be 'auto', 'fused', 'vmap' or 'loop', got {engine!r}")

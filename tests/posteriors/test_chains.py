@@ -1,0 +1,193 @@
+"""Draws of chains are a Posterior like any other, and their chains are not forgotten."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import stochens
+from stochens import InputError, metrics
+from stochens.posteriors import engines
+from stochens.report.compare import halves
+
+
+@pytest.fixture(scope="module")
+def data():
+    return stochens.toy_set("b", n=60)
+
+
+@pytest.fixture(scope="module")
+def run(data):
+    return stochens.nuts(nn.Linear(2, 2), data, chains=3, samples=40, warmup=80)
+
+
+def test_members_are_the_draws_chain_after_chain(run, data):
+    assert len(run) == 120
+    assert "120 draws of 3 NUTS chains" in repr(run)
+    x, _ = data
+    p = run.predict(x)
+    assert p.probs.shape == (120, 60, 2)
+    for k in range(3):
+        own = run.chain(k)
+        assert torch.equal(own.params["weight"], run.params["weight"][40 * k : 40 * k + 40])
+        assert own.chains is None
+        # sums of float32 in another order
+        torch.testing.assert_close(own.predict(x).mean, p.chains[k].mean)
+        torch.testing.assert_close(own.predict(x).aleatoric, p.chains[k].aleatoric)
+    torch.testing.assert_close(torch.stack([c.mean for c in p.chains]).mean(0), p.mean)
+    with pytest.raises(InputError, match="3 chains"):
+        run.chain(3)
+
+
+def test_chains_that_do_not_fit_the_blocks_of_prediction(run, data, monkeypatch):
+    whole = run.predict(data[0])
+    monkeypatch.setattr(stochens.posterior, "ACTIVATION_BUDGET", 60 * 7 * 8)  # seven members
+    blocks = run.predict(data[0], batch_size=60)
+    torch.testing.assert_close(whole.mean, blocks.mean)
+    for a, b in zip(whole.chains, blocks.chains, strict=True):
+        torch.testing.assert_close(a.mean, b.mean)
+
+
+def test_saved_and_loaded_with_its_chains(run, data, tmp_path):
+    run.save(tmp_path / "run")
+    back = stochens.load(tmp_path / "run", nn.Linear(2, 2))
+    assert back.chains.settings == run.chains.settings
+    assert back.chains.count == 3
+    for name, t in run.chains.stats.items():
+        assert torch.equal(back.chains.stats[name], t)
+    assert torch.equal(back.predict(data[0]).probs, run.predict(data[0]).probs)
+    more = [
+        stochens.nuts(nn.Linear(2, 2), data, chains=3, samples=50, warmup=80, resume=r)
+        for r in (run, back)
+    ]
+    assert torch.equal(more[0].params["weight"], more[1].params["weight"])
+
+
+def test_the_ceiling_stands_in_every_comparison(run, data):
+    x, y = data
+    p = run.predict(x)
+    fitted = stochens.fit(nn.Linear(2, 2), data, method="regular", members=4, epochs=2).predict(x)
+    rows = stochens.compare({"SE1": fitted, "NUTS": p}, y, reference="NUTS", show=False).rows
+    assert list(rows) == ["SE1", "NUTS", "NUTS, chain to chain"]
+    ceiling = rows["NUTS, chain to chain"]
+    first = p.chains[0].mean
+    others = (p.chains[1].mean + p.chains[2].mean) / 2
+    assert ceiling["agreement"].value == metrics.agreement(first, others)
+    assert ceiling["variance"].value == pytest.approx(metrics.variance(first, others), rel=1e-5)
+    assert set(ceiling) == {"agreement", "variance", "entropy error", "MI error"}
+    one, other = halves(p)
+    assert torch.equal(one.mean, first)
+    torch.testing.assert_close(other.mean, others)
+
+
+def test_one_chain_has_no_ceiling(data):
+    one = stochens.nuts(nn.Linear(2, 2), data, chains=1, samples=20, warmup=50).predict(data[0])
+    assert one.chains == ()
+    rows = stochens.compare({"NUTS": one}, data[1], reference="NUTS", show=False).rows
+    assert list(rows) == ["NUTS"]
+
+
+class Interrupting:
+    """An engine that presses Ctrl-C after so many calls."""
+
+    def __init__(self, inner, calls):
+        self.inner, self.calls = inner, calls
+
+    def state(self):
+        return self.inner.state()
+
+    def advance(self, iterations):
+        self.calls -= 1
+        if self.calls < 0:
+            raise KeyboardInterrupt
+        self.inner.advance(20)
+
+
+def interrupted(monkeypatch, calls):
+    choose = engines.choose
+    monkeypatch.setattr(
+        stochens.posteriors.sampling, "choose", lambda *a: Interrupting(choose(*a), calls)
+    )
+
+
+@pytest.mark.parametrize("engine", ["fused", "vmap"])
+@pytest.mark.parametrize(("sampler", "calls"), [(stochens.nuts, 30), (stochens.hmc, 12)])
+def test_an_interrupted_run_keeps_its_draws_and_goes_on(sampler, calls, engine, data, monkeypatch):
+    options = {"chains": 2, "samples": 60, "warmup": 15, "engine": engine, "step_size": 0.3}
+    long = sampler(nn.Linear(2, 2), data, **options)
+    with monkeypatch.context() as patch:
+        interrupted(patch, calls)
+        with pytest.warns(UserWarning, match="of 60 draws of each chain, which are kept"):
+            part = sampler(nn.Linear(2, 2), data, **options)
+    made = len(part) // 2
+    assert 0 < made < 60
+    torch.testing.assert_close(part.chain(1).params["bias"], long.chain(1).params["bias"][:made])
+    whole = sampler(nn.Linear(2, 2), data, resume=part, **options)
+    assert torch.equal(whole.params["weight"], long.params["weight"])
+    for name, t in long.chains.stats.items():
+        assert torch.equal(whole.chains.stats[name], t), name
+
+
+def test_stopped_in_the_warm_up_a_folder_keeps_it(data, monkeypatch, tmp_path):
+    options = {"chains": 2, "samples": 20, "warmup": 60}
+    long = stochens.nuts(nn.Linear(2, 2), data, **options)
+    with monkeypatch.context() as patch:
+        interrupted(patch, 2)
+        with pytest.raises(KeyboardInterrupt, match="checkpoint=FOLDER"):
+            stochens.nuts(nn.Linear(2, 2), data, **options)
+        interrupted(patch, 2)
+        with pytest.raises(KeyboardInterrupt):
+            stochens.nuts(nn.Linear(2, 2), data, checkpoint=tmp_path / "run", **options)
+    whole = stochens.nuts(nn.Linear(2, 2), data, checkpoint=tmp_path / "run", **options)
+    assert torch.equal(whole.params["weight"], long.params["weight"])
+    again = stochens.nuts(nn.Linear(2, 2), data, checkpoint=tmp_path / "run", **options)
+    assert torch.equal(again.params["weight"], long.params["weight"])  # nothing left to do
+    with pytest.raises(InputError, match="seed was 0 there and is 1 now"):
+        stochens.nuts(nn.Linear(2, 2), data, checkpoint=tmp_path / "run", seed=1, **options)
+
+
+def test_a_folder_of_something_else_is_not_written_over(data, tmp_path):
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(InputError, match="not empty"):
+        stochens.nuts(nn.Linear(2, 2), data, samples=2, warmup=2, checkpoint=tmp_path)
+    assert (tmp_path / "letter.txt").read_text() == "dear"
+
+
+def test_sgmcmc_goes_on_too(data, monkeypatch):
+    options = {"chains": 2, "samples": 20, "burn_in": 10, "thin": 2, "batch_size": 7}
+    long = stochens.sgmcmc(nn.Linear(2, 2), data, **options)
+    few = stochens.sgmcmc(nn.Linear(2, 2), data, **{**options, "samples": 9})
+    more = stochens.sgmcmc(nn.Linear(2, 2), data, resume=few, **options)
+    assert torch.equal(more.params["weight"], long.params["weight"])
+    assert torch.equal(more.chains.stats["likelihood"], long.chains.stats["likelihood"])
+
+    from stochens.posteriors import sgmcmc_steps
+
+    step, calls = sgmcmc_steps._step, iter(range(30))
+
+    def stopping(*arguments):
+        if next(calls) == 25:
+            raise KeyboardInterrupt
+        return step(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sgmcmc_steps, "_step", stopping)
+        with pytest.warns(UserWarning, match="stopped after 7 of 20"):
+            part = stochens.sgmcmc(nn.Linear(2, 2), data, **options)
+    whole = stochens.sgmcmc(nn.Linear(2, 2), data, resume=part, **options)
+    assert torch.equal(whole.params["weight"], long.params["weight"])
+    with pytest.raises(InputError, match="resume is of another run: lr"):
+        stochens.sgmcmc(nn.Linear(2, 2), data, resume=part, lr=0.5, **options)
+    run = stochens.hmc(nn.Linear(2, 2), data, chains=2, samples=2, warmup=2)
+    with pytest.raises(InputError, match="no chains of its kind"):
+        stochens.sgmcmc(nn.Linear(2, 2), data, resume=run, **options)
+
+
+def test_progress_tells_speed_divergences_and_leapfrogs(data, capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        stochens.nuts(nn.Linear(2, 2), data, samples=30, warmup=30, progress=True)
+    shown = capsys.readouterr().err
+    for part in ("nuts", "draws/s", "leapfrogs/draw", "diverged"):
+        assert part in shown
