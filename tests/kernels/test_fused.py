@@ -20,6 +20,7 @@ def taken(net) -> bool:
 
 def test_chains_of_linear_layers_are_taken():
     assert taken(MLP(2, 10, 10, 2))
+    assert taken(nn.Linear(2, 2))
     assert taken(nn.Sequential(nn.Flatten(), MLP(4, 3, 2, activation=nn.SiLU)))
     assert taken(nn.Sequential(nn.Linear(2, 3, bias=False), nn.Tanh(), nn.Linear(3, 1)))
     for method in (Dropout(0.2), DropConnect(0.2), NPDropout(), Gaussian(0.1)):
@@ -36,8 +37,10 @@ class Residual(nn.Sequential):
 def test_everything_else_is_left_to_vmap():
     hooked = MLP(2, 4, 2)
     hooked[0].register_forward_hook(lambda *_: None)
+    bare = nn.Linear(2, 2)
+    bare.register_forward_hook(lambda *_: None)
     for net in (
-        nn.Linear(2, 2),
+        bare,
         Residual(nn.Linear(2, 2)),
         nn.Sequential(nn.ReLU(), nn.Linear(2, 2)),
         nn.Sequential(nn.Linear(2, 4), nn.LayerNorm(4), nn.Linear(4, 2)),

@@ -81,7 +81,7 @@ def _index_of_the_bits(wanted: int, key: int) -> int:
     z = unshift(z * pow(0xBF58476D1CE4E5B9, -1, 2**64) % 2**64, 30)
     golden = 0x9E3779B97F4A7C15
     stream = density.mix((key + golden) % 2**64)
-    index = ((z - stream) * pow(golden, -1, 2**64) - 1) % 2**64
+    index = (z * pow(golden, -1, 2**64) - stream - 1) % 2**64
     return index - 2**64 if index >= 2**63 else index
 
 

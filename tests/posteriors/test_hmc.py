@@ -107,8 +107,9 @@ def test_draws_are_those_of_a_plain_loop(name):
             window=window,
             **options,
         )
-        # the order of sums differs: 1e-16, a hundred times over, and more in a funnel
-        tolerance = {"rtol": 1e-8, "atol": 1e-8}
+        # the order of sums differs: 1e-16, which hundreds of steps make larger (3e-7 was seen);
+        # another choice anywhere would differ in the first digit
+        tolerance = {"rtol": 1e-4, "atol": 1e-5}
         torch.testing.assert_close(draws[chain], torch.tensor(np.array(expected)), **tolerance)
         names = ("energy", "accept", "step", "leapfrogs", "diverged")
         got = torch.stack([stats[n][chain] for n in names], -1)

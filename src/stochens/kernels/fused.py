@@ -90,7 +90,7 @@ def _runs_here(steps: list[Step], x: Tensor) -> bool:
 def chain(net: nn.Module) -> list[Step] | None:
     """The network as linear layers with an activation after each, or None if it is not that."""
     steps: list[Step] = []
-    modules = [("", net)] if _is_linear(net) else _in_order(net, "")
+    modules = _in_order(net, "")
     if modules is None:
         return None
     for name, module in modules:
@@ -108,9 +108,11 @@ def chain(net: nn.Module) -> list[Step] | None:
 
 def _in_order(net: nn.Module, prefix: str) -> list[tuple[str, nn.Module]] | None:
     """The parts of nested nn.Sequential modules, in the order they are called."""
-    if not isinstance(net, nn.Sequential) or type(net).forward is not nn.Sequential.forward:
-        return None
     if net._forward_hooks or net._forward_pre_hooks:
+        return None
+    if _is_linear(net):
+        return [("", net)]
+    if not isinstance(net, nn.Sequential) or type(net).forward is not nn.Sequential.forward:
         return None
     found: list[tuple[str, nn.Module]] = []
     for name, module in net.named_children():
