@@ -513,8 +513,8 @@ def test_gaussian_in_100_dimensions_with_scales_from_a_hundredth_to_ten():
 
 def test_the_mass_is_found():
     """From unit mass, whose variances are wrong by factors of 100 and 1/9. One window of 30 draws
-    that are not independent finds them within a factor of 10 (its logarithm has a standard deviation of 0.5), and of 2 in
-    the mean over chains."""
+    that are not independent finds them within a factor of 10 (its logarithm has a standard
+    deviation of 0.5), and of 2 in the mean over chains."""
     scale = torch.tensor([0.1, 0.3, 1.0, 3.0], dtype=torch.float64)
     target = Density(lambda q: 0.5 * (q / scale).square().sum(-1))
     rules = density.rules_for(60, max_depth=7)
