@@ -117,6 +117,13 @@ def _classification(p: Predictive, y: Tensor, sample: Sample) -> dict[str, Inter
     }
 
 
+def closeness(
+    p: Predictive, reference: Predictive, *, resamples: int = 300, seed: int = 0
+) -> dict[str, Interval]:
+    """Agreement, variance, and mean absolute differences of entropy and mutual information."""
+    return _closeness(p, reference, partial(bootstrap, resamples=resamples, level=LEVEL, seed=seed))
+
+
 def _closeness(p: Predictive, reference: Predictive, sample: Sample) -> dict[str, Interval]:
     mi_gap = (p.mutual_information - reference.mutual_information).abs()
     return {

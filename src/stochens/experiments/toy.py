@@ -1,0 +1,333 @@
+"""The paper's toy experiment (Table 1 and fig1): how close each method comes to NUTS.
+
+Three training sets of falling separability, a network 2-10-10-2, one inference per member; in-domain
+points uniform on [-1, 1]^2, out-of-domain on [-10, 10]^2.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stochens.data.toy import IN_DOMAIN, OUT_OF_DOMAIN, grid, toy_set, uniform_points
+from stochens.errors import InputError, did_you_mean
+from stochens.experiments.replicates import Replicates
+from stochens.fitting import fit
+from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular
+from stochens.methods.np_dropout import SECOND
+from stochens.networks import MLP
+from stochens.posterior import Posterior
+from stochens.posteriors.diagnostics import diagnose
+from stochens.posteriors.sampling import nuts
+from stochens.posteriors.swag import multiswa
+from stochens.predict import Predictive
+from stochens.report.compare import halves
+from stochens.report.run_folder import SAMPLER, TRAINING, RunFolder
+
+SIZES = (2, 10, 10, 2)
+BATCH, RATE = 100, 0.01  # the authors' code: Adam, divided by 10 at 1/2 and 3/4, fresh each time
+REFERENCE, CEILING = "NUTS", "NUTS, chain to chain"
+DOMAINS = {"in": IN_DOMAIN, "out": OUT_OF_DOMAIN}
+MAP_STEPS = 61  # points along a side of a map
+LAST_PART = 0.2  # of training, over which the loss and its fluctuation are told
+EARLY = {"a": 1000, "b": 2000, "c": 2000}  # steps of the control, picked by its distance to NUTS
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """What a run is made of. Presets are in PRESETS."""
+
+    preset: str = "quick"
+    sets: tuple[str, ...] = ("a", "b", "c")
+    points: int = 200
+    members: int = 128
+    steps: int = 4000  # of schedule T
+    prior_steps: int = 2400  # of schedule Q, which starts from the prior
+    curve: tuple[int, ...] = (500, 1000, 2000)  # shorter trainings, for the course over steps
+    draws: int = 1  # of the training data
+    seeds: int = 1  # of everything else, for each draw
+    chains: int = 4
+    samples: int = 500
+    warmup: int = 500
+    test_points: int = 2000
+    seed: int = 0
+    device: str | None = None
+    out: Path = Path("runs/toy")
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "quick": {},
+    "table": {  # the table to believe: three data draws, three seeds
+        "points": 400,
+        "members": 256,
+        "steps": 10_000,
+        "prior_steps": 6_000,
+        "curve": (500, 1000, 2000, 4000, 6000),
+        "draws": 3,
+        "seeds": 3,
+        "samples": 2000,
+        "warmup": 1000,
+        "test_points": 4000,
+    },
+    "paper": {
+        "points": 2000,
+        "members": 1024,
+        "steps": 10_000,
+        "prior_steps": 6_000,
+        "curve": (),
+        "samples": 2000,
+        "warmup": 2000,
+        "test_points": 4000,
+    },
+}
+
+
+def configured(preset: str, **changes: Any) -> Config:
+    """A preset, with some of its fields changed; None leaves one as it is."""
+    if preset not in PRESETS:
+        hint = did_you_mean(preset, PRESETS)
+        raise InputError(f"unknown preset {preset!r}{hint} Known: {', '.join(PRESETS)}")
+    given = {name: value for name, value in changes.items() if value is not None}
+    return Config(preset=preset, **{**PRESETS[preset], **given})
+
+
+Train = Callable[..., Posterior]  # (data, *, members, steps, start, seed, device)
+
+
+def _by_fit(method: Any) -> Train:
+    def train(data: Any, *, steps: int, **options: Any) -> Posterior:
+        return fit(MLP(*SIZES), data, method=method, **_schedule(len(data[0]), steps), **options)
+
+    return train
+
+
+def _by_swa(data: Any, *, steps: int, **options: Any) -> Posterior:
+    settings = _schedule(len(data[0]), steps) | {"schedule": "constant"}
+    return multiswa(MLP(*SIZES), data, **settings, **options)
+
+
+def _schedule(points: int, steps: int) -> dict[str, Any]:
+    batch = min(BATCH, points)
+    return {
+        "optimizer": "adam",
+        "lr": RATE,
+        "schedule": "step",
+        "batch_size": batch,
+        "epochs": max(1, round(steps / math.ceil(points / batch))),
+    }
+
+
+METHODS: dict[str, Train] = {
+    "regular": _by_fit(Regular()),
+    "MultiSWA": _by_swa,
+    "SE1": _by_fit(Dropout(0.1)),
+    "SE2": _by_fit(DropConnect(0.1)),
+    "SE3": _by_fit(NPDropout()),
+    "gaussian": _by_fit(Gaussian(0.1, learn=True)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """One row of the table: a method under a schedule."""
+
+    name: str
+    train: Train
+    steps: int
+    start: str = "default"
+
+
+def trainings(config: Config, set_name: str) -> list[Training]:
+    """Schedule T (the authors'), Q (from the prior) and the control that is stopped early."""
+    rows = [Training(name, train, config.steps) for name, train in METHODS.items()]
+    for name in ("regular", "SE3", "gaussian"):
+        rows.append(Training(f"{name}, Q", METHODS[name], config.prior_steps, "prior"))
+    early = min(EARLY[set_name], config.prior_steps)
+    rows.append(Training("regular, early", METHODS["regular"], early, "prior"))
+    return rows
+
+
+def run(config: Config, *, note: Callable[[str], None] = lambda text: None) -> Path:
+    """Sample, train, predict, compare; everything goes to the run folder, which is returned."""
+    for name in config.sets:
+        toy_set(name, n=config.points)  # refuses an unknown one before any work
+    settings = dataclasses.asdict(config) | {"out": str(config.out)}
+    device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    folder = RunFolder(config.out, experiment="toy", config=settings, device=device)
+    replicates = Replicates()
+    for set_name in config.sets:
+        for draw in range(config.draws):
+            _one_draw(config, folder, replicates, set_name, draw, note)
+    folder.write(complete=True)
+    return folder.path
+
+
+def _one_draw(
+    config: Config,
+    folder: RunFolder,
+    replicates: Replicates,
+    set_name: str,
+    draw: int,
+    note: Callable[[str], None],
+) -> None:
+    data = toy_set(set_name, n=config.points, draw=draw)
+    places = _places(config)
+    first = draw == 0
+    if first:
+        _keep_points(folder, set_name, data, places)
+    note(f"set {set_name}, draw {draw}: {REFERENCE}")
+    with folder.timed(f"{set_name}/{draw}/{REFERENCE}"):
+        reference = nuts(
+            MLP(*SIZES),
+            data,
+            chains=config.chains,
+            samples=config.samples,
+            warmup=config.warmup,
+            target_accept=0.9,
+            seed=config.seed + draw,
+            device=config.device,
+        )
+        truth = {place: reference.predict(x, keep_draws=False) for place, x in places.items()}
+    if first:
+        _keep_reference(folder, set_name, reference, truth, places["in"][:100])
+    for domain in DOMAINS:
+        one, other = halves(truth[domain])
+        replicates.add((set_name, CEILING, domain), one, other, draw=draw)
+    for seed in range(config.seeds):
+        common = {"members": config.members, "device": config.device}
+        common["seed"] = config.seed + 100 * draw + seed
+        for row in trainings(config, set_name):
+            note(f"set {set_name}, draw {draw}, seed {seed}: {row.name}")
+            with folder.timed(f"{set_name}/{draw}/{seed}/{row.name}"):
+                posterior = row.train(data, steps=row.steps, start=row.start, **common)
+                kept = first and seed == 0
+                wanted = places if kept else {d: places[d] for d in DOMAINS}
+                found = {place: posterior.predict(x) for place, x in wanted.items()}
+            for domain in DOMAINS:
+                key = (set_name, row.name, domain)
+                replicates.add(key, found[domain], truth[domain], draw=draw)
+            if kept:
+                for place, p in found.items():
+                    folder.predictive((set_name, row.name, place), p)
+                folder.put(TRAINING, (set_name, row.name), _course(posterior, row))
+            replicates.write(folder)
+            folder.write()
+        _curve(config, replicates, set_name, data, places, truth, common, note)
+        replicates.write(folder)
+        folder.write()
+
+
+def _places(config: Config) -> dict[str, Tensor]:
+    """Test points of each domain, and the grids of its maps."""
+    places = {
+        domain: uniform_points(config.test_points, half_side=side, seed=config.seed)
+        for domain, side in DOMAINS.items()
+    }
+    maps = {f"map-{domain}": grid(side, steps=MAP_STEPS) for domain, side in DOMAINS.items()}
+    return places | maps
+
+
+def _keep_points(
+    folder: RunFolder, set_name: str, data: tuple[Tensor, Tensor], places: dict[str, Tensor]
+) -> None:
+    for name, x in {"train": data[0], "labels": data[1], **places}.items():
+        folder.arrays[f"{set_name}/points/{name}"] = x.numpy()
+
+
+def _keep_reference(
+    folder: RunFolder,
+    set_name: str,
+    reference: Posterior,
+    truth: dict[str, Predictive],
+    at: Tensor,
+) -> None:
+    for place, p in truth.items():
+        folder.predictive((set_name, REFERENCE, place), p)
+    folder.put(SAMPLER, (set_name,), summary(reference, at))
+
+
+def summary(reference: Posterior, at: Tensor) -> dict[str, Any]:
+    """The sampler's diagnostics as plain numbers; R-hat and ESS where arviz is installed."""
+    assert reference.chains is not None
+    chains = reference.chains
+    about: dict[str, Any] = {
+        "sampler": chains.sampler,
+        "chains": chains.count,
+        "draws": len(reference) // chains.count,
+        "divergences": int(chains.stats["diverged"].sum()),
+        "accept": float(chains.stats["accept"].mean()),
+        "leapfrogs": float(chains.stats["leapfrogs"].mean()),
+    }
+    try:
+        found = diagnose(reference, at)
+    except InputError as error:  # no arviz
+        return about | {"troubles": [str(error)]}
+    assert found.e_bfmi is not None
+    about |= {"e_bfmi": float(found.e_bfmi.min()), "troubles": found.troubles}
+    for name, m in (("predictions", found.predictions), ("parameters", found.parameters)):
+        if m is not None:
+            about[name] = {
+                "rhat": float(m.rhat.max()),
+                "ess_bulk": float(m.ess_bulk.min()),
+                "ess_tail": float(m.ess_tail.min()),
+            }
+    return about
+
+
+def _course(posterior: Posterior, row: Training) -> dict[str, Any]:
+    """KL terms, the training KL loss over the last part of training, its fluctuation and course."""
+    history = posterior.history
+    assert history is not None
+    loss, fluctuation = history.loss.double(), history.loss_sd.double()  # [E, M]
+    last = slice(-max(1, round(LAST_PART * len(loss))), None)
+    keep = torch.linspace(0, len(loss) - 1, min(len(loss), 100)).round().long()
+    return {
+        "steps": row.steps,
+        "start": row.start,
+        "kl": posterior.kl()._asdict(),
+        "loss": float(loss[last].mean()),
+        "loss_sd": float(fluctuation[last].mean()),
+        "course": {
+            "step": [round((int(e) + 1) / len(loss) * row.steps) for e in keep],
+            "loss": loss.mean(1)[keep].tolist(),
+            "sd": loss.std(1, correction=0)[keep].tolist(),
+        },
+    }
+
+
+def set_distance(posterior: Posterior) -> float:
+    """How far apart SE3's two sets are: |omega1_n - omega2_n| / |omega1_n|, the mean over the nodes
+    of the hidden layers and over members. 0: a member is a plain network."""
+    shares = []
+    for name, second in posterior.params.items():
+        if name.endswith("weight" + SECOND):
+            one = posterior.params[name.removesuffix(SECOND)].flatten(2)  # [M, nodes, in]
+            apart = (one - second.flatten(2)).norm(dim=-1)
+            shares.append((apart / one.norm(dim=-1).clamp_min(1e-12)).mean())
+    return float(torch.stack(shares).mean())
+
+
+def _curve(
+    config: Config,
+    replicates: Replicates,
+    set_name: str,
+    data: tuple[Tensor, Tensor],
+    places: dict[str, Tensor],
+    truth: dict[str, Predictive],
+    common: dict[str, Any],
+    note: Callable[[str], None],
+) -> None:
+    """Regular and SE3 trained for fewer steps, and how far apart SE3's sets are then."""
+    for steps in config.curve:
+        for name in ("regular", "SE3"):
+            note(f"set {set_name}: {name}, {steps} steps")
+            posterior = METHODS[name](data, steps=steps, start="default", **common)
+            for domain in DOMAINS:
+                p = posterior.predict(places[domain], keep_draws=False)
+                replicates.curve((set_name, name, domain), steps, p, truth[domain])
+            if name == "SE3":
+                replicates.distance(set_name, steps, set_distance(posterior))

@@ -1,0 +1,138 @@
+"""A run folder: what was asked, on what, how long it took, and everything that came out.
+
+    run.json         config, seed, command, versions, machine, timings, whether it is complete
+    metrics.json     set -> method -> domain -> metric -> {value, low, high}
+    training.json    set -> method -> KL terms, loss and its fluctuation, its course
+    sampler.json     set -> diagnostics of the reference
+    predictions.npz  "set/method/domain/mean" [B, C], ".../entropy" [B], ".../mi" [B], and the points
+    figures/         PNG and SVG
+    report.html      all of it on one page
+
+Files are written whole and often: what a stopped run leaves can be read and shown.
+"""
+
+import contextlib
+import datetime
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from stochens.errors import InputError
+from stochens.predict import Predictive
+from stochens.storage import new_folder, reading
+from stochens.version import __version__
+
+RUN, METRICS, TRAINING, SAMPLER = "run.json", "metrics.json", "training.json", "sampler.json"
+PREDICTIONS, FIGURES, PAGE = "predictions.npz", "figures", "report.html"
+
+
+class RunFolder:
+    """One being written: `put` what is known, when it is known."""
+
+    def __init__(
+        self, path: str | Path, *, experiment: str, config: Mapping[str, Any], device: str
+    ) -> None:
+        self.path = new_folder(path)
+        self.arrays: dict[str, np.ndarray] = {}
+        self._tables: dict[str, dict[str, Any]] = {METRICS: {}, TRAINING: {}, SAMPLER: {}}
+        self._began = time.monotonic()
+        self._about: dict[str, Any] = {
+            "experiment": experiment,
+            "config": dict(config),
+            "command": " ".join(["stochens", *sys.argv[1:]]),
+            "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "versions": {
+                "stochens": __version__,
+                "torch": torch.__version__,
+                "numpy": np.__version__,
+                "python": platform.python_version(),
+            },
+            "machine": machine(device),
+            "timings": {},
+            "seconds": 0.0,
+            "complete": False,
+        }
+        self.write()
+
+    def put(self, table: str, keys: tuple[str, ...], value: Any) -> None:
+        """Store a value in one of the tables, under its keys."""
+        at = self._tables[table]
+        for key in keys[:-1]:
+            at = at.setdefault(key, {})
+        at[keys[-1]] = value
+
+    def predictive(self, keys: tuple[str, ...], p: Predictive) -> None:
+        """Keep what the maps and the tables need of a prediction."""
+        prefix = "/".join(keys)
+        self.arrays[f"{prefix}/mean"] = p.mean.cpu().numpy().astype(np.float32)
+        self.arrays[f"{prefix}/entropy"] = p.entropy.cpu().numpy().astype(np.float32)
+        self.arrays[f"{prefix}/mi"] = p.mutual_information.cpu().numpy().astype(np.float32)
+
+    @contextlib.contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._about["timings"][what] = round(time.monotonic() - began, 2)
+
+    def write(self, *, complete: bool = False) -> None:
+        """Everything so far, each file whole or as it was."""
+        self._about["seconds"] = round(time.monotonic() - self._began, 1)
+        self._about["complete"] = complete
+        for name, value in ((RUN, self._about), *self._tables.items()):
+            text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+            write_whole(self.path / name, text.encode())
+        if self.arrays:
+            part = self.path / f".{PREDICTIONS}"
+            with part.open("wb") as file:
+                np.savez_compressed(file, **self.arrays)  # type: ignore[arg-type]
+            part.replace(self.path / PREDICTIONS)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Beside its place first, so that a reader never sees half a file."""
+    part = path.with_name(f".{path.name}")
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from error
+
+
+def machine(device: str) -> dict[str, Any]:
+    gpu = torch.cuda.get_device_name() if device.startswith("cuda") else None
+    return {"gpu": gpu, "cores": os.cpu_count(), "system": platform.platform()}
+
+
+class Run:
+    """One that was written, read back."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        with reading(self.path):
+            self.about = self._json(RUN)
+            self.metrics, self.training = self._json(METRICS), self._json(TRAINING)
+            self.sampler = self._json(SAMPLER)
+            self.arrays: dict[str, np.ndarray] = {}
+            if (self.path / PREDICTIONS).exists():
+                with np.load(self.path / PREDICTIONS, allow_pickle=False) as arrays:
+                    self.arrays = {name: arrays[name] for name in arrays.files}
+
+    def _json(self, name: str) -> dict[str, Any]:
+        found = json.loads((self.path / name).read_text())
+        if not isinstance(found, dict):
+            raise InputError(f"{self.path / name} is damaged: not a table")
+        return found
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
