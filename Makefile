@@ -16,7 +16,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(READY)
-	$(BIN)/stochens demo --out runs/demo-$$(date +%Y%m%d-%H%M%S)
+	$(BIN)/stochens toy
 
 test: $(READY)
 	$(BIN)/python -m pytest

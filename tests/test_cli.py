@@ -1,10 +1,21 @@
 """Commands as a newcomer types them."""
 
+import dataclasses
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
+
+import pytest
+from tests.experiments.test_toy import SMALL
+from typer.testing import CliRunner
 
 import stochens
+from stochens.cli import app
+from stochens.experiments import toy
+from stochens.report.run_folder import Run
 
 
 def run(*words: str, cwd=None) -> subprocess.CompletedProcess:
@@ -15,31 +26,81 @@ def run(*words: str, cwd=None) -> subprocess.CompletedProcess:
 def test_help_and_version():
     help_page = run("--help")
     assert help_page.returncode == 0
-    assert "demo" in help_page.stdout
+    for command in ("toy", "digits", "report"):
+        assert command in help_page.stdout
+        assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
     assert run("--version").stdout.strip() == f"stochens {stochens.__version__}"
-    assert "digits" in run("demo", "--help").stdout
 
 
-def test_demo_leaves_a_run_that_can_be_read(tmp_path):
-    done = run("demo", "--members", "2", "--epochs", "2", "--out", "runs/one", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "accuracy" in done.stdout
-    about = json.loads((tmp_path / "runs/one/metrics.json").read_text())
-    assert set(about["metrics"]) == {"regular", "dropout"}
-    assert (tmp_path / "runs/one/uncertainty.png").exists()
-    from stochens.experiments.demo import make_net
-
-    assert len(stochens.load(tmp_path / "runs/one/dropout", make_net)) == 2
-    again = run("demo", "--out", "runs/one", cwd=tmp_path)
-    assert again.returncode == 2
-    assert again.stderr.startswith("error: runs/one is not empty; choose another folder")
+@pytest.fixture
+def small(monkeypatch):
+    """`stochens toy` with its quick preset cut down to seconds."""
+    monkeypatch.setitem(toy.PRESETS, "quick", SMALL)
 
 
-def test_bad_words_are_one_line():
-    for words in (["demo", "--members", "many"], ["dmo"]):
+@pytest.mark.filterwarnings("ignore")
+def test_toy_leaves_a_run_with_a_page(small, tmp_path):
+    out = tmp_path / "one"
+    done = CliRunner().invoke(app, ["toy", "--sets", "a", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    for word in ("NUTS, chain to chain", "SE3", "Page:", "variance"):
+        assert word in done.output
+    for file in ("run.json", "metrics.json", "predictions.npz", "report.html", "figures/fig1.svg"):
+        assert (out / file).exists(), file
+    assert Run(out).about["complete"]
+    again = CliRunner().invoke(app, ["report", str(out)])
+    assert again.exit_code == 0
+    assert str(out / "report.html") in again.output.replace("\n", "")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_several_runs_on_one_page(small, tmp_path):
+    for name in ("one", "two"):
+        options = dataclasses.asdict(toy.configured("quick", sets=("a",)))
+        toy.run(toy.Config(**options | {"out": tmp_path / name}))
+    both = [str(tmp_path / name) for name in ("one", "two")]
+    page = tmp_path / "both.html"
+    done = CliRunner().invoke(app, ["report", *both, "-o", str(page)])
+    assert done.exit_code == 0, done.output
+    assert "one" in page.read_text()
+    assert "two" in page.read_text()
+
+
+def test_bad_words_are_one_line(tmp_path):
+    for words in (["toy", "--members", "many"], ["dmo"]):
         answer = run(*words)
         assert answer.returncode == 2
         assert "Traceback" not in answer.stderr
-    bad = run("demo", "--members", "0", "--out", "/proc/nowhere")
-    assert bad.returncode == 2
-    assert "Traceback" not in bad.stderr
+    (tmp_path / "letter").write_text("dear")
+    for words, said in (
+        (["toy", "--out", "/proc/nowhere"], "cannot write to /proc/nowhere"),
+        (["toy", "--out", str(tmp_path)], "is not empty"),
+        (["toy", "--preset", "quik", "--out", str(tmp_path / "new")], "did you mean 'quick'"),
+        (["report", str(tmp_path / "nowhere")], "is no saved folder"),
+        (["report", "a", "b"], "several runs need a place"),
+    ):
+        bad = run(*words)
+        assert bad.returncode == 2, words
+        assert bad.stderr.startswith("error: ")
+        assert said in bad.stderr
+        assert "Traceback" not in bad.stderr
+
+
+def test_ctrl_c_leaves_a_run_that_can_be_shown(tmp_path):
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "stochens.cli", "toy", "--sets", "a", "--out", str(out)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline:  # until the first method is done
+        metrics = out / "metrics.json"
+        if metrics.exists() and "regular" in json.loads(metrics.read_text()).get("a", {}):
+            break
+        time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert "what is done is kept" in errors
+    assert not Run(out).about["complete"]
+    assert (out / "report.html").exists()

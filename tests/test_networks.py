@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from stochens import FRN, MLP
+from stochens import FRN, MLP, fit
+from stochens.networks import SmallResNetFRN
 
 
 def test_mlp_is_its_layers():
@@ -42,3 +43,66 @@ def test_frn_needs_positions_and_starts_as_its_authors_say():
 def test_frn_statistics_are_float32_in_bf16():
     x = torch.full((1, 1, 4096), 1.0, dtype=torch.bfloat16)  # a bf16 sum would stop at 256
     torch.testing.assert_close(FRN(1).bfloat16()(x), x)
+
+
+def test_the_small_resnet_by_a_loop(float64):
+    net = SmallResNetFRN(channels=3, blocks=2, inputs=2, classes=4)
+    for p in net.parameters():
+        nn.init.normal_(p)
+    net.requires_grad_(False)
+    x = torch.randn(2, 2, 8, 8)
+    for image, logits in zip(x, net(x), strict=True):
+        h = _frn_silu(net.norm, _convolved(net.conv, image, stride=2))  # [3, 4, 4]
+        assert h.shape == (3, 4, 4)
+        for block in net.blocks:
+            inner = _frn_silu(block.norm1, _convolved(block.conv1, h))
+            h = h + _frn(block.norm2, _convolved(block.conv2, inner))
+            h = h * h.sigmoid()
+        for k in range(4):
+            expected = net.head.weight[k] @ h.mean((1, 2)) + net.head.bias[k]
+            assert float(logits[k]) == pytest.approx(float(expected), rel=1e-10)
+
+
+def _convolved(conv: nn.Conv2d, image: torch.Tensor, stride: int = 1) -> torch.Tensor:
+    _, height, width = image.shape
+    padded = torch.zeros(len(image), height + 2, width + 2)
+    padded[:, 1:-1, 1:-1] = image
+    out = torch.empty(len(conv.weight), height // stride, width // stride)
+    for c, (w, b) in enumerate(zip(conv.weight, conv.bias, strict=True)):
+        for i in range(out.shape[1]):
+            for j in range(out.shape[2]):
+                top, left = stride * i, stride * j
+                out[c, i, j] = (w * padded[:, top : top + 3, left : left + 3]).sum() + b
+    return out
+
+
+def _frn(norm: FRN, h: torch.Tensor) -> torch.Tensor:
+    rows = []
+    for c, plane in enumerate(h):
+        scaled = norm.weight[c] * plane / (plane.square().mean() + 1e-6).sqrt() + norm.bias[c]
+        rows.append(scaled.clamp_min(float(norm.tau[c])))
+    return torch.stack(rows)
+
+
+def _frn_silu(norm: FRN, h: torch.Tensor) -> torch.Tensor:
+    h = _frn(norm, h)
+    return h * h.sigmoid()
+
+
+@pytest.mark.parametrize(("channels", "blocks"), [(4, 0), (6, 1), (8, 2)])
+def test_the_small_resnet_has_this_many_parameters(channels, blocks):
+    net = SmallResNetFRN(channels=channels, blocks=blocks)
+    c = channels
+    stem, block, head = 9 * c + c + 3 * c, 2 * (9 * c * c + c + 3 * c), 10 * c + 10
+    assert sum(p.numel() for p in net.parameters()) == stem + blocks * block + head
+    x = torch.rand(5, 1, 8, 8)
+    assert net(x).shape == (5, 10)
+    assert torch.equal(net(x), net(x))  # deterministic, in train mode too
+
+
+@pytest.mark.parametrize("method", ["regular", "dropout", "dropconnect", "np-dropout", "gaussian"])
+def test_every_method_goes_on_the_small_resnet(method):
+    x, y = torch.rand(6, 1, 8, 8), torch.arange(6) % 3
+    net = SmallResNetFRN(channels=2, classes=3)
+    posterior = fit(net, (x, y), method=method, members=2, epochs=1, progress=False)
+    assert posterior.predict(x).probs.shape == (2, 6, 3)

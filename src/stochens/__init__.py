@@ -16,6 +16,7 @@ from stochens.networks import FRN, MLP
 from stochens.posterior import Posterior, load
 from stochens.posterior import join_posteriors as join
 from stochens.posteriors.diagnostics import diagnose
+from stochens.posteriors.langevin import langevin
 from stochens.posteriors.sampling import hmc, nuts
 from stochens.posteriors.sgmcmc import sgmcmc
 from stochens.posteriors.swag import multiswa, multiswag
@@ -46,6 +47,7 @@ __all__ = [
     "hmc",
     "join",
     "keep_dropout",
+    "langevin",
     "load",
     "metrics",
     "multiswa",

@@ -4,6 +4,7 @@ import itertools
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 class MLP(nn.Sequential):
@@ -61,3 +62,48 @@ class FRN(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{len(self.weight)}, eps={self.eps}"
+
+
+class ResidualBlock(nn.Module):
+    """y = silu(x + frn(conv(silu(frn(conv(x)))))), with 3x3 convolutions that keep the shape.
+
+    `x [B, C, H, W] -> [B, C, H, W]`
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.norm1 = FRN(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.norm2 = FRN(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = F.silu(self.norm1(self.conv1(x)))
+        return F.silu(x + self.norm2(self.conv2(inner)))
+
+
+class SmallResNetFRN(nn.Module):
+    """A ResNet for small images, small enough for full-batch HMC on a CPU.
+
+    A 3x3 convolution of stride 2, `blocks` residual blocks, the mean over positions, a linear head.
+
+    `x [B, inputs, H, W] -> [B, classes]`
+
+    >>> SmallResNetFRN()(torch.zeros(5, 1, 8, 8)).shape
+    torch.Size([5, 10])
+    """
+
+    def __init__(
+        self, *, channels: int = 8, blocks: int = 1, inputs: int = 1, classes: int = 10
+    ) -> None:
+        super().__init__()
+        # stride 2: three quarters of the positions, and of the time, are saved from here on
+        self.conv = nn.Conv2d(inputs, channels, 3, stride=2, padding=1)
+        self.norm = FRN(channels)
+        self.blocks = nn.Sequential(*(ResidualBlock(channels) for _ in range(blocks)))
+        self.head = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.blocks(F.silu(self.norm(self.conv(x))))  # [B, C, H / 2, W / 2]
+        outputs: Tensor = self.head(features.mean((-2, -1)))
+        return outputs

@@ -1,6 +1,7 @@
-"""Real images that need no download: scikit-learn's 1797 handwritten digits, and 8x8 patches of
-the photographs that it bundles, which are no digits at all."""
+"""Real images that need no download: scikit-learn's 1797 handwritten digits, the same rotated or
+noisy, and 8x8 patches of the photographs that it bundles, which are no digits at all."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +9,9 @@ import torch
 from sklearn.datasets import load_digits, load_sample_images
 from sklearn.model_selection import train_test_split
 from torch import Tensor
+from torch.nn import functional as F
 
+from stochens.errors import InputError
 from stochens.randomness import derive
 
 WHITE = 16.0  # the brightest pixel of the digits
@@ -54,3 +57,33 @@ def photo_patches(n: int, *, seed: int = 0) -> Tensor:
         low, high = cut.min(), cut.max()
         patch[0] = (cut - low) / max(high - low, 1.0)
     return torch.as_tensor(patches)
+
+
+def rotated(x: Tensor, *, degrees: float) -> Tensor:
+    """Square images x [B, C, H, H] turned counter-clockwise about their centre; black comes in.
+
+    The pixel at (u, v) is read at  (cos a u - sin a v, sin a u + cos a v), u to the right and v
+    down, between its four neighbours (bilinear).
+
+    >>> rotated(torch.eye(3).view(1, 1, 3, 3), degrees=90).round().view(3, 3)
+    tensor([[0., 0., 1.],
+            [0., 1., 0.],
+            [1., 0., 0.]])
+    """
+    if x.dim() != 4 or x.shape[2] != x.shape[3]:
+        raise InputError(f"x must be square images [B, C, H, H], got {tuple(x.shape)}")
+    a = math.radians(degrees)
+    turn = x.new_tensor([[math.cos(a), -math.sin(a), 0.0], [math.sin(a), math.cos(a), 0.0]])
+    places = F.affine_grid(turn.expand(len(x), 2, 3), list(x.shape), align_corners=False)
+    return F.grid_sample(x, places, align_corners=False)
+
+
+def noisy(x: Tensor, *, sd: float, seed: int = 0) -> Tensor:
+    """x + sd * z,  z ~ N(0, 1) for each pixel. Not cut to [0, 1], so that sd is what it says.
+
+    >>> noisy(torch.zeros(2, 1, 8, 8), sd=0.1).shape
+    torch.Size([2, 1, 8, 8])
+    """
+    generator = torch.Generator().manual_seed(derive(seed))
+    z = torch.randn(x.shape, generator=generator, dtype=x.dtype)
+    return x + sd * z.to(x.device)

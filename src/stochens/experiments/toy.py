@@ -1,7 +1,7 @@
 """The paper's toy experiment (Table 1 and fig1): how close each method comes to NUTS.
 
-Three training sets of falling separability, a network 2-10-10-2, one inference per member; in-domain
-points uniform on [-1, 1]^2, out-of-domain on [-10, 10]^2.
+Three training sets of falling separability, a network 2-10-10-2, one inference per member;
+in-domain points uniform on [-1, 1]^2, out-of-domain on [-10, 10]^2.
 """
 
 import dataclasses
@@ -22,6 +22,7 @@ from stochens.methods.np_dropout import SECOND
 from stochens.networks import MLP
 from stochens.posterior import Posterior
 from stochens.posteriors.diagnostics import diagnose
+from stochens.posteriors.langevin import langevin
 from stochens.posteriors.sampling import nuts
 from stochens.posteriors.swag import multiswa
 from stochens.predict import Predictive
@@ -47,6 +48,8 @@ class Config:
     members: int = 128
     steps: int = 4000  # of schedule T
     prior_steps: int = 2400  # of schedule Q, which starts from the prior
+    langevin_steps: int = 1250
+    langevin_batch: int | None = None  # all of the data
     curve: tuple[int, ...] = (500, 1000, 2000)  # shorter trainings, for the course over steps
     draws: int = 1  # of the training data
     seeds: int = 1  # of everything else, for each draw
@@ -78,6 +81,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "members": 1024,
         "steps": 10_000,
         "prior_steps": 6_000,
+        "langevin_steps": 10_000,
+        "langevin_batch": BATCH,
         "curve": (),
         "samples": 2000,
         "warmup": 2000,
@@ -121,6 +126,14 @@ def _schedule(points: int, steps: int) -> dict[str, Any]:
     }
 
 
+def _by_langevin(batch_size: int | None) -> Train:
+    def train(data: Any, *, start: str, **options: Any) -> Posterior:
+        assert start == "prior"  # it knows no other
+        return langevin(MLP(*SIZES), data, batch_size=batch_size, **options)
+
+    return train
+
+
 METHODS: dict[str, Train] = {
     "regular": _by_fit(Regular()),
     "MultiSWA": _by_swa,
@@ -142,12 +155,17 @@ class Training:
 
 
 def trainings(config: Config, set_name: str) -> list[Training]:
-    """Schedule T (the authors'), Q (from the prior) and the control that is stopped early."""
+    """Schedule T (the authors'), Q (from the prior), the control that is stopped early, and the
+    Langevin ensemble."""
     rows = [Training(name, train, config.steps) for name, train in METHODS.items()]
-    for name in ("regular", "SE3", "gaussian"):
-        rows.append(Training(f"{name}, Q", METHODS[name], config.prior_steps, "prior"))
+    rows += [
+        Training(f"{name}, Q", METHODS[name], config.prior_steps, "prior")
+        for name in ("regular", "SE3", "gaussian")
+    ]
     early = min(EARLY[set_name], config.prior_steps)
     rows.append(Training("regular, early", METHODS["regular"], early, "prior"))
+    by_langevin = _by_langevin(config.langevin_batch)
+    rows.append(Training("langevin", by_langevin, config.langevin_steps, "prior"))
     return rows
 
 
@@ -281,14 +299,13 @@ def summary(reference: Posterior, at: Tensor) -> dict[str, Any]:
 def _course(posterior: Posterior, row: Training) -> dict[str, Any]:
     """KL terms, the training KL loss over the last part of training, its fluctuation and course."""
     history = posterior.history
-    assert history is not None
+    about = {"steps": row.steps, "start": row.start, "kl": posterior.kl()._asdict()}
+    if history is None:  # nothing was minimised
+        return about
     loss, fluctuation = history.loss.double(), history.loss_sd.double()  # [E, M]
     last = slice(-max(1, round(LAST_PART * len(loss))), None)
     keep = torch.linspace(0, len(loss) - 1, min(len(loss), 100)).round().long()
-    return {
-        "steps": row.steps,
-        "start": row.start,
-        "kl": posterior.kl()._asdict(),
+    return about | {
         "loss": float(loss[last].mean()),
         "loss_sd": float(fluctuation[last].mean()),
         "course": {
@@ -300,15 +317,15 @@ def _course(posterior: Posterior, row: Training) -> dict[str, Any]:
 
 
 def set_distance(posterior: Posterior) -> float:
-    """How far apart SE3's two sets are: |omega1_n - omega2_n| / |omega1_n|, the mean over the nodes
-    of the hidden layers and over members. 0: a member is a plain network."""
-    shares = []
+    """How far apart SE3's two sets are:  sum_n |omega1_n - omega2_n| / sum_n |omega1_n|  over the
+    nodes of the hidden layers, the mean over members. 0: a member is a plain network."""
+    apart, size = [], []
     for name, second in posterior.params.items():
         if name.endswith("weight" + SECOND):
             one = posterior.params[name.removesuffix(SECOND)].flatten(2)  # [M, nodes, in]
-            apart = (one - second.flatten(2)).norm(dim=-1)
-            shares.append((apart / one.norm(dim=-1).clamp_min(1e-12)).mean())
-    return float(torch.stack(shares).mean())
+            apart.append((one - second.flatten(2)).norm(dim=-1))  # [M, nodes]
+            size.append(one.norm(dim=-1))
+    return float((torch.cat(apart, 1).sum(1) / torch.cat(size, 1).sum(1)).mean())
 
 
 def _curve(

@@ -184,7 +184,7 @@ def run(
         for step, rows in enumerate(stream, start.step):
             energy, g = gradient(problem, data_term, at.state.q, rows, step)
             if step == 0:
-                _refuse_bad_start(energy)
+                refuse_bad_start(energy)
             state, made = _step(problem, plan, at.state, g, key, step), at.made
             if plan.at(step).draws:
                 record.draws[:, made] = state.q
@@ -213,9 +213,15 @@ def _step(problem: Problem, plan: Plan, state: State, g: Tensor, key: Tensor, st
 
 
 def gradient(
-    problem: Problem, data_term: DataTerm, q: Tensor, rows: Tensor | None, step: int
+    problem: Problem,
+    data_term: DataTerm,
+    q: Tensor,
+    rows: Tensor | None,
+    step: int,
+    *,
+    weight: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """N nll [M] on the rows [M, B], and dU / dq = N dnll / dq + lambda q, [M, D].
+    """N nll [M] on the rows [M, B], and dU / dq = weight N dnll / dq + lambda q, [M, D].
 
     Every batch of a random order is a random part of the data, the short last one too: its mean is
     that of all the data on average.
@@ -225,7 +231,8 @@ def gradient(
         q = q.detach().requires_grad_()
         nll = data_term(unflatten(q, problem.shapes), rows, step)  # [M]
         (grad,) = torch.autograd.grad(nll.sum(), q)  # summed: each chain has its own, whole
-    return N * nll.detach().double(), N * grad + problem.prior_precision * q.detach()
+    slope = weight * N * grad + problem.prior_precision * q.detach()
+    return N * nll.detach().double(), slope
 
 
 def batches(problem: Problem, batch_size: int, chains: int) -> Iterator[Tensor | None]:
@@ -267,7 +274,8 @@ def data_term_for(
     return data_term, contextlib.nullcontext()
 
 
-def _refuse_bad_start(energy: Tensor) -> None:
+def refuse_bad_start(energy: Tensor) -> None:
+    """Name the first chain whose likelihood [M] is no number where it begins."""
     for chain, value in enumerate(energy.tolist()):
         if not math.isfinite(value):
             raise InputError(

@@ -4,7 +4,7 @@
     metrics.json     set -> method -> domain -> metric -> {value, low, high}
     training.json    set -> method -> KL terms, loss and its fluctuation, its course
     sampler.json     set -> diagnostics of the reference
-    predictions.npz  "set/method/domain/mean" [B, C], ".../entropy" [B], ".../mi" [B], and the points
+    predictions.npz  "set/method/domain/mean" [B, C], ".../entropy" [B], ".../mi" [B], and points
     figures/         PNG and SVG
     report.html      all of it on one page
 
@@ -132,6 +132,14 @@ class Run:
         if not isinstance(found, dict):
             raise InputError(f"{self.path / name} is damaged: not a table")
         return found
+
+    def predictive(self, keys: tuple[str, ...]) -> Predictive:
+        """What `RunFolder.predictive` kept, without the draws."""
+        mean, entropy, mi = (
+            torch.from_numpy(self.arrays["/".join((*keys, what))])
+            for what in ("mean", "entropy", "mi")
+        )
+        return Predictive(mean, entropy - mi, None)
 
     @property
     def name(self) -> str:

@@ -1,0 +1,262 @@
+"""The comparison on real images: how close each method comes to full-batch HMC on digits.
+
+A small ResNet with filter response normalisation learns scikit-learn's digits. It is then asked
+about test digits, the same rotated, the same with noise, and patches of photographs.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stochens import metrics
+from stochens.data.digits import digits, noisy, photo_patches, rotated
+from stochens.errors import InputError, did_you_mean
+from stochens.experiments import toy
+from stochens.fitting import fit
+from stochens.members import Params
+from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular
+from stochens.metrics import Interval
+from stochens.networks import SmallResNetFRN
+from stochens.posterior import Posterior
+from stochens.posteriors.sampling import hmc
+from stochens.posteriors.swag import multiswa
+from stochens.predict import Predictive
+from stochens.report.compare import closeness, compare, halves
+from stochens.report.run_folder import METRICS, SAMPLER, TRAINING, RunFolder
+
+SET = "digits"
+REFERENCE, CEILING = "HMC", "HMC, chain to chain"
+LABELLED = ("test", "rotated", "noisy")
+UNLABELLED = "photographs"
+DEGREES, NOISE = 30.0, 0.3  # of the shifts: a pixel's standard deviation is 0.37
+BATCH, RATE = 100, 0.01  # Adam, divided by 10 at 1/2 and 3/4, as in the toy experiment
+PRIOR_PRECISION = 1.0  # of all methods and of HMC
+FIRST_STEP = 0.002  # of HMC: its curvature is up to 3e4, so that steps over 0.01 are unstable
+TARGET_ACCEPT = 0.65  # Beskos et al. 2013: the best for many parameters
+DIAGNOSED = 100  # test digits whose predictions tell of the chains
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """What a run is made of. Presets are in PRESETS."""
+
+    preset: str = "quick"
+    images: int = 300  # to train on, of 1257
+    channels: int = 8  # of 4, 6 and 8 the fastest: torch's convolutions are made for eights
+    members: int = 12
+    steps: int = 300
+    chains: int = 4
+    samples: int = 25
+    warmup: int = 20
+    trajectory: float = 0.6  # in standard deviations of the prior
+    leapfrogs: int = 80  # of a trajectory, at most
+    resamples: int = 300  # of the bootstrap over images
+    seed: int = 0
+    device: str | None = None
+    out: Path = Path("runs/digits")
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "quick": {},
+    "paper": {  # for a GPU
+        "images": 1257,
+        "members": 100,
+        "steps": 4000,
+        "samples": 500,
+        "warmup": 200,
+        "trajectory": math.pi / 2,  # Izmailov et al. 2021
+        "leapfrogs": 600,
+    },
+}
+
+
+def configured(preset: str, **changes: Any) -> Config:
+    """A preset, with some of its fields changed; None leaves one as it is."""
+    if preset not in PRESETS:
+        hint = did_you_mean(preset, PRESETS)
+        raise InputError(f"unknown preset {preset!r}{hint} Known: {', '.join(PRESETS)}")
+    given = {name: value for name, value in changes.items() if value is not None}
+    return Config(preset=preset, **{**PRESETS[preset], **given})
+
+
+Data = tuple[Tensor, Tensor]  # x [N, 1, 8, 8], y [N]
+Train = Callable[..., Posterior]  # (net, data, *, steps, members, seed, device)
+
+
+def _by_fit(method: Any) -> Train:
+    def train(net: nn.Module, data: Data, *, steps: int, **options: Any) -> Posterior:
+        return fit(net, data, method=method, **_schedule(len(data[0]), steps), **options)
+
+    return train
+
+
+def _by_swa(net: nn.Module, data: Data, *, steps: int, **options: Any) -> Posterior:
+    settings = _schedule(len(data[0]), steps) | {"schedule": "constant"}
+    return multiswa(net, data, **settings, **options)
+
+
+def _schedule(images: int, steps: int) -> dict[str, Any]:
+    batch = min(BATCH, images)
+    return {
+        "optimizer": "adam",
+        "lr": RATE,
+        "schedule": "step",
+        "batch_size": batch,
+        "epochs": max(1, round(steps / math.ceil(images / batch))),
+        "prior_precision": PRIOR_PRECISION,
+    }
+
+
+METHODS: dict[str, Train] = {
+    "regular": _by_fit(Regular()),
+    "MultiSWA": _by_swa,
+    "SE1": _by_fit(Dropout(0.1)),
+    "SE2": _by_fit(DropConnect(0.1)),
+    "SE3": _by_fit(NPDropout()),
+    "gaussian": _by_fit(Gaussian(0.1, learn=True)),
+}
+
+
+def run(config: Config, *, note: Callable[[str], None] = lambda text: None) -> Path:
+    """Sample, train, predict, compare; everything goes to the run folder, which is returned."""
+    data, places, labels = _images(config)
+    settings = dataclasses.asdict(config) | {"out": str(config.out)}
+    device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    folder = RunFolder(config.out, experiment="digits", config=settings, device=device)
+    for domain in LABELLED:
+        folder.arrays[f"{SET}/points/labels-{domain}"] = labels.numpy()
+    net = SmallResNetFRN(channels=config.channels)
+
+    note(f"{REFERENCE}: {config.chains} chains of {config.samples} draws")
+    with folder.timed(f"{SET}/{REFERENCE}"):
+        reference = sample(net, data, config)
+        truth = {place: reference.predict(x, keep_draws=False) for place, x in places.items()}
+    told = toy.summary(reference, places["test"][:DIAGNOSED])
+    folder.put(SAMPLER, (SET,), _written(told))
+    _keep(folder, REFERENCE, truth)
+    _put(folder, REFERENCE, measured(truth, labels, resamples=config.resamples))
+    if config.chains > 1:
+        near = {d: closeness(*halves(p), resamples=config.resamples) for d, p in truth.items()}
+        _put(folder, CEILING, near)
+    folder.write()
+
+    for name, train in METHODS.items():
+        note(f"{name}: {config.members} members, {config.steps} steps")
+        with folder.timed(f"{SET}/{name}"):
+            posterior = train(
+                net,
+                data,
+                steps=config.steps,
+                members=config.members,
+                seed=config.seed,
+                device=config.device,
+            )
+            found = {place: posterior.predict(x) for place, x in places.items()}
+        _keep(folder, name, found)
+        _put(folder, name, measured(found, labels, resamples=config.resamples))
+        near = {d: closeness(p, truth[d], resamples=config.resamples) for d, p in found.items()}
+        _put(folder, name, near)
+        row = toy.Training(name, train, config.steps)
+        folder.put(TRAINING, (SET, name), toy._course(posterior, row))
+        folder.write()
+    folder.write(complete=True)
+    return folder.path
+
+
+def _images(config: Config) -> tuple[Data, dict[str, Tensor], Tensor]:
+    """What to train on, the images of each domain, and the labels of those that have any."""
+    x, y, x_test, y_test = digits(seed=config.seed)
+    if not 1 <= config.images <= len(x):
+        raise InputError(
+            f"images must be 1 to {len(x)}, the digits to train on, got {config.images}"
+        )
+    places = {
+        "test": x_test,
+        "rotated": rotated(x_test, degrees=DEGREES),
+        "noisy": noisy(x_test, sd=NOISE, seed=config.seed),
+        UNLABELLED: photo_patches(len(x_test), seed=config.seed),
+    }
+    return (x[: config.images], y[: config.images]), places, y_test  # shuffled by the split
+
+
+# The reference ------------------------------------------------------------------------------------
+
+
+def sample(net: nn.Module, data: Data, config: Config) -> Posterior:
+    """Full-batch HMC from members that no ensemble has, brought to the size of the prior."""
+    sd = PRIOR_PRECISION**-0.5
+    ids = range(config.members, config.members + config.chains)
+    common: dict[str, Any] = {"seed": config.seed, "device": config.device}
+    trained = METHODS["regular"](net, data, steps=config.steps, members=ids, **common)
+    return hmc(
+        net,
+        data,
+        chains=config.chains,
+        samples=config.samples,
+        warmup=config.warmup,
+        prior_precision=PRIOR_PRECISION,
+        start=resized(trained.params, sd=sd),
+        trajectory=config.trajectory * sd,
+        max_leapfrogs=config.leapfrogs,
+        step_size=FIRST_STEP * sd,
+        target_accept=TARGET_ACCEPT,
+        **common,
+    )
+
+
+def resized(params: Params, *, sd: float) -> Params:
+    """Every channel's weights and bias of a convolution, scaled to root mean square sd.
+
+    FRN follows each convolution and divides by the size of its output: the function stays the same.
+    Training leaves weights of size 0.2, where the posterior is so curved that HMC needs steps ten
+    times as short, and from where it takes long to reach the prior's size.
+    """
+    new = dict(params)
+    for name, weight in params.items():
+        if weight.dim() == 5:  # [M, C, inputs, 3, 3]
+            to_bias = name.removesuffix("weight") + "bias"
+            both = torch.cat([weight.flatten(2), params[to_bias].unsqueeze(2)], dim=2)
+            scale = sd / both.square().mean(2).sqrt().clamp_min(1e-12)  # [M, C]
+            new[name] = weight * scale[..., None, None, None]
+            new[to_bias] = params[to_bias] * scale
+    return new
+
+
+# What is kept -------------------------------------------------------------------------------------
+
+
+def measured(
+    found: Mapping[str, Predictive], labels: Tensor, *, resamples: int
+) -> dict[str, dict[str, Interval]]:
+    """domain -> metric -> what can be said without the reference."""
+    rows = {
+        domain: compare({"": found[domain]}, labels, resamples=resamples, show=False).rows[""]
+        for domain in LABELLED
+    }
+    known, unknown = found["test"].mean, found[UNLABELLED].mean
+    auroc = metrics.bootstrap(metrics.ood_auroc, known, unknown, resamples=resamples)
+    return rows | {UNLABELLED: {"OOD AUROC": auroc}}
+
+
+def _put(folder: RunFolder, method: str, rows: Mapping[str, Mapping[str, Interval]]) -> None:
+    for domain, row in rows.items():
+        for metric, interval in row.items():
+            if all(map(math.isfinite, interval)):  # NLL is infinite where a label has probability 0
+                folder.put(METRICS, (SET, method, domain, metric), interval._asdict())
+
+
+def _written(value: Any) -> Any:
+    """Numbers that JSON has; R-hat of a chain that never moved is none."""
+    if isinstance(value, dict):
+        return {key: _written(part) for key, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _keep(folder: RunFolder, method: str, found: Mapping[str, Predictive]) -> None:
+    for domain, p in found.items():
+        folder.predictive((SET, method, domain), p)

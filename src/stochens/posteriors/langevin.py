@@ -1,0 +1,172 @@
+"""A Langevin ensemble: every member is one draw from the posterior, by a short chain of its own.
+
+A member begins as a draw from the prior, which is exact. Then the likelihood is let in little by
+little while the member diffuses at temperature 1, so that it is carried along from the prior to the
+posterior and never far from equilibrium:
+
+    U_k(q) = beta_k N nll(q) + lambda / 2 |q|^2,   beta_k = min(1, k / (anneal K))^2
+
+in K steps of underdamped Langevin dynamics (BAOAB: Leimkuhler and Matthews, 2013), sigma^2 = 1 /
+lambda the prior's variance, c = exp(-friction h), n ~ N(0, 1):
+
+    p -= h/2 sigma g;   q += h/2 sigma p;   p = c p + sqrt(1 - c^2) n;   q += h/2 sigma p;
+    g = dU_k/dq;   p -= h/2 sigma g
+"""
+
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stochens.checks import positive, whole, whole_or_none
+from stochens.errors import InputError
+from stochens.likelihoods import Likelihood
+from stochens.members import Builder, Engine
+from stochens.posterior import Posterior
+from stochens.posteriors.hashed import MOMENTUM, normal
+from stochens.posteriors.problem import prepare
+from stochens.posteriors.sgmcmc_steps import batches, data_term_for, gradient, refuse_bad_start
+from stochens.posteriors.target import flatten, unflatten
+from stochens.progress import progress_bar
+from stochens.randomness import SAMPLER, derive
+
+STREAM = 2  # of the numbers of (seed, SAMPLER, member)
+STEP = 0.2  # h = STEP / sqrt(N): the likelihood's curvature grows with the data
+TAIL = 0.5  # the last part of the steps, over which mini-batch steps shrink
+FRICTION = {True: 10.0, False: 1.0}  # with mini-batches, whose noise it must carry off; without
+LAST_STEP = {True: 0.1, False: 1.0}  # of the steps' size at the end, likewise
+
+
+class Plan(NamedTuple):
+    """What every step is."""
+
+    steps: int
+    step_size: float
+    friction: float
+    anneal: float
+    last_step: float
+
+    def size(self, step: int) -> float:
+        """h, constant and then falling by a cosine to its last share over the tail."""
+        done = max(0.0, (step / self.steps - (1 - TAIL)) / TAIL)
+        share = self.last_step + (1 - self.last_step) * 0.5 * (1 + math.cos(math.pi * done))
+        return self.step_size * share
+
+    def weight(self, step: int) -> float:
+        """beta, of the likelihood."""
+        rise = self.anneal * self.steps
+        return 1.0 if step >= rise else (step / rise) ** 2
+
+
+def langevin(
+    net: nn.Module | Builder,
+    data: Any,
+    *,
+    members: int = 50,
+    steps: int = 1250,
+    batch_size: int | None = None,
+    step_size: float | None = None,
+    friction: float | None = None,
+    anneal: float = 0.5,
+    last_step: float | None = None,
+    prior_precision: float = 1.0,
+    likelihood: str | Likelihood = "categorical",
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    engine: str = "auto",
+    progress: bool | None = None,
+) -> Posterior:
+    """An ensemble whose members are draws from the posterior, each carried there from the prior.
+
+    What training costs, this costs; where a trained member is a mode of the posterior, one of these
+    is a point of its bulk. A member depends only on (seed, member).
+
+    net, data, likelihood: as in `fit`, but not a DataLoader. The network must not be stochastic.
+    steps: full passes over the data, or mini-batches of `batch_size`. Too few leave the members
+        too near the prior.
+    step_size: h, in standard deviations of the prior; 0.2 / sqrt(N) when None. Members that
+        diverge are named in the error: make it smaller.
+    friction: how fast momentum is forgotten, in units of 1 / time; 1 when None, 10 with
+        mini-batches.
+    anneal: the share of the steps over which the likelihood is let in.
+    last_step: the size of the last step as a share of the first, which a cosine leads to over the
+        second half; 1 when None, 0.1 with mini-batches, whose noise then dies away.
+    engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "vmap" or "loop".
+
+    >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+    >>> posterior = langevin(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), members=20, steps=200)
+    >>> posterior.predict(x).probs.shape
+    torch.Size([20, 40, 2])
+    """
+    whole(members=members, steps=steps)
+    whole_or_none(batch_size=batch_size)
+    if not 0 <= anneal <= 1:
+        raise InputError(f"anneal must be a share in [0, 1], got {anneal!r}")
+    if engine not in ("auto", "fused", "vmap", "loop"):
+        raise InputError(f"engine must be 'auto', 'fused', 'vmap' or 'loop', got {engine!r}")
+    problem = prepare(
+        net,
+        data,
+        chains=members,
+        likelihood=likelihood,
+        start="prior",
+        prior_precision=prior_precision,
+        seed=seed,
+        device=device,
+        dtype=dtype,
+    )
+    N = len(problem.x)
+    batch = min(batch_size or N, N)
+    mini = batch < N
+    plan = Plan(
+        steps=steps,
+        step_size=STEP / math.sqrt(N) if step_size is None else step_size,
+        friction=FRICTION[mini] if friction is None else friction,
+        anneal=anneal,
+        last_step=LAST_STEP[mini] if last_step is None else last_step,
+    )
+    positive(step_size=plan.step_size, friction=plan.friction, last_step=plan.last_step)
+    data_term, context = data_term_for(problem, engine)
+    q = flatten(problem.start)  # [M, D]
+    keys = [derive(seed, SAMPLER, member, STREAM) for member in range(members)]
+    key = torch.tensor(keys, device=q.device)  # [M]
+    p = normal(key, torch.full_like(key, -1), MOMENTUM, q.shape[1]).to(q)  # [M, D]
+    stream = itertools.islice(batches(problem, batch, members), steps)
+    g = prior_precision * q  # of U_0, which is the prior's alone
+    with context, progress_bar("langevin", total=steps * members, show=progress) as bar:
+        for step, rows in enumerate(stream):
+            noise = normal(key, torch.full_like(key, step), MOMENTUM, q.shape[1]).to(q)
+            q, p = _drift(q, p, g, noise, plan, step, prior_precision)
+            energy, g = gradient(problem, data_term, q, rows, step, weight=plan.weight(step))
+            if step == 0:
+                refuse_bad_start(energy)
+            p = p - 0.5 * plan.size(step) * prior_precision**-0.5 * g
+            bar.advance(members)
+    _refuse_diverged(q, plan)
+    way: Engine = "loop" if engine == "loop" else "vmap"
+    return problem.posterior(unflatten(q, problem.shapes), engine=way)
+
+
+def _drift(
+    q: Tensor, p: Tensor, g: Tensor, n: Tensor, plan: Plan, step: int, precision: float
+) -> tuple[Tensor, Tensor]:
+    """The first four of a step's five parts."""
+    h = plan.size(step)
+    half = 0.5 * h * precision**-0.5
+    c = math.exp(-plan.friction * h)
+    p = p - half * g
+    q = q + half * p
+    p = c * p + math.sqrt(1 - c * c) * n
+    return q + half * p, p
+
+
+def _refuse_diverged(q: Tensor, plan: Plan) -> None:
+    lost = (~q.isfinite().all(1)).nonzero().flatten().tolist()
+    if lost:
+        raise InputError(
+            f"{len(lost)} of {len(q)} members diverged (members {lost[:10]}): step_size = "
+            f"{plan.step_size:.3g} is too large for this posterior; try {plan.step_size / 2:.3g}"
+        )

@@ -1,0 +1,91 @@
+"""The end of a run: its figures, its page, and its tables on the terminal."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from stochens.errors import InputError
+from stochens.report.figures import save_figure, uncertainty_figure
+from stochens.report.maps import map_figures
+from stochens.report.page import build_page
+from stochens.report.run_folder import FIGURES, METRICS, PAGE, Run, write_whole
+
+SHOWN = ("agreement", "variance", "entropy error", "MI error")
+
+
+def readable(path: Path) -> bool:
+    """Whether a stopped run left something to show."""
+    try:
+        return bool(Run(path).metrics)
+    except InputError:
+        return False
+
+
+def everything(path: Path, console: Console) -> Iterator[str]:
+    """Figures, page and tables of a run folder; yields lines that say where they are."""
+    run = Run(path)
+    for set_name, rows in run.metrics.items():
+        console.print(table(set_name, rows))
+    save_figures(run)
+    yield f"Page:    {page([path], None)}"
+    yield f"Figures: {path / FIGURES}"
+    yield f"Numbers: {path / METRICS}"
+
+
+def save_figures(run: Run) -> None:
+    """Every figure that the run has the numbers for, as PNG and SVG."""
+    for name, figure in (*map_figures(run), *_image_figures(run)):
+        for suffix in (".png", ".svg"):
+            save_figure(figure, run.path / FIGURES / (name + suffix))
+
+
+def _image_figures(run: Run) -> Iterator[tuple[str, Figure]]:
+    """Of images: what is unsure of inputs that are none of them, calibration, risk."""
+    for set_name, rows in run.metrics.items():
+        here, there, labels = "test", "photographs", f"{set_name}/points/labels-test"
+        methods = [m for m in rows if f"{set_name}/{m}/{there}/mi" in run.arrays]
+        if methods and labels in run.arrays:
+            known, unknown = (
+                {m: run.predictive((set_name, m, place)) for m in methods}
+                for place in (here, there)
+            )
+            y = torch.from_numpy(run.arrays[labels])
+            yield (
+                f"uncertainty-{set_name}",
+                uncertainty_figure(known, unknown, y, here=here, there=there),
+            )
+
+
+def page(paths: Sequence[Path], out: Path | None) -> Path:
+    """Write the page of these runs and tell where."""
+    out = paths[0] / PAGE if out is None else out
+    write_whole(out, build_page([Run(path) for path in paths]).encode())
+    return out
+
+
+def table(set_name: str, rows: dict[str, dict[str, dict[str, Any]]]) -> Table:
+    """Distance to the reference, method by method, in each domain."""
+    shown = Table(
+        title=f"set {set_name}", box=box.SIMPLE_HEAD, padding=(0, 1), title_justify="left"
+    )
+    shown.add_column("", no_wrap=True)
+    domains = list(dict.fromkeys(domain for row in rows.values() for domain in row))
+    for metric in SHOWN:
+        shown.add_column(f"{metric}\n{' / '.join(domains)}", justify="right", no_wrap=True)
+    for method, row in rows.items():
+        cells = (
+            " / ".join(_cell(row.get(domain, {}).get(metric)) for domain in domains)
+            for metric in SHOWN
+        )
+        shown.add_row(method, *cells)
+    return shown
+
+
+def _cell(interval: dict[str, float] | None) -> str:
+    return "-" if interval is None else f"{interval['value']:.3f}"
