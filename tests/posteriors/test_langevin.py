@@ -8,7 +8,9 @@ from torch import nn
 
 import stochens
 from stochens import InputError
-from stochens.posteriors.langevin import Plan
+from stochens.posteriors.langevin import Plan, _kept
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*leave the prior behind")
 
 
 def line(n: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
@@ -101,12 +103,27 @@ def test_saved_and_loaded(xor, tmp_path):
         ({"anneal": 2.0}, "anneal must be a share"),
         ({"step_size": -1.0}, "step_size must be a positive number"),
         ({"engine": "fast"}, "engine must be"),
-        ({"step_size": 50.0, "steps": 200}, "members diverged"),
+        ({"step_size": 50.0, "steps": 200}, "all 2 members diverged"),
     ],
 )
 def test_bad_options_are_refused(xor, options, message):
     with pytest.raises(InputError, match=message):
         stochens.langevin(stochens.MLP(2, 4, 2), xor, **{"members": 2, "steps": 3} | options)
+
+
+def test_members_that_diverge_are_left_out_and_named():
+    q = torch.randn(20, 5, generator=torch.Generator().manual_seed(0))
+    plan = Plan(100, 0.1, 1.0, 0.5, 1.0)
+    assert len(_kept(q, plan, 1.0)) == 20
+    q[3, 2], q[7] = math.nan, 1e6  # one is no number, one has exploded and is finite
+    with pytest.warns(UserWarning, match=r"2 of 20 members diverged .* \(members \[3, 7\]\)"):
+        kept = _kept(q, plan, 1.0)
+    assert kept.tolist() == [k for k in range(20) if k not in (3, 7)]
+
+
+def test_too_few_steps_are_said_to_be(xor):
+    with pytest.warns(UserWarning, match="need about 5 to leave the prior behind"):
+        stochens.langevin(stochens.MLP(2, 4, 2), xor, members=2, steps=10)
 
 
 def test_a_stochastic_network_is_refused(xor):

@@ -32,6 +32,7 @@ from stochens.report.run_folder import SAMPLER, TRAINING, RunFolder
 SIZES = (2, 10, 10, 2)
 BATCH, RATE = 100, 0.01  # the authors' code: Adam, divided by 10 at 1/2 and 3/4, fresh each time
 REFERENCE, CEILING = "NUTS", "NUTS, chain to chain"
+FLOOR = "NUTS, as many draws"  # as an ensemble has members: the noise of that number
 DOMAINS = {"in": IN_DOMAIN, "out": OUT_OF_DOMAIN}
 MAP_STEPS = 61  # points along a side of a map
 LAST_PART = 0.2  # of training, over which the loss and its fluctuation are told
@@ -212,9 +213,12 @@ def _one_draw(
         truth = {place: reference.predict(x, keep_draws=False) for place, x in places.items()}
     if first:
         _keep_reference(folder, set_name, reference, truth, places["in"][:100])
+    few = _as_few(reference, config.members)
     for domain in DOMAINS:
         one, other = halves(truth[domain])
         replicates.add((set_name, CEILING, domain), one, other, draw=draw)
+        p = few.predict(places[domain], keep_draws=False)
+        replicates.add((set_name, FLOOR, domain), p, other, draw=draw)
     for seed in range(config.seeds):
         common = {"members": config.members, "device": config.device}
         common["seed"] = config.seed + 100 * draw + seed
@@ -237,6 +241,14 @@ def _one_draw(
         _curve(config, replicates, set_name, data, places, truth, common, note)
         replicates.write(folder)
         folder.write()
+
+
+def _as_few(reference: Posterior, members: int) -> Posterior:
+    """Evenly spaced draws of the first half of the chains, as many as an ensemble has members."""
+    assert reference.chains is not None
+    first = len(reference) // reference.chains.count * (reference.chains.count // 2)
+    every = max(1, first // members)
+    return reference.take(slice(0, min(first, every * members), every))
 
 
 def _places(config: Config) -> dict[str, Tensor]:

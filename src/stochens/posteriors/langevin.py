@@ -13,8 +13,10 @@ lambda the prior's variance, c = exp(-friction h), n ~ N(0, 1):
     g = dU_k/dq;   p -= h/2 sigma g
 """
 
+import dataclasses
 import itertools
 import math
+import warnings
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +38,8 @@ STREAM = 2  # of the numbers of (seed, SAMPLER, member)
 STEP = 0.2  # h = STEP / sqrt(N): the likelihood's curvature grows with the data
 TAIL = 0.5  # the last part of the steps, over which mini-batch steps shrink
 FRICTION = {True: 10.0, False: 1.0}  # with mini-batches, whose noise it must carry off; without
+FAR = 10.0  # times the usual |q|^2: a member there has diverged
+ENOUGH_TIME = 5.0  # sum of h: on the toy sets 2.3 was too little and 4.7 enough
 LAST_STEP = {True: 0.1, False: 1.0}  # of the steps' size at the end, likewise
 
 
@@ -87,8 +91,8 @@ def langevin(
     net, data, likelihood: as in `fit`, but not a DataLoader. The network must not be stochastic.
     steps: full passes over the data, or mini-batches of `batch_size`. Too few leave the members
         too near the prior.
-    step_size: h, in standard deviations of the prior; 0.2 / sqrt(N) when None. Members that
-        diverge are named in the error: make it smaller.
+    step_size: h, in standard deviations of the prior; 0.2 / sqrt(N) when None. Too large a one
+        makes members diverge, which are left out and named in a warning.
     friction: how fast momentum is forgotten, in units of 1 / time; 1 when None, 10 with
         mini-batches.
     anneal: the share of the steps over which the likelihood is let in.
@@ -97,7 +101,7 @@ def langevin(
     engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "vmap" or "loop".
 
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
-    >>> posterior = langevin(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), members=20, steps=200)
+    >>> posterior = langevin(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), members=20, steps=300)
     >>> posterior.predict(x).probs.shape
     torch.Size([20, 40, 2])
     """
@@ -145,9 +149,11 @@ def langevin(
                 refuse_bad_start(energy)
             p = p - 0.5 * plan.size(step) * prior_precision**-0.5 * g
             bar.advance(members)
-    _refuse_diverged(q, plan)
+    kept = _kept(q, plan, prior_precision)  # [m]
+    _warn_if_short(plan)
     way: Engine = "loop" if engine == "loop" else "vmap"
-    return problem.posterior(unflatten(q, problem.shapes), engine=way)
+    posterior = problem.posterior(unflatten(q[kept], problem.shapes), engine=way)
+    return dataclasses.replace(posterior, members=tuple(kept.tolist()))
 
 
 def _drift(
@@ -163,10 +169,29 @@ def _drift(
     return q + half * p, p
 
 
-def _refuse_diverged(q: Tensor, plan: Plan) -> None:
-    lost = (~q.isfinite().all(1)).nonzero().flatten().tolist()
+def _kept(q: Tensor, plan: Plan, precision: float) -> Tensor:
+    """Which members did not diverge, [m]: one that is far beyond the others and the prior has."""
+    size = precision * q.double().square().sum(1)  # [M]; under the prior chi^2 with D degrees
+    usual = float(size[size.isfinite()].median()) if bool(size.isfinite().any()) else 0.0
+    fine = size <= FAR * (usual + q.shape[1] + math.sqrt(2 * q.shape[1]))  # NaN: no
+    lost = (~fine).nonzero().flatten().tolist()
+    remedy = f"step_size = {plan.step_size:.3g} is too large; try {plan.step_size / 2:.3g}"
+    if len(lost) == len(q):
+        raise InputError(f"all {len(q)} members diverged: {remedy}")
     if lost:
-        raise InputError(
-            f"{len(lost)} of {len(q)} members diverged (members {lost[:10]}): step_size = "
-            f"{plan.step_size:.3g} is too large for this posterior; try {plan.step_size / 2:.3g}"
+        warnings.warn(
+            f"{len(lost)} of {len(q)} members diverged and are left out (members {lost[:10]}): "
+            f"{remedy}",
+            stacklevel=3,
+        )
+    return fine.nonzero().flatten()
+
+
+def _warn_if_short(plan: Plan) -> None:
+    time = sum(plan.size(step) for step in range(plan.steps))
+    if time < ENOUGH_TIME:
+        warnings.warn(
+            f"{plan.steps} steps last {time:.2g} units of time, and members need about "
+            f"{ENOUGH_TIME:g} to leave the prior behind; take more steps",
+            stacklevel=3,
         )

@@ -16,7 +16,12 @@ from stochens.report.maps import map_figures
 from stochens.report.page import build_page
 from stochens.report.run_folder import FIGURES, METRICS, PAGE, Run, write_whole
 
-SHOWN = ("agreement", "variance", "entropy error", "MI error")
+SHOWN = {  # metric: its short name, so that two domains fit 80 columns
+    "agreement": "agreement",
+    "variance": "variance",
+    "entropy error": "H error",
+    "MI error": "MI error",
+}
 
 
 def readable(path: Path) -> bool:
@@ -31,7 +36,8 @@ def everything(path: Path, console: Console) -> Iterator[str]:
     """Figures, page and tables of a run folder; yields lines that say where they are."""
     run = Run(path)
     for set_name, rows in run.metrics.items():
-        console.print(table(set_name, rows))
+        for table in tables(set_name, rows):
+            console.print(table)
     save_figures(run)
     yield f"Page:    {page([path], None)}"
     yield f"Figures: {path / FIGURES}"
@@ -69,23 +75,25 @@ def page(paths: Sequence[Path], out: Path | None) -> Path:
     return out
 
 
-def table(set_name: str, rows: dict[str, dict[str, dict[str, Any]]]) -> Table:
-    """Distance to the reference, method by method, in each domain."""
-    shown = Table(
-        title=f"set {set_name}", box=box.SIMPLE_HEAD, padding=(0, 1), title_justify="left"
-    )
-    shown.add_column("", no_wrap=True)
+def tables(set_name: str, rows: dict[str, dict[str, dict[str, Any]]]) -> list[Table]:
+    """Distance to the reference, method by method; two domains share a table, more have their own,
+    so that all fit a terminal of 80 columns."""
     domains = list(dict.fromkeys(domain for row in rows.values() for domain in row))
-    for metric in SHOWN:
-        shown.add_column(f"{metric}\n{' / '.join(domains)}", justify="right", no_wrap=True)
+    groups = [domains] if len(domains) <= 2 else [[domain] for domain in domains]
+    return [_table(f"{set_name}: {' / '.join(group)}", rows, group) for group in groups]
+
+
+def _table(title: str, rows: dict[str, dict[str, dict[str, Any]]], domains: list[str]) -> Table:
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1), title_justify="left")
+    table.add_column("", no_wrap=True)
+    for short in SHOWN.values():
+        table.add_column(short, justify="right", no_wrap=True)
     for method, row in rows.items():
-        cells = (
-            " / ".join(_cell(row.get(domain, {}).get(metric)) for domain in domains)
-            for metric in SHOWN
-        )
-        shown.add_row(method, *cells)
-    return shown
+        found = [[row.get(domain, {}).get(metric) for domain in domains] for metric in SHOWN]
+        if any(interval for cell in found for interval in cell):
+            table.add_row(method, *(" ".join(map(_cell, cell)) for cell in found))
+    return table
 
 
 def _cell(interval: dict[str, float] | None) -> str:
-    return "-" if interval is None else f"{interval['value']:.3f}"
+    return "    -" if interval is None else f"{interval['value']:.3f}"
