@@ -16,12 +16,12 @@ from torch import Tensor
 from stochens.data.toy import IN_DOMAIN, OUT_OF_DOMAIN, grid, toy_set, uniform_points
 from stochens.errors import InputError, did_you_mean
 from stochens.experiments.replicates import Replicates
+from stochens.experiments.rows import Train, Training, course, summary
 from stochens.fitting import fit
 from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular
 from stochens.methods.np_dropout import SECOND
 from stochens.networks import MLP
 from stochens.posterior import Posterior
-from stochens.posteriors.diagnostics import diagnose
 from stochens.posteriors.langevin import langevin
 from stochens.posteriors.sampling import nuts
 from stochens.posteriors.swag import multiswa
@@ -35,7 +35,6 @@ REFERENCE, CEILING = "NUTS", "NUTS, chain to chain"
 FLOOR = "NUTS, as many draws"  # as an ensemble has members: the noise of that number
 DOMAINS = {"in": IN_DOMAIN, "out": OUT_OF_DOMAIN}
 MAP_STEPS = 61  # points along a side of a map
-LAST_PART = 0.2  # of training, over which the loss and its fluctuation are told
 EARLY = {"a": 1000, "b": 2000, "c": 2000}  # steps of the control, picked by its distance to NUTS
 
 
@@ -46,12 +45,12 @@ class Config:
     preset: str = "quick"
     sets: tuple[str, ...] = ("a", "b", "c")
     points: int = 200
-    members: int = 128
-    steps: int = 4000  # of schedule T
-    prior_steps: int = 2400  # of schedule Q, which starts from the prior
+    members: int = 96
+    steps: int = 1500  # of schedule T
+    prior_steps: int | None = None  # of schedule Q, which starts from the prior; None: without it
     langevin_steps: int = 1250
     langevin_batch: int | None = None  # all of the data
-    curve: tuple[int, ...] = (500, 1000, 2000)  # shorter trainings, for the course over steps
+    curve: tuple[int, ...] = ()  # shorter trainings, for the course over steps
     draws: int = 1  # of the training data
     seeds: int = 1  # of everything else, for each draw
     chains: int = 4
@@ -101,9 +100,6 @@ def configured(preset: str, **changes: Any) -> Config:
     return Config(preset=preset, **{**PRESETS[preset], **given})
 
 
-Train = Callable[..., Posterior]  # (data, *, members, steps, start, seed, device)
-
-
 def _by_fit(method: Any) -> Train:
     def train(data: Any, *, steps: int, **options: Any) -> Posterior:
         return fit(MLP(*SIZES), data, method=method, **_schedule(len(data[0]), steps), **options)
@@ -145,25 +141,16 @@ METHODS: dict[str, Train] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Training:
-    """One row of the table: a method under a schedule."""
-
-    name: str
-    train: Train
-    steps: int
-    start: str = "default"
-
-
 def trainings(config: Config, set_name: str) -> list[Training]:
     """Schedule T (the authors'), Q (from the prior), the control that is stopped early, and the
     Langevin ensemble."""
     rows = [Training(name, train, config.steps) for name, train in METHODS.items()]
-    rows += [
-        Training(f"{name}, Q", METHODS[name], config.prior_steps, "prior")
-        for name in ("regular", "SE3", "gaussian")
-    ]
-    early = min(EARLY[set_name], config.prior_steps)
+    if config.prior_steps is not None:
+        rows += [
+            Training(f"{name}, Q", METHODS[name], config.prior_steps, "prior")
+            for name in ("regular", "SE3", "gaussian")
+        ]
+    early = min(EARLY[set_name], config.steps)
     rows.append(Training("regular, early", METHODS["regular"], early, "prior"))
     by_langevin = _by_langevin(config.langevin_batch)
     rows.append(Training("langevin", by_langevin, config.langevin_steps, "prior"))
@@ -235,7 +222,7 @@ def _one_draw(
             if kept:
                 for place, p in found.items():
                     folder.predictive((set_name, row.name, place), p)
-                folder.put(TRAINING, (set_name, row.name), _course(posterior, row))
+                folder.put(TRAINING, (set_name, row.name), course(posterior, row))
             replicates.write(folder)
             folder.write()
         _curve(config, replicates, set_name, data, places, truth, common, note)
@@ -278,54 +265,6 @@ def _keep_reference(
     for place, p in truth.items():
         folder.predictive((set_name, REFERENCE, place), p)
     folder.put(SAMPLER, (set_name,), summary(reference, at))
-
-
-def summary(reference: Posterior, at: Tensor) -> dict[str, Any]:
-    """The sampler's diagnostics as plain numbers; R-hat and ESS where arviz is installed."""
-    assert reference.chains is not None
-    chains = reference.chains
-    about: dict[str, Any] = {
-        "sampler": chains.sampler,
-        "chains": chains.count,
-        "draws": len(reference) // chains.count,
-        "divergences": int(chains.stats["diverged"].sum()),
-        "accept": float(chains.stats["accept"].mean()),
-        "leapfrogs": float(chains.stats["leapfrogs"].mean()),
-    }
-    try:
-        found = diagnose(reference, at)
-    except InputError as error:  # no arviz
-        return about | {"troubles": [str(error)]}
-    assert found.e_bfmi is not None
-    about |= {"e_bfmi": float(found.e_bfmi.min()), "troubles": found.troubles}
-    for name, m in (("predictions", found.predictions), ("parameters", found.parameters)):
-        if m is not None:
-            about[name] = {
-                "rhat": float(m.rhat.max()),
-                "ess_bulk": float(m.ess_bulk.min()),
-                "ess_tail": float(m.ess_tail.min()),
-            }
-    return about
-
-
-def _course(posterior: Posterior, row: Training) -> dict[str, Any]:
-    """KL terms, the training KL loss over the last part of training, its fluctuation and course."""
-    history = posterior.history
-    about = {"steps": row.steps, "start": row.start, "kl": posterior.kl()._asdict()}
-    if history is None:  # nothing was minimised
-        return about
-    loss, fluctuation = history.loss.double(), history.loss_sd.double()  # [E, M]
-    last = slice(-max(1, round(LAST_PART * len(loss))), None)
-    keep = torch.linspace(0, len(loss) - 1, min(len(loss), 100)).round().long()
-    return about | {
-        "loss": float(loss[last].mean()),
-        "loss_sd": float(fluctuation[last].mean()),
-        "course": {
-            "step": [round((int(e) + 1) / len(loss) * row.steps) for e in keep],
-            "loss": loss.mean(1)[keep].tolist(),
-            "sd": loss.std(1, correction=0)[keep].tolist(),
-        },
-    }
 
 
 def set_distance(posterior: Posterior) -> float:

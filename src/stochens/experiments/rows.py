@@ -1,0 +1,75 @@
+"""What the experiments share: a row of their table, and what is told of its training and of the
+reference."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stochens.errors import InputError
+from stochens.posterior import Posterior
+from stochens.posteriors.diagnostics import diagnose
+
+LAST_PART = 0.2  # of training, over which the loss and its fluctuation are told
+
+Train = Callable[..., Posterior]  # (data, *, members, steps, start, seed, device)
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """One row of the table: a method under a schedule."""
+
+    name: str
+    train: Train
+    steps: int
+    start: str = "default"
+
+
+def summary(reference: Posterior, at: Tensor) -> dict[str, Any]:
+    """The sampler's diagnostics as plain numbers; R-hat and ESS where arviz is installed."""
+    assert reference.chains is not None
+    chains = reference.chains
+    about: dict[str, Any] = {
+        "sampler": chains.sampler,
+        "chains": chains.count,
+        "draws": len(reference) // chains.count,
+        "divergences": int(chains.stats["diverged"].sum()),
+        "accept": float(chains.stats["accept"].mean()),
+        "leapfrogs": float(chains.stats["leapfrogs"].mean()),
+    }
+    try:
+        found = diagnose(reference, at)
+    except InputError as error:  # no arviz
+        return about | {"troubles": [str(error)]}
+    assert found.e_bfmi is not None
+    about |= {"e_bfmi": float(found.e_bfmi.min()), "troubles": found.troubles}
+    for name, m in (("predictions", found.predictions), ("parameters", found.parameters)):
+        if m is not None:
+            about[name] = {
+                "rhat": float(m.rhat.max()),
+                "ess_bulk": float(m.ess_bulk.min()),
+                "ess_tail": float(m.ess_tail.min()),
+            }
+    return about
+
+
+def course(posterior: Posterior, row: Training) -> dict[str, Any]:
+    """KL terms, the training KL loss over the last part of training, its fluctuation and course."""
+    history = posterior.history
+    about = {"steps": row.steps, "start": row.start, "kl": posterior.kl()._asdict()}
+    if history is None:  # nothing was minimised
+        return about
+    loss, fluctuation = history.loss.double(), history.loss_sd.double()  # [E, M]
+    last = slice(-max(1, round(LAST_PART * len(loss))), None)
+    keep = torch.linspace(0, len(loss) - 1, min(len(loss), 100)).round().long()
+    return about | {
+        "loss": float(loss[last].mean()),
+        "loss_sd": float(fluctuation[last].mean()),
+        "course": {
+            "step": [round((int(e) + 1) / len(loss) * row.steps) for e in keep],
+            "loss": loss.mean(1)[keep].tolist(),
+            "sd": loss.std(1, correction=0)[keep].tolist(),
+        },
+    }
