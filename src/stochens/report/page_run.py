@@ -125,9 +125,15 @@ class View:
         others -= {name for table in tables for rows in table.values() for name in rows}
         return others.pop() if len(others) == 1 else None
 
+    def apart(self, set_name: str) -> list[str]:
+        """The rows that do not compete: the reference and what it reaches against itself."""
+        own = f"{self.reference}, "
+        rows = self.run.metrics.get(set_name, {})
+        return [name for name in rows if name == self.reference or name.startswith(own)]
+
     def methods(self, set_name: str) -> list[str]:
-        """The rows that compete: neither the ceiling nor the reference."""
-        apart = (self.ceiling(set_name), self.reference)
+        """The rows that compete."""
+        apart = self.apart(set_name)
         return [name for name in self.run.metrics.get(set_name, {}) if name not in apart]
 
     def columns(self, set_name: str) -> dict[str, list[str]]:

@@ -81,8 +81,7 @@ def _set_table(view: View, set_name: str, title: str, columns: Columns) -> Html:
             tag("th", domain_name(place), scope="col", class_="first" if i == 0 else None)
             for i, place in enumerate(places)
         ]
-    ceiling = view.ceiling(set_name)
-    apart = [name for name in (view.reference, ceiling) if name in view.run.metrics[set_name]]
+    apart = view.apart(set_name)
     head = tag("thead", tag("tr", *groups), tag("tr", *domains))
     bodies = [
         tag("tbody", *(_row(view, set_name, name, columns) for name in rows if name), class_=kind)
@@ -101,6 +100,8 @@ def _row(view: View, set_name: str, method: str, columns: Columns) -> Html:
     note = view.schedule(set_name, method)
     if method == view.ceiling(set_name):
         note = f"the ceiling: what {view.reference} reaches against itself"
+    elif method in view.apart(set_name) and method != view.reference:
+        note = f"as few draws of {view.reference} as an ensemble has members, against the rest"
     small = tag("small", note) if note else None
     cells = [tag("th", method, small, scope="row", class_="name")]
     for name, domains in columns.items():
