@@ -204,16 +204,28 @@ def _ceiling(view: View, domain: str, name: str) -> str | None:
 
 
 def joint(views: Sequence[View]) -> Html:
-    """The headline metric of every run, set by set."""
+    """The headline metric, a table for each set, with the runs that have it side by side."""
     names = [n for v in views for s in v.sets for n in v.columns(s)]
     name = next((name for name in HEADLINE if name in names), None)
     if name is None:
         return tag("p", "None of the runs has results yet.", class_="note")
     shown = metric(name)
+    unit = f", {shown.unit}" if shown.unit else ""
+    note = f" {shown.label}{unit}, with its 95 % interval; everything else is with each run."
     sets = unique(s for v in views for s in v.sets if name in v.columns(s))
-    domains = unique(d for v in views for s in v.sets for d in v.columns(s).get(name, []))
+    return join(
+        [
+            tag("p", tag("strong", "Shown:"), note, class_="note"),
+            *(_joint_set(views, set_name, name) for set_name in sets),
+        ]
+    )
+
+
+def _joint_set(views: Sequence[View], set_name: str, name: str) -> Html:
+    having = [v for v in views if name in v.columns(set_name)]
+    domains = unique(d for v in having for d in v.columns(set_name)[name])
     groups, heads = [tag("td", "", class_="corner")], [tag("th", "method", scope="col")]
-    for view in views:
+    for view in having:
         groups.append(
             tag("th", view.run.name, scope="colgroup", colspan=len(domains), class_="group")
         )
@@ -221,32 +233,24 @@ def joint(views: Sequence[View]) -> Html:
             tag("th", domain_name(d), scope="col", class_="first" if i == 0 else None)
             for i, d in enumerate(domains)
         ]
-    bodies = []
-    for set_name in sets:
-        width = 1 + len(domains) * len(views)
-        title = tag("th", f"Set {set_name}", colspan=width, scope="rowgroup", class_="set")
-        rows = unique(m for v in views for m in v.run.metrics.get(set_name, {}))
-        bodies.append(
-            tag(
-                "tbody",
-                tag("tr", title),
-                *(
-                    tag(
-                        "tr",
-                        tag("th", method, scope="row", class_="name"),
-                        *(
-                            _cell(v, set_name, method, d, name, first=i == 0)
-                            for v in views
-                            for i, d in enumerate(domains)
-                        ),
-                    )
-                    for method in rows
-                ),
-            )
+    rows = [
+        tag(
+            "tr",
+            tag("th", method, scope="row", class_="name"),
+            *(
+                _cell(v, set_name, method, d, name, first=i == 0)
+                for v in having
+                for i, d in enumerate(domains)
+            ),
         )
-    unit = f", {shown.unit}" if shown.unit else ""
+        for method in unique(m for v in having for m in v.run.metrics[set_name])
+    ]
     head = tag("thead", tag("tr", *groups), tag("tr", *heads))
-    said = f"{shown.label}{unit}, with its 95 % interval; everything else is with each run."
-    note = tag("p", tag("b", "Shown: "), said, class_="note")
-    caption = f"All runs: {shown.label}{unit}"
-    return join([note, table(head, *bodies, caption=caption, class_="results")])
+    title = f"Set {set_name}"
+    caption = f"{title}: all runs"
+    return join(
+        [
+            tag("h3", title),
+            table(head, tag("tbody", *rows), caption=caption, class_="results"),
+        ]
+    )
