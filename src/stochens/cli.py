@@ -55,6 +55,11 @@ def toy(
     preset: Preset = "quick",
     sets: Annotated[str, typer.Option(help="Which of the training sets a, b, c.")] = "abc",
     members: Members = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="Train this row only; may be given several times.")
+    ] = None,
+    draws: Annotated[int | None, typer.Option(help="Samples of the training data.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Trainings for each of them.")] = None,
     seed: Seed = 0,
     device: Device = None,
     out: Out = None,
@@ -71,6 +76,9 @@ def toy(
         preset,
         sets=tuple(sets),
         members=members,
+        only=tuple(method) if method else None,
+        draws=draws,
+        seeds=seeds,
         seed=seed,
         device=device,
         out=_place(out, "toy"),

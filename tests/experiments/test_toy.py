@@ -110,3 +110,11 @@ def test_the_distance_of_two_sets_by_hand():
             size += sum(float(torch.linalg.norm(a)) for a in one)
         expected.append(apart / size)
     assert toy.set_distance(posterior) == pytest.approx(sum(expected) / 2, rel=1e-5)
+
+
+def test_some_rows_only(tmp_path):
+    with pytest.raises(InputError, match="no method 'SE9' in this preset"):
+        toy.run(toy.configured("quick", only=("SE9",), out=tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
+    few = toy.configured("quick", only=("regular", "langevin"), **SMALL)
+    assert [row.name for row in toy.trainings(few, "a")] == ["regular", "langevin"]

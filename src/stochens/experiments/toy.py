@@ -51,6 +51,7 @@ class Config:
     langevin_steps: int = 1250
     langevin_batch: int | None = None  # all of the data
     curve: tuple[int, ...] = ()  # shorter trainings, for the course over steps
+    only: tuple[str, ...] = ()  # names of rows; none: all of them
     draws: int = 1  # of the training data
     seeds: int = 1  # of everything else, for each draw
     chains: int = 4
@@ -154,13 +155,19 @@ def trainings(config: Config, set_name: str) -> list[Training]:
     rows.append(Training("regular, early", METHODS["regular"], early, "prior"))
     by_langevin = _by_langevin(config.langevin_batch)
     rows.append(Training("langevin", by_langevin, config.langevin_steps, "prior"))
-    return rows
+    for name in config.only:
+        if name not in [row.name for row in rows]:
+            hint = did_you_mean(name, [row.name for row in rows])
+            known = "; ".join(row.name for row in rows)
+            raise InputError(f"no method {name!r} in this preset{hint} It has: {known}")
+    return [row for row in rows if not config.only or row.name in config.only]
 
 
 def run(config: Config, *, note: Callable[[str], None] = lambda text: None) -> Path:
     """Sample, train, predict, compare; everything goes to the run folder, which is returned."""
     for name in config.sets:
         toy_set(name, n=config.points)  # refuses an unknown one before any work
+        trainings(config, name)  # likewise
     settings = dataclasses.asdict(config) | {"out": str(config.out)}
     device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
     folder = RunFolder(config.out, experiment="toy", config=settings, device=device)
@@ -225,7 +232,8 @@ def _one_draw(
                 folder.put(TRAINING, (set_name, row.name), course(posterior, row))
             replicates.write(folder)
             folder.write()
-        _curve(config, replicates, set_name, data, places, truth, common, note)
+        if not config.only:
+            _curve(config, replicates, set_name, data, places, truth, common, note)
         replicates.write(folder)
         folder.write()
 

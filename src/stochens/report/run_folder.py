@@ -16,6 +16,7 @@ import datetime
 import json
 import os
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -47,7 +48,7 @@ class RunFolder:
         self._about: dict[str, Any] = {
             "experiment": experiment,
             "config": dict(config),
-            "command": " ".join(["stochens", *sys.argv[1:]]),
+            "command": shlex.join(["stochens", *sys.argv[1:]]),
             "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "versions": {
                 "stochens": __version__,
