@@ -22,7 +22,7 @@ app = typer.Typer(
 )
 INTERRUPTED = 130  # what shells say of Ctrl-C
 
-Preset = Annotated[str, typer.Option(help="What size of run: quick, table or paper.")]
+Preset = Annotated[str, typer.Option(help="What size of run: quick or paper; toy has table too.")]
 Members = Annotated[int | None, typer.Option(help="Members of each ensemble.", show_default=False)]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 Device = Annotated[

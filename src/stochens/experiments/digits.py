@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from stochens import metrics
 from stochens.data.digits import digits, noisy, photo_patches, rotated
-from stochens.errors import InputError, did_you_mean
-from stochens.experiments.rows import Training, course, summary
+from stochens.errors import InputError
+from stochens.experiments.rows import Training, course, fields, schedule, summary
 from stochens.fitting import fit
 from stochens.members import Params
 from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular
@@ -34,8 +34,8 @@ REFERENCE, CEILING = "HMC", "HMC, chain to chain"
 LABELLED = ("test", "rotated", "noisy")
 UNLABELLED = "photographs"
 DEGREES, NOISE = 30.0, 0.3  # of the shifts: a pixel's standard deviation is 0.37
-BATCH, RATE = 100, 0.01  # Adam, divided by 10 at 1/2 and 3/4, as in the toy experiment
 PRIOR_PRECISION = 1.0  # of all methods and of HMC
+PRIOR: dict[str, Any] = {"prior_precision": PRIOR_PRECISION}
 FIRST_STEP = 0.002  # of HMC: its curvature is up to 3e4, so that steps over 0.01 are unstable
 TARGET_ACCEPT = 0.65  # Beskos et al. 2013: the best for many parameters
 DIAGNOSED = 100  # test digits whose predictions tell of the chains
@@ -77,11 +77,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def configured(preset: str, **changes: Any) -> Config:
     """A preset, with some of its fields changed; None leaves one as it is."""
-    if preset not in PRESETS:
-        hint = did_you_mean(preset, PRESETS)
-        raise InputError(f"unknown preset {preset!r}{hint} Known: {', '.join(PRESETS)}")
-    given = {name: value for name, value in changes.items() if value is not None}
-    return Config(preset=preset, **{**PRESETS[preset], **given})
+    return Config(preset=preset, **fields(PRESETS, preset, changes))
 
 
 Data = tuple[Tensor, Tensor]  # x [N, 1, 8, 8], y [N]
@@ -90,26 +86,14 @@ Train = Callable[..., Posterior]  # (net, data, *, steps, members, seed, device)
 
 def _by_fit(method: Any) -> Train:
     def train(net: nn.Module, data: Data, *, steps: int, **options: Any) -> Posterior:
-        return fit(net, data, method=method, **_schedule(len(data[0]), steps), **options)
+        return fit(net, data, method=method, **PRIOR, **schedule(len(data[0]), steps), **options)
 
     return train
 
 
 def _by_swa(net: nn.Module, data: Data, *, steps: int, **options: Any) -> Posterior:
-    settings = _schedule(len(data[0]), steps) | {"schedule": "constant"}
+    settings = PRIOR | schedule(len(data[0]), steps) | {"schedule": "constant"}
     return multiswa(net, data, **settings, **options)
-
-
-def _schedule(images: int, steps: int) -> dict[str, Any]:
-    batch = min(BATCH, images)
-    return {
-        "optimizer": "adam",
-        "lr": RATE,
-        "schedule": "step",
-        "batch_size": batch,
-        "epochs": max(1, round(steps / math.ceil(images / batch))),
-        "prior_precision": PRIOR_PRECISION,
-    }
 
 
 METHODS: dict[str, Train] = {

@@ -2,17 +2,42 @@
 reference."""
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stochens.errors import InputError
+from stochens.errors import InputError, did_you_mean
 from stochens.posterior import Posterior
 from stochens.posteriors.diagnostics import diagnose
 
+BATCH, RATE = 100, 0.01  # the authors' code: Adam, divided by 10 at 1/2 and 3/4, fresh each time
 LAST_PART = 0.2  # of training, over which the loss and its fluctuation are told
+
+
+def fields(
+    presets: Mapping[str, dict[str, Any]], preset: str, changes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Of a Config: those of the preset, and those that are changed; None leaves one as it is."""
+    if preset not in presets:
+        hint = did_you_mean(preset, presets)
+        raise InputError(f"unknown preset {preset!r}{hint} Known: {', '.join(presets)}")
+    return presets[preset] | {name: v for name, v in changes.items() if v is not None}
+
+
+def schedule(examples: int, steps: int) -> dict[str, Any]:
+    """The authors' way to train, for so many steps: options of `fit`."""
+    batch = min(BATCH, examples)
+    return {
+        "optimizer": "adam",
+        "lr": RATE,
+        "schedule": "step",
+        "batch_size": batch,
+        "epochs": max(1, round(steps / math.ceil(examples / batch))),
+    }
+
 
 Train = Callable[..., Posterior]  # (data, *, members, steps, start, seed, device)
 

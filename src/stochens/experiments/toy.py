@@ -5,7 +5,6 @@ in-domain points uniform on [-1, 1]^2, out-of-domain on [-10, 10]^2.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor
 from stochens.data.toy import IN_DOMAIN, OUT_OF_DOMAIN, grid, toy_set, uniform_points
 from stochens.errors import InputError, did_you_mean
 from stochens.experiments.replicates import Replicates
-from stochens.experiments.rows import Train, Training, course, summary
+from stochens.experiments.rows import BATCH, Train, Training, course, fields, schedule, summary
 from stochens.fitting import fit
 from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular
 from stochens.methods.np_dropout import SECOND
@@ -30,7 +29,6 @@ from stochens.report.compare import halves
 from stochens.report.run_folder import SAMPLER, TRAINING, RunFolder
 
 SIZES = (2, 10, 10, 2)
-BATCH, RATE = 100, 0.01  # the authors' code: Adam, divided by 10 at 1/2 and 3/4, fresh each time
 REFERENCE, CEILING = "NUTS", "NUTS, chain to chain"
 FLOOR = "NUTS, as many draws"  # as an ensemble has members: the noise of that number
 DOMAINS = {"in": IN_DOMAIN, "out": OUT_OF_DOMAIN}
@@ -94,34 +92,19 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def configured(preset: str, **changes: Any) -> Config:
     """A preset, with some of its fields changed; None leaves one as it is."""
-    if preset not in PRESETS:
-        hint = did_you_mean(preset, PRESETS)
-        raise InputError(f"unknown preset {preset!r}{hint} Known: {', '.join(PRESETS)}")
-    given = {name: value for name, value in changes.items() if value is not None}
-    return Config(preset=preset, **{**PRESETS[preset], **given})
+    return Config(preset=preset, **fields(PRESETS, preset, changes))
 
 
 def _by_fit(method: Any) -> Train:
     def train(data: Any, *, steps: int, **options: Any) -> Posterior:
-        return fit(MLP(*SIZES), data, method=method, **_schedule(len(data[0]), steps), **options)
+        return fit(MLP(*SIZES), data, method=method, **schedule(len(data[0]), steps), **options)
 
     return train
 
 
 def _by_swa(data: Any, *, steps: int, **options: Any) -> Posterior:
-    settings = _schedule(len(data[0]), steps) | {"schedule": "constant"}
+    settings = schedule(len(data[0]), steps) | {"schedule": "constant"}
     return multiswa(MLP(*SIZES), data, **settings, **options)
-
-
-def _schedule(points: int, steps: int) -> dict[str, Any]:
-    batch = min(BATCH, points)
-    return {
-        "optimizer": "adam",
-        "lr": RATE,
-        "schedule": "step",
-        "batch_size": batch,
-        "epochs": max(1, round(steps / math.ceil(points / batch))),
-    }
 
 
 def _by_langevin(batch_size: int | None) -> Train:
