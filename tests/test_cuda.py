@@ -6,6 +6,7 @@ from torch import nn
 
 import stochens
 from stochens import FRN, MLP, Dropout, Gaussian, NPDropout
+from stochens.randomness import permutations
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
@@ -69,6 +70,50 @@ def test_memory_is_shared_out_by_what_is_free():
     assert len(posterior) == 5
     swag = stochens.multiswag(convnet, (x, y), members=2, epochs=30, snapshots=4, rank=3)
     assert swag.predict(x, draws=2).probs.shape == (4, 96, 2)
+
+
+@pytest.mark.parametrize("method", [*METHODS, "gaussian"])
+@pytest.mark.parametrize("batch_size", [None, 20])  # of 96: the last batch is another graph
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_graph_of_the_step_is_the_step(method, batch_size, optimizer):
+    x, y = images()
+    options = {"members": 3, "epochs": 6, "batch_size": batch_size, "lr": 0.01, "device": "cuda"}
+    options |= {"method": method, "optimizer": optimizer, "schedule": "step"}
+    plain = stochens.fit(convnet, (x, y), engine="vmap", **options)
+    graph = stochens.fit(convnet, (x, y), **options)
+    for name, p in plain.params.items():
+        # the same operations and random numbers; cuDNN may choose another order of a sum
+        torch.testing.assert_close(graph.params[name], p, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(graph.history.loss, plain.history.loss, rtol=1e-4, atol=1e-3)
+
+
+def test_what_no_graph_can_hold_is_trained_without_one(caplog):
+    class Asks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+            self.seen = torch.zeros(1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) + self.seen.to(x.device)  # waits for a copy from the CPU
+
+    x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+    data = x, (x[:, 0] > 0).long()
+    options = {"members": 3, "epochs": 3, "batch_size": 20, "method": "regular"}
+    with caplog.at_level("INFO", logger="stochens"):
+        posterior = stochens.fit(Asks, data, **options)
+    assert "without a CUDA graph" in caplog.text
+    plain = stochens.fit(Asks, data, engine="vmap", **options)
+    for name, p in plain.params.items():
+        torch.testing.assert_close(posterior.params[name], p, rtol=1e-4, atol=1e-5)
+
+
+def test_orders_are_those_of_the_cpu():
+    for n in (1, 7, 1000):
+        cpu, gpu = (
+            permutations(n, seed=3, members=[4, 900], epoch=2, device=d) for d in ("cpu", "cuda")
+        )
+        assert torch.equal(gpu.cpu(), cpu)
 
 
 # Samplers -----------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from pathlib import Path
 import stochens
 
 ORDER = [
-    ["version", "errors"],
+    ["version", "errors", "hashed"],
     ["randomness", "information", "storage"],
     ["data"],
     ["networks"],
@@ -18,7 +18,7 @@ ORDER = [
     ["objective"],
     ["kernels"],
     ["predict", "history", "progress", "schedules", "chains"],
-    ["posterior"],
+    ["posterior", "step"],
     ["train"],
     ["fitting"],
     ["posteriors"],

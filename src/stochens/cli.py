@@ -59,9 +59,12 @@ def toy(
         list[str] | None, typer.Option(help="Train this row only; may be given several times.")
     ] = None,
     draws: Annotated[int | None, typer.Option(help="Samples of the training data.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="Trainings for each of them.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Independent ensembles for each of them.")
+    ] = None,
     seed: Seed = 0,
     device: Device = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Sets to work on at a time.")] = 1,
     out: Out = None,
 ) -> None:
     """The paper's toy experiment: how close every method comes to the true posterior, by NUTS.
@@ -81,6 +84,7 @@ def toy(
         seeds=seeds,
         seed=seed,
         device=device,
+        jobs=jobs,
         out=_place(out, "toy"),
     )
     _run(config.out, lambda note: toy_experiment.run(config, note=note))

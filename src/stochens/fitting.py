@@ -141,7 +141,7 @@ def fit(
         device=place,
         bf16=bf16,
         engine=chosen,
-        fused=engine in ("auto", "fused"),
+        compiled=engine in ("auto", "fused"),
     )
     together = chunk or members_that_fit(template, few, batch_size=batch, device=place)
     if repulsion is not None and together < len(ids):

@@ -33,7 +33,7 @@ class Recorder:
     """Sums of an epoch, kept on the device so that no step waits for them."""
 
     def __init__(self, members: int, device: torch.device) -> None:
-        self.rows: list[list[Tensor]] = []
+        self.rows: list[Tensor] = []  # [4, M] each
         self.sums = torch.zeros(4, members, dtype=torch.float64, device=device)
         self.steps = 0
 
@@ -43,15 +43,17 @@ class Recorder:
         self.sums += torch.cat([values, values.square()])
         self.steps += 1
 
-    def end_epoch(self) -> float:
-        """Close the epoch; the mean loss over members."""
+    def end_epoch(self) -> None:
         mean_nll, mean_loss, square_nll, square_loss = self.sums / max(self.steps, 1)
         sd_nll = (square_nll - mean_nll.square()).clamp_min(0).sqrt()
         sd_loss = (square_loss - mean_loss.square()).clamp_min(0).sqrt()
-        self.rows.append([t.float().cpu() for t in (mean_nll, sd_nll, mean_loss, sd_loss)])
+        self.rows.append(torch.stack([mean_nll, sd_nll, mean_loss, sd_loss]).float())
         self.sums.zero_()
         self.steps = 0
-        return float(mean_loss.mean())
+
+    def mean_loss(self) -> float:
+        """Of the last epoch, over members."""
+        return float(self.rows[-1][2].mean())
 
     def history(self) -> History:
-        return History(*(torch.stack(column) for column in zip(*self.rows, strict=True)))
+        return History(*torch.stack(self.rows, dim=1).cpu())

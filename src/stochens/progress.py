@@ -25,8 +25,13 @@ class Bar:
 
     def advance(self, amount: int) -> None:
         self._pending += amount
-        if self._progress is not None and time.monotonic() - self._shown > 0.1:
+        if self.watched and time.monotonic() - self._shown > 0.1:
             self.note(None)
+
+    @property
+    def watched(self) -> bool:
+        """Whether anybody sees what is noted."""
+        return self._progress is not None
 
     def note(self, text: str | None) -> None:
         if self._progress is None or self._task is None:
@@ -57,11 +62,9 @@ def progress_bar(what: str, *, total: int, show: bool | None) -> Iterator[Bar]:
         bar.note(None)
 
 
-def log_to(target: str | Log | None) -> Log:
+def log_to(target: str | Log | None) -> Log | None:
     """A function of one's own, "tensorboard[:DIR]" or "wandb[:PROJECT]" if installed."""
-    if target is None:
-        return lambda epoch, values: None
-    if callable(target):
+    if target is None or callable(target):
         return target
     kind, _, place = target.partition(":")
     if kind == "tensorboard":

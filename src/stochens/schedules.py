@@ -45,12 +45,20 @@ def rate_for(optimizer: str, lr: float | None) -> float:
 
 
 def optimizer_named(
-    name: str, params: Iterable[Tensor], *, lr: float, weight_decay: float
+    name: str,
+    params: Iterable[Tensor],
+    *,
+    lr: float,
+    weight_decay: float,
+    capturable: bool = False,
 ) -> torch.optim.Optimizer:
-    """All of them work element by element, so that stacked members stay independent."""
-    if name == "sgd":
+    """All of them work element by element, so that stacked members stay independent.
+
+    `capturable`: for a CUDA graph.
+    """
+    if name == "sgd":  # it counts no steps, so that a graph can always hold it
         return torch.optim.SGD(
             params, lr=lr, momentum=MOMENTUM, nesterov=True, weight_decay=weight_decay, fused=True
         )
     kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
-    return kind(params, lr=lr, weight_decay=weight_decay, fused=True)
+    return kind(params, lr=lr, weight_decay=weight_decay, fused=True, capturable=capturable)

@@ -23,6 +23,7 @@ from stochens.progress import Bar, Log
 from stochens.randomness import NOISE, member_seed, permutations, seeded
 from stochens.schedules import optimizer_named, restarts, schedule_named
 from stochens.spread import Spread
+from stochens.step import Batch, Eager, Loss, LossOf, Step, replayed
 
 
 class Collector(Protocol):
@@ -50,7 +51,7 @@ class Settings:
     device: torch.device
     bf16: bool
     engine: Engine
-    fused: bool
+    compiled: bool  # whether kernels and graphs may do the work
 
 
 def train(
@@ -62,45 +63,43 @@ def train(
     settings: Settings,
     collector: Collector | None,
     bar: Bar,
-    log: Log,
+    log: Log | None,
 ) -> tuple[Params, Spread | None, History]:
     """Train one block of members: the loop itself."""
     params = {name: p.detach().clone().requires_grad_() for name, p in start.items()}
-    data_term, context = _data_term(net, data, likelihood, members, settings)
+    loss_of, context = _loss(net, params, data, likelihood, members, settings)
     rate = schedule_named(settings.schedule)
-    per_epoch = steps_per_epoch(data, settings)
-    steps = settings.epochs * per_epoch
+    steps = settings.epochs * steps_per_epoch(data, settings)
     fresh = restarts(settings.schedule, steps)
-    optimizer = _optimizer(params, settings)
     recorder = Recorder(len(members), settings.device)
-    noise_gain = objective.stochasticity(objective.mixtures(net, params))
+    optimizer = optimizer_named(
+        settings.optimizer,
+        params.values(),
+        lr=settings.lr,
+        weight_decay=settings.weight_decay,
+        capturable=_recordable(data, settings),
+    )
+    move: Step = Eager(params, loss_of, optimizer, recorder)
     net.train()
     step, began = 0, time.monotonic()
     with context, seeded(member_seed(settings.seed, members[0], NOISE), settings.device):
         for epoch, batches in enumerate(_epochs(data, members, settings)):
             for batch in batches:
+                if step == 0 and isinstance(move, Eager) and _recordable(data, settings):
+                    move = replayed(move, batch)
                 if step in fresh:
-                    optimizer = _optimizer(params, settings)
-                for group in optimizer.param_groups:
-                    group["lr"] = settings.lr * rate(step / steps)
-                nll = data_term(params, batch, step)  # [M]
-                kl = objective.penalty(net, params, settings.prior_precision)  # [M]
-                if settings.repulsion is not None:
-                    parts = objective.mixtures(net, params)
-                    kl = kl + objective.repulsive_bound(parts, settings.repulsion)
-                loss = nll + settings.temperature * kl / data.size  # [M]
-                loss.sum().backward()  # summed, so that each member has its own gradient, whole
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-                recorder.step(nll.detach(), (data.size * nll + kl).detach() + noise_gain)
+                    move.restart()
+                move(batch, step, rate=settings.lr * rate(step / steps))
                 step += 1
                 if collector is not None:
                     collector.update(params, step=step, steps=steps)
                 bar.advance(len(members))
-            mean_loss = recorder.end_epoch()
-            speed = step * len(members) / (time.monotonic() - began)
-            bar.note(f"loss {mean_loss:.4g}, {speed:,.0f} member-steps/s")
-            log(epoch, {"loss": mean_loss, "lr": settings.lr * rate(step / steps)})
+            recorder.end_epoch()
+            if bar.watched:  # a look at the loss waits for the GPU
+                speed = step * len(members) / (time.monotonic() - began)
+                bar.note(f"loss {recorder.mean_loss():.4g}, {speed:,.0f} member-steps/s")
+            if log is not None:
+                log(epoch, {"loss": recorder.mean_loss(), "lr": settings.lr * rate(step / steps)})
     trained = {name: p.detach() for name, p in params.items()}
     if collector is None:
         return trained, None, recorder.history()
@@ -108,27 +107,68 @@ def train(
     return averaged, spread, recorder.history()
 
 
-Batch = Tensor | tuple[Tensor, Tensor] | None  # rows [M, B]; a loader's (x, y); all of the data
+def _recordable(data: Source, settings: Settings) -> bool:
+    """Whether a step may be a CUDA graph: its inputs must lie in the same memory each time."""
+    on_gpu = settings.device.type == "cuda"
+    return on_gpu and settings.compiled and settings.engine == "vmap" and data.loader is None
+
+
+def _loss(
+    net: nn.Module,
+    params: Params,
+    data: Source,
+    likelihood: Likelihood,
+    members: tuple[int, ...],
+    settings: Settings,
+) -> tuple[LossOf, contextlib.AbstractContextManager[None]]:
+    """What a step minimises and records, and the context that it wants to run in."""
+    data_term, context = _data_term(net, data, likelihood, members, settings)
+    noise_gain = objective.stochasticity(objective.mixtures(net, params))
+
+    def loss_of(params: Params, batch: Batch, step: int) -> Loss:
+        nll = data_term(params, batch, step)  # [M]
+        kl = objective.penalty(net, params, settings.prior_precision)  # [M]
+        if settings.repulsion is not None:
+            parts = objective.mixtures(net, params)
+            kl = kl + objective.repulsive_bound(parts, settings.repulsion)
+        minimised = nll + settings.temperature * kl / data.size
+        return Loss(minimised, nll, data.size * nll + kl + noise_gain)
+
+    return loss_of, context
+
+
 DataTerm = Callable[[Params, Batch, int], Tensor]
 
 
 def _epochs(
     data: Source, members: tuple[int, ...], settings: Settings
 ) -> Iterator[Iterator[Batch]]:
-    """The batches of each epoch. While one trains, a thread shuffles for the next."""
+    """The batches of each epoch."""
     if data.loader is not None:
         yield from (data.batches() for _ in range(settings.epochs))
     elif settings.batch_size >= data.size:
         yield from (iter([None]) for _ in range(settings.epochs))
     else:
-        shuffle = functools.partial(permutations, data.size, seed=settings.seed, members=members)
-        with ThreadPoolExecutor(1) as thread:
-            coming = thread.submit(shuffle, epoch=0)
-            for epoch in range(settings.epochs):
-                order = coming.result()  # [M, N]
-                if epoch + 1 < settings.epochs:
-                    coming = thread.submit(shuffle, epoch=epoch + 1)
-                yield iter(order.to(settings.device).split(settings.batch_size, dim=1))
+        shuffle = functools.partial(
+            permutations, data.size, seed=settings.seed, members=members, device=settings.device
+        )
+        for order in _ahead(shuffle, settings):  # [M, N]
+            yield iter(order.split(settings.batch_size, dim=1))
+
+
+def _ahead(shuffle: Callable[..., Tensor], settings: Settings) -> Iterator[Tensor]:
+    """The order of each epoch. While one trains, a thread shuffles for the next; a GPU does it by
+    itself, and no thread may call it while a graph is recorded."""
+    if settings.device.type == "cuda":
+        yield from (shuffle(epoch=epoch) for epoch in range(settings.epochs))
+        return
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(shuffle, epoch=0)
+        for epoch in range(settings.epochs):
+            order = coming.result()
+            if epoch + 1 < settings.epochs:
+                coming = thread.submit(shuffle, epoch=epoch + 1)
+            yield order
 
 
 def steps_per_epoch(data: Source, settings: Settings) -> int:
@@ -146,7 +186,7 @@ def _data_term(
 ) -> tuple[DataTerm, contextlib.AbstractContextManager[None]]:
     """The mean NLL of each member on its batch, [M], by the fastest way that fits, and the context
     that it wants to run in."""
-    if settings.fused and data.loader is None and settings.engine == "vmap":
+    if settings.compiled and data.loader is None and settings.engine == "vmap":
         fused = fused_nll(net, likelihood, data.x, data.y, members, settings.seed)
         if fused is not None:
             return fused, alone_on_the_cores()
@@ -172,9 +212,3 @@ def _checked(
 ) -> tuple[Tensor, Tensor]:
     x, y = batch
     return x.to(settings.device), likelihood.check_targets(y).to(settings.device)
-
-
-def _optimizer(params: Params, settings: Settings) -> torch.optim.Optimizer:
-    return optimizer_named(
-        settings.optimizer, params.values(), lr=settings.lr, weight_decay=settings.weight_decay
-    )

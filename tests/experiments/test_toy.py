@@ -118,3 +118,17 @@ def test_some_rows_only(tmp_path):
     assert not (tmp_path / "new").exists()
     few = toy.configured("quick", only=("regular", "langevin"), **SMALL)
     assert [row.name for row in toy.trainings(few, "a")] == ["regular", "langevin"]
+
+
+def test_sets_side_by_side_are_the_same_run(run, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        options = SMALL | {"draws": 1, "curve": (), "out": tmp_path / "toy"}
+        two = toy.run(toy.configured("quick", sets=("a", "c"), jobs=2, only=("SE3",), **options))
+        options["out"] = tmp_path / "alone"
+        one = toy.run(toy.configured("quick", sets=("a", "c"), only=("SE3",), **options))
+    assert Run(two).metrics == Run(one).metrics
+    assert list(Run(two).metrics) == ["a", "c"]
+    assert set(Run(two).about["timings"]) == set(Run(one).about["timings"])
+    assert Run(two).arrays.keys() == Run(one).arrays.keys()
+    assert not (two / "parts").exists()

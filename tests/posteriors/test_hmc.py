@@ -11,10 +11,10 @@ from torch import nn
 
 import stochens
 from stochens import InputError
+from stochens.hashed import LENGTH, MERGE, MOMENTUM
 from stochens.kernels import mlp
 from stochens.likelihoods import Homoscedastic
 from stochens.posteriors import fixed, trajectory
-from stochens.posteriors.hashed import LENGTH, MERGE, MOMENTUM
 from stochens.posteriors.target import Density
 
 ALARM = 1e-4  # the chance that a right sampler fails one of these, on another machine

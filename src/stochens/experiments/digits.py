@@ -23,6 +23,7 @@ from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular
 from stochens.metrics import Interval
 from stochens.networks import SmallResNetFRN
 from stochens.posterior import Posterior
+from stochens.posteriors.langevin import langevin
 from stochens.posteriors.sampling import hmc
 from stochens.posteriors.swag import multiswa
 from stochens.predict import Predictive
@@ -50,6 +51,7 @@ class Config:
     channels: int = 8  # faster than 6: convolutions on CPUs work in eights
     members: int = 10
     steps: int = 450  # what the time allows: SE3 and gaussian are not at their end
+    langevin_steps: int = 450  # of the whole data, each
     chains: int = 4
     samples: int = 20
     warmup: int = 20
@@ -67,8 +69,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         "images": 1257,
         "members": 100,
         "steps": 4000,
-        "samples": 500,
-        "warmup": 200,
+        "langevin_steps": 4000,
+        "chains": 8,
+        "samples": 300,
+        "warmup": 100,
         "trajectory": math.pi / 2,  # Izmailov et al. 2021
         "leapfrogs": 600,
     },
@@ -96,6 +100,10 @@ def _by_swa(net: nn.Module, data: Data, *, steps: int, **options: Any) -> Poster
     return multiswa(net, data, **settings, **options)
 
 
+def _by_langevin(net: nn.Module, data: Data, *, steps: int, **options: Any) -> Posterior:
+    return langevin(net, data, steps=steps, **PRIOR, **options)
+
+
 METHODS: dict[str, Train] = {
     "regular": _by_fit(Regular()),
     "MultiSWA": _by_swa,
@@ -103,6 +111,7 @@ METHODS: dict[str, Train] = {
     "SE2": _by_fit(DropConnect(0.1)),
     "SE3": _by_fit(NPDropout()),
     "gaussian": _by_fit(Gaussian(0.1, learn=True)),
+    "langevin": _by_langevin,
 }
 
 
@@ -130,12 +139,13 @@ def run(config: Config, *, note: Callable[[str], None] = lambda text: None) -> P
     folder.write()
 
     for name, train in METHODS.items():
-        note(f"{name}: {config.members} members, {config.steps} steps")
+        steps = config.langevin_steps if name == "langevin" else config.steps
+        note(f"{name}: {config.members} members, {steps} steps")
         with folder.timed(f"{SET}/{name}"):
             posterior = train(
                 net,
                 data,
-                steps=config.steps,
+                steps=steps,
                 members=config.members,
                 seed=config.seed,
                 device=config.device,
@@ -145,7 +155,7 @@ def run(config: Config, *, note: Callable[[str], None] = lambda text: None) -> P
         _put(folder, name, measured(found, labels, resamples=config.resamples))
         near = {d: closeness(p, truth[d], resamples=config.resamples) for d, p in found.items()}
         _put(folder, name, near)
-        row = Training(name, train, config.steps)
+        row = Training(name, train, steps)
         folder.put(TRAINING, (SET, name), course(posterior, row))
         folder.write()
     folder.write(complete=True)

@@ -5,7 +5,7 @@ in-domain points uniform on [-1, 1]^2, out-of-domain on [-10, 10]^2.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from stochens.data.toy import IN_DOMAIN, OUT_OF_DOMAIN, grid, toy_set, uniform_points
 from stochens.errors import InputError, did_you_mean
+from stochens.experiments.parts import PARTS, side_by_side
 from stochens.experiments.replicates import Replicates
 from stochens.experiments.rows import BATCH, Train, Training, course, fields, schedule, summary
 from stochens.fitting import fit
@@ -51,13 +52,14 @@ class Config:
     curve: tuple[int, ...] = ()  # shorter trainings, for the course over steps
     only: tuple[str, ...] = ()  # names of rows; none: all of them
     draws: int = 1  # of the training data
-    seeds: int = 1  # of everything else, for each draw
+    seeds: int = 1  # independent ensembles for each draw
     chains: int = 4
     samples: int = 500
     warmup: int = 500
     test_points: int = 2000
     seed: int = 0
     device: str | None = None
+    jobs: int = 1  # sets at a time, each in a process of its own
     out: Path = Path("runs/toy")
 
 
@@ -154,12 +156,23 @@ def run(config: Config, *, note: Callable[[str], None] = lambda text: None) -> P
     settings = dataclasses.asdict(config) | {"out": str(config.out)}
     device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
     folder = RunFolder(config.out, experiment="toy", config=settings, device=device)
-    replicates = Replicates()
-    for set_name in config.sets:
-        for draw in range(config.draws):
-            _one_draw(config, folder, replicates, set_name, draw, note)
+    if config.jobs > 1:
+        side_by_side(run, _parts(config), folder, jobs=config.jobs)
+    else:
+        replicates = Replicates()
+        for set_name in config.sets:
+            for draw in range(config.draws):
+                _one_draw(config, folder, replicates, set_name, draw, note)
     folder.write(complete=True)
     return folder.path
+
+
+def _parts(config: Config) -> list[Config]:
+    """A run for each set, inside the run's folder."""
+    return [
+        dataclasses.replace(config, sets=(name,), jobs=1, out=config.out / PARTS / name)
+        for name in config.sets
+    ]
 
 
 def _one_draw(
@@ -196,16 +209,16 @@ def _one_draw(
         replicates.add((set_name, CEILING, domain), one, other, draw=draw)
         p = few.predict(places[domain], keep_draws=False)
         replicates.add((set_name, FLOOR, domain), p, other, draw=draw)
-    for seed in range(config.seeds):
-        common = {"members": config.members, "device": config.device}
-        common["seed"] = config.seed + 100 * draw + seed
-        for row in trainings(config, set_name):
-            note(f"set {set_name}, draw {draw}, seed {seed}: {row.name}")
-            with folder.timed(f"{set_name}/{draw}/{seed}/{row.name}"):
-                posterior = row.train(data, steps=row.steps, start=row.start, **common)
-                kept = first and seed == 0
-                wanted = places if kept else {d: places[d] for d in DOMAINS}
-                found = {place: posterior.predict(x) for place, x in wanted.items()}
+    common = {"members": config.members * config.seeds, "device": config.device}
+    common["seed"] = config.seed + 100 * draw
+    for row in trainings(config, set_name):
+        note(f"set {set_name}, draw {draw}: {row.name}")
+        with folder.timed(f"{set_name}/{draw}/{row.name}"):
+            trained = row.train(data, steps=row.steps, start=row.start, **common)
+        for k, posterior in enumerate(_ensembles(trained, config.members)):
+            kept = first and k == 0
+            wanted = places if kept else {d: places[d] for d in DOMAINS}
+            found = {place: posterior.predict(x) for place, x in wanted.items()}
             for domain in DOMAINS:
                 key = (set_name, row.name, domain)
                 replicates.add(key, found[domain], truth[domain], draw=draw)
@@ -213,12 +226,21 @@ def _one_draw(
                 for place, p in found.items():
                     folder.predictive((set_name, row.name, place), p)
                 folder.put(TRAINING, (set_name, row.name), course(posterior, row))
-            replicates.write(folder)
-            folder.write()
-        if not config.only:
-            _curve(config, replicates, set_name, data, places, truth, common, note)
         replicates.write(folder)
         folder.write()
+    if not config.only:
+        _curve(config, replicates, set_name, data, places, truth, common, note)
+    replicates.write(folder)
+    folder.write()
+
+
+def _ensembles(trained: Posterior, size: int) -> Iterator[Posterior]:
+    """Independent ensembles of so many members each, which were trained together: a member depends
+    on its own number alone, so this is the same as several seeds, and fewer, larger steps."""
+    for first in range(0, trained.members[-1] + 1, size):
+        rows = [k for k, member in enumerate(trained.members) if first <= member < first + size]
+        if rows:  # else all of its members diverged
+            yield trained.take(slice(rows[0], rows[-1] + 1))
 
 
 def _as_few(reference: Posterior, members: int) -> Posterior:
@@ -284,9 +306,10 @@ def _curve(
     for steps in config.curve:
         for name in ("regular", "SE3"):
             note(f"set {set_name}: {name}, {steps} steps")
-            posterior = METHODS[name](data, steps=steps, start="default", **common)
-            for domain in DOMAINS:
-                p = posterior.predict(places[domain], keep_draws=False)
-                replicates.curve((set_name, name, domain), steps, p, truth[domain])
-            if name == "SE3":
-                replicates.distance(set_name, steps, set_distance(posterior))
+            trained = METHODS[name](data, steps=steps, start="default", **common)
+            for posterior in _ensembles(trained, config.members):
+                for domain in DOMAINS:
+                    p = posterior.predict(places[domain], keep_draws=False)
+                    replicates.curve((set_name, name, domain), steps, p, truth[domain])
+                if name == "SE3":
+                    replicates.distance(set_name, steps, set_distance(posterior))

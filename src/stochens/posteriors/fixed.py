@@ -5,8 +5,8 @@ p ~ N(0, M);  L leapfrog steps;  the end is taken with probability min(1, exp(-H
 
 import torch
 
+from stochens.hashed import MERGE, uniform
 from stochens.posteriors.adaptation import pick
-from stochens.posteriors.hashed import MERGE, uniform
 from stochens.posteriors.trajectory import (
     Guard,
     Point,

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from stochens.checks import positive, whole, whole_or_none
 from stochens.errors import InputError
+from stochens.hashed import MOMENTUM, normal
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder, Engine
 from stochens.posterior import Posterior
-from stochens.posteriors.hashed import MOMENTUM, normal
 from stochens.posteriors.problem import prepare
 from stochens.posteriors.sgmcmc_steps import batches, data_term_for, gradient, refuse_bad_start
 from stochens.posteriors.target import flatten, unflatten

@@ -11,8 +11,8 @@ tested with log2 checkpoints instead of recursion (Phan et al., 2019; Lao and Di
 import torch
 from torch import Tensor
 
+from stochens.hashed import LEAF, MERGE, uniform
 from stochens.posteriors.adaptation import pick
-from stochens.posteriors.hashed import LEAF, MERGE, uniform
 from stochens.posteriors.trajectory import (
     Guard,
     Point,

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from stochens.hashed import MOMENTUM, normal
 from stochens.posteriors.engines import Runner, names, restored, tensors
-from stochens.posteriors.hashed import MOMENTUM, normal
 from stochens.posteriors.target import Target, prior_energy
 from stochens.posteriors.trajectory import STATS, Record, Rules, State, kinetic
 from stochens.progress import Bar

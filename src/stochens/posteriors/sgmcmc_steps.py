@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from stochens.errors import InputError
+from stochens.hashed import MOMENTUM, normal
 from stochens.kernels.fused import fused_nll
 from stochens.kernels.mlp import alone_on_the_cores
 from stochens.members import Engine, Params, forward, forward_each
-from stochens.posteriors.hashed import MOMENTUM, normal
 from stochens.posteriors.problem import Problem
 from stochens.posteriors.target import unflatten
 from stochens.progress import Bar
@@ -242,9 +242,13 @@ def batches(problem: Problem, batch_size: int, chains: int) -> Iterator[Tensor |
             yield None
         else:
             order = permutations(
-                len(problem.x), seed=problem.seed, members=range(chains), epoch=epoch
+                len(problem.x),
+                seed=problem.seed,
+                members=range(chains),
+                epoch=epoch,
+                device=problem.x.device,
             )  # [M, N]
-            yield from order.to(problem.x.device).split(batch_size, dim=1)
+            yield from order.split(batch_size, dim=1)
 
 
 def data_term_for(

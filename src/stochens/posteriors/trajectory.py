@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from stochens.hashed import DIRECTION, LENGTH, MOMENTUM, normal, uniform
 from stochens.posteriors import adaptation
 from stochens.posteriors.adaptation import Adaptation, Windows, pick
-from stochens.posteriors.hashed import DIRECTION, LENGTH, MOMENTUM, normal, uniform
 from stochens.posteriors.target import Target, prior_energy
 
 MAX_ENERGY_ERROR = 1000.0  # beyond it a trajectory has diverged (Stan)

@@ -77,6 +77,15 @@ class RunFolder:
         self.arrays[f"{prefix}/entropy"] = p.entropy.cpu().numpy().astype(np.float32)
         self.arrays[f"{prefix}/mi"] = p.mutual_information.cpu().numpy().astype(np.float32)
 
+    def absorb(self, part: "Run") -> None:
+        """Take over all that a run of other sets, or of other methods, holds."""
+        for name, found in ((METRICS, part.metrics), (TRAINING, part.training)):
+            for set_name, rows in found.items():
+                self._tables[name].setdefault(set_name, {}).update(rows)
+        self._tables[SAMPLER].update(part.sampler)
+        self.arrays.update(part.arrays)
+        self._about["timings"].update(part.about["timings"])
+
     @contextlib.contextmanager
     def timed(self, what: str) -> Iterator[None]:
         began = time.monotonic()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from tests.posteriors import density
 
-from stochens.posteriors import hashed
+from stochens import hashed
 
 any_key = st.integers(0, 2**63 - 1)
 ALARM = 1e-6  # the chance that a right generator fails one of the tests below; the seeds are fixed

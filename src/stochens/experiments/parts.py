@@ -1,0 +1,52 @@
+"""A run in several processes at a time, gathered as one."""
+
+import multiprocessing
+import shutil
+import signal
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, Protocol
+
+from stochens.errors import InputError
+from stochens.report.run_folder import Run, RunFolder
+
+PARTS = "parts"
+
+
+class PartConfig(Protocol):
+    @property
+    def out(self) -> Path: ...
+
+
+def side_by_side(
+    run: Callable[..., Path], parts: Sequence[PartConfig], folder: RunFolder, *, jobs: int
+) -> None:
+    """run(part) for each part, `jobs` at a time; `folder` takes over what they find.
+
+    What is done when one fails, or at Ctrl-C, is taken over too.
+    """
+    # spawned: a forked process cannot use CUDA
+    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    with pool:
+        working = [pool.submit(_quietly, run, part) for part in parts]
+        try:
+            for done in as_completed(working):
+                done.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+            for part in parts:
+                try:
+                    folder.absorb(Run(part.out))
+                except InputError:
+                    continue  # it had not begun
+            folder.write()
+            shutil.rmtree(folder.path / PARTS, ignore_errors=True)
+
+
+def _quietly(run: Callable[..., Any], part: PartConfig) -> None:
+    """In another process: what it notes goes to the terminal as it is."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    warnings.simplefilter("default")
+    run(part, note=lambda text: print(text, flush=True))

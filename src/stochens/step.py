@@ -1,0 +1,179 @@
+"""One step of training: the loss of every member, its gradient, the optimiser, the record.
+
+On a GPU a step of a small network is a hundred operations of a few microseconds, and Python needs
+longer to ask for one than the GPU to do it. So the step is recorded once as a CUDA graph, and
+replayed: the same operations on the same memory, and the next random numbers.
+"""
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from stochens.history import Recorder
+from stochens.members import Params
+
+log = logging.getLogger("stochens")
+
+WARM_UP = 3  # steps before a recording, so that libraries have made what they make once
+
+Batch = Tensor | tuple[Tensor, Tensor] | None  # rows [M, B]; a loader's (x, y); all of the data
+
+
+class Loss(NamedTuple):
+    """Each [M]."""
+
+    minimised: Tensor  # mean NLL + temperature * KL / N
+    nll: Tensor
+    kl: Tensor  # the training KL loss, in nats
+
+
+LossOf = Callable[[Params, Batch, int], Loss]  # of the step with that number
+
+
+class Step(Protocol):
+    """Holds the parameters and moves them on."""
+
+    def __call__(self, batch: Batch, number: int, *, rate: float) -> None: ...
+
+    def restart(self) -> None:
+        """Forget what the optimiser remembers."""
+
+
+class Eager:
+    """One operation after the other."""
+
+    def __init__(
+        self,
+        params: Params,
+        loss_of: LossOf,
+        optimizer: torch.optim.Optimizer,
+        recorder: Recorder,
+    ) -> None:
+        self.params, self.optimizer, self.recorder = params, optimizer, recorder
+        self._loss_of = loss_of
+
+    def __call__(self, batch: Batch, number: int, *, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.move(batch, number)
+
+    def move(self, batch: Batch, number: int) -> None:
+        """The step at the rate that the optimiser has."""
+        loss = self._loss_of(self.params, batch, number)
+        loss.minimised.sum().backward()  # summed: each member has its own gradient, whole
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.recorder.step(loss.nll.detach(), loss.kl.detach())
+
+    def restart(self) -> None:
+        for state in self.optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    value.zero_()
+
+
+class Replayed:
+    """The same, recorded as a CUDA graph: one for each size of batch.
+
+    `loss_of` must not depend on the step's number: random numbers come from torch's stream.
+    """
+
+    def __init__(self, step: Eager, batch: Batch) -> None:
+        self._step = step
+        self._rate = torch.zeros((), device=step.recorder.sums.device)
+        for group in step.optimizer.param_groups:
+            group["lr"] = self._rate  # read by the graph at each replay
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: dict[int | None, tuple[torch.cuda.CUDAGraph, Tensor | None]] = {}
+        self._record(batch)
+
+    def __call__(self, batch: Batch, number: int, *, rate: float) -> None:
+        if _size(batch) not in self._graphs:
+            self._record(batch)
+        graph, rows = self._graphs[_size(batch)]
+        self._rate.fill_(rate)
+        if rows is not None and isinstance(batch, Tensor):
+            rows.copy_(batch)
+        graph.replay()
+        self._step.recorder.steps += 1
+
+    def restart(self) -> None:
+        self._step.restart()
+
+    def _record(self, batch: Batch) -> None:
+        """Record the step for batches of this size; nothing is trained by it."""
+        assert not isinstance(batch, tuple)
+        rows = None if batch is None else batch.clone()
+        with _undone(self._step):
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UP):
+                    self._step.move(rows, 0)
+                with _no_waiting():
+                    self._step.move(rows, 0)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                self._step.move(rows, 0)
+        self._graphs[_size(batch)] = graph, rows
+
+
+def replayed(step: Eager, batch: Batch) -> Step:
+    """`step` as a CUDA graph, or as it is where the network does something no graph can hold."""
+    try:
+        return Replayed(step, batch)
+    except RuntimeError as error:
+        log.info("training runs without a CUDA graph: %s", error)
+        return step
+
+
+def _size(batch: Batch) -> int | None:
+    return batch.shape[1] if isinstance(batch, Tensor) else None
+
+
+@contextlib.contextmanager
+def _no_waiting() -> Iterator[None]:
+    """Inside, an operation that waits for the GPU is an error, as it would be in a recording."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+@contextlib.contextmanager
+def _undone(step: Eager) -> Iterator[None]:
+    """Leaves everything as it was, but for the optimiser's state, which exists then."""
+    held = [p.detach() for p in step.params.values()] + [step.recorder.sums]
+    held += _state(step.optimizer)
+    before, steps = [t.clone() for t in held], step.recorder.steps
+    random = torch.cuda.get_rng_state()
+    try:
+        yield
+    finally:
+        for group in step.optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = None
+        new = {id(t) for t in _state(step.optimizer)} - {id(t) for t in held}
+        for t, value in zip(held, before, strict=True):
+            t.copy_(value)
+        for t in _state(step.optimizer):
+            if id(t) in new:
+                t.zero_()
+        step.recorder.steps = steps
+        torch.cuda.set_rng_state(random)
+
+
+def _state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [
+        t for state in optimizer.state.values() for t in state.values() if isinstance(t, Tensor)
+    ]
