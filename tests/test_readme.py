@@ -1,4 +1,4 @@
-"""Every Python snippet of the README runs as written."""
+"""Every Python snippet of the README and the docs runs as written."""
 
 import os
 import re
@@ -6,14 +6,25 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[1] / "README.md"
-SNIPPETS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("code", SNIPPETS, ids=range(len(SNIPPETS)))
+def snippets(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+SNIPPETS = snippets(ROOT / "README.md")
+ALL = [
+    pytest.param(code, id=f"{page.name}-{k}")
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    for k, code in enumerate(snippets(page))
+]
+
+
+@pytest.mark.parametrize("code", ALL)
 def test_snippet_runs(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "README.md", "exec"), {})
+    exec(compile(code, "snippet", "exec"), {})
     assert os.path.samefile(Path.cwd(), tmp_path)
 
 

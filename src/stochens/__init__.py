@@ -7,6 +7,7 @@
 
 from stochens import metrics
 from stochens.conversions import freeze_batchnorm, keep_dropout, replace_batchnorm
+from stochens.data.source import Replicas
 from stochens.data.toy import toy_set
 from stochens.errors import InputError
 from stochens.fitting import fit
@@ -39,6 +40,7 @@ __all__ = [
     "Posterior",
     "Predictive",
     "Regular",
+    "Replicas",
     "__version__",
     "compare",
     "diagnose",

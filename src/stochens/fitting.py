@@ -19,6 +19,7 @@ from stochens.likelihoods import Likelihood
 from stochens.members import (
     Builder,
     Engine,
+    Factory,
     Params,
     builder,
     forward,
@@ -72,8 +73,8 @@ def fit(
 
     net: a function that builds a network (each member its own initialisation, as its author wrote
         it), or a module (each member initialised again through its layers' own resets).
-    data: (x [N, ...], y [N]), a Dataset (read once), or a DataLoader (streamed: every member sees
-        its batches in its order).
+    data: (x [N, ...], y [N]), a Dataset (read once), a DataLoader (streamed: every member sees
+        its batches in its order), or Replicas: several sets, member k learns from set k mod D.
     method: a name, a Method with options, or several that compose, e.g. [Dropout(0.1), Gaussian()].
     members: how many, or which: `members=range(50, 100)` adds to an earlier run of 50.
     batch_size: None for the whole data set.
@@ -124,7 +125,8 @@ def fit(
     recipe = Recipe(methods=rules, skip=patterns, output=output_layer(plain, few))
     template = stochastic(plain, rules, skip=recipe.skip, output=recipe.output)
 
-    params = _start(template, lambda: like.prepare(build(), y), start, ids, seed, prior_precision)
+    prepared = build.then(lambda net: like.prepare(net, y))
+    params = _start(template, prepared, start, ids, seed, prior_precision)
     chosen = _choose_engine(engine, template, params, few)
     batch = min(batch_size or given.size, given.size)
     settings = Settings(
@@ -198,7 +200,7 @@ def _member_ids(members: int | Sequence[int]) -> tuple[int, ...]:
 
 def _start(
     template: nn.Module,
-    build: Builder,
+    build: Factory,
     start: str | Params,
     ids: tuple[int, ...],
     seed: int,

@@ -6,6 +6,7 @@ all `Params`; nothing downstream knows who made them.
 
 import contextlib
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -49,7 +50,22 @@ def join(blocks: Sequence[Params]) -> Params:
 # -- building and initialising ------------------------------------------------------------------
 
 
-def builder(net: nn.Module | Builder) -> Builder:
+@dataclasses.dataclass(frozen=True)
+class Factory:
+    """Makes freshly initialised networks."""
+
+    make: Builder
+    again: Callable[[nn.Module], None] | None = None  # initialises one once more, in place
+
+    def __call__(self) -> nn.Module:
+        return self.make()
+
+    def then(self, change: Callable[[nn.Module], nn.Module]) -> "Factory":
+        """The same networks, each changed (but for what its initialisation draws)."""
+        return Factory(lambda: change(self.make()), self.again)
+
+
+def builder(net: nn.Module | Builder) -> Factory:
     """What makes a freshly initialised network: the user's function, or copies of a module.
 
     A module is initialised again through its layers' own `reset_parameters`, children before their
@@ -58,21 +74,26 @@ def builder(net: nn.Module | Builder) -> Builder:
     if not isinstance(net, nn.Module):
         if not callable(net):
             raise InputError(f"net must be an nn.Module or a function that builds one, got {net!r}")
-        return _checked(net)
+        return Factory(_checked(net))
     _refuse_unresettable(net)
 
     def rebuild() -> nn.Module:
         fresh = copy.deepcopy(net)
-        for module in reversed(list(fresh.modules())):  # reversed pre-order: children first
-            reset = _reset_of(module)
-            if reset is not None and trainable(module):
-                reset()
-        for name, p in net.named_parameters():
-            if not p.requires_grad:  # frozen, so not ours to reset
-                fresh.get_parameter(name).data.copy_(p.data)
+        _reset(fresh)
         return fresh.cpu()  # wherever the user's is: members start on the CPU, the same everywhere
 
-    return rebuild
+    return Factory(rebuild, _reset)
+
+
+def _reset(net: nn.Module) -> None:
+    """Initialise every layer again, in place; what is frozen is not ours to reset."""
+    frozen = [(p, p.data.clone()) for p in net.parameters() if not p.requires_grad]
+    for module in reversed(list(net.modules())):  # reversed pre-order: children first
+        reset = _reset_of(module)
+        if reset is not None and trainable(module):
+            reset()
+    for p, value in frozen:
+        p.data.copy_(value)
 
 
 def _checked(build: Builder) -> Builder:
@@ -107,7 +128,7 @@ def _refuse_unresettable(net: nn.Module) -> None:
 
 
 def init(
-    build: Builder, *, members: Sequence[int], seed: int, purpose: int = INITIALISATION
+    build: Factory, *, members: Sequence[int], seed: int, purpose: int = INITIALISATION
 ) -> Params:
     """Each member's own initialisation, exactly as the author of the network wrote it.
 
@@ -119,9 +140,13 @@ def init(
     """
     stacked: Params = {}
     shared: dict[str, Tensor] = {}
+    net: nn.Module | None = None
     for row, member in enumerate(members):
         with seeded(member_seed(seed, member, purpose)):
-            net = build()
+            if net is None or build.again is None:
+                net = build()
+            else:
+                build.again(net)  # to copy a module takes longer than all the rest
         own = trainable(net)
         fixed = {name: t for name, t in net.state_dict().items() if name not in own}
         if row == 0:

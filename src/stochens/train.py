@@ -146,14 +146,15 @@ def _epochs(
     """The batches of each epoch."""
     if data.loader is not None:
         yield from (data.batches() for _ in range(settings.epochs))
-    elif settings.batch_size >= data.size:
+    elif settings.batch_size >= data.size and data.sets == 1:
         yield from (iter([None]) for _ in range(settings.epochs))
     else:
+        first = torch.tensor([k % data.sets * data.size for k in members], device=settings.device)
         shuffle = functools.partial(
             permutations, data.size, seed=settings.seed, members=members, device=settings.device
         )
         for order in _ahead(shuffle, settings):  # [M, N]
-            yield iter(order.split(settings.batch_size, dim=1))
+            yield iter((order + first.unsqueeze(1)).split(settings.batch_size, dim=1))
 
 
 def _ahead(shuffle: Callable[..., Tensor], settings: Settings) -> Iterator[Tensor]:

@@ -55,8 +55,8 @@ def test_training_tells_the_terms_and_the_fluctuation(run):
         assert about["loss_sd"] >= 0
         assert len(about["course"]["step"]) == len(about["course"]["loss"]), method
     curve = run.training["a"]["SE3"]["curve"]["in"]
-    assert curve["step"] == [10, 20]
-    assert run.training["a"]["SE3"]["set distance"]["step"] == [10, 20]
+    assert curve["step"] == [10, 20, 40]
+    assert run.training["a"]["SE3"]["set distance"]["step"] == [10, 20, 40]
 
 
 def test_the_sampler_is_told_of(run):

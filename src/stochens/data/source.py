@@ -15,13 +15,15 @@ class Source(NamedTuple):
     """Where training batches come from.
 
     `x`, `y` are the whole data set on the device; with a `loader` they are its first batch, and
-    every member sees the loader's batches in the loader's order.
+    every member sees the loader's batches in the loader's order. Of several `sets` they are one
+    after the other, and member k sees the set k mod `sets`.
     """
 
-    x: Tensor  # [N, ...]
-    y: Tensor  # [N] or [N, D]
+    x: Tensor  # [sets * N, ...]
+    y: Tensor  # [sets * N] or [sets * N, D]
     size: int  # N
     loader: "DataLoader[Any] | None" = None
+    sets: int = 1
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         assert self.loader is not None
@@ -31,12 +33,44 @@ class Source(NamedTuple):
             yield x, y
 
 
+class Replicas(tuple[Any, ...]):
+    """Several training sets of one size, side by side: member k learns from set k mod D.
+
+    So D data draws cost one training. `posterior.take(slice(d, None, D))` is the ensemble of set d.
+
+    >>> x, y = torch.randn(2, 30, 1), torch.zeros(2, 30, dtype=torch.long)
+    >>> len(Replicas(zip(x, y)))
+    2
+    """
+
+    __slots__ = ()
+
+
+def _side_by_side(data: Replicas) -> Source:
+    if not data:
+        raise InputError("Replicas holds no data set")
+    parts = [source(part) for part in data]
+    x, y = [part.x for part in parts], [part.y for part in parts]
+    for k, part in enumerate(parts):
+        if part.loader is not None:
+            raise InputError("Replicas must hold data sets in memory, not DataLoaders")
+        if part.x.shape != x[0].shape or part.y.shape != y[0].shape:
+            raise InputError(
+                "Replicas must hold data sets of one size: the first has x "
+                f"{tuple(x[0].shape)} and y {tuple(y[0].shape)}, number {k} x "
+                f"{tuple(part.x.shape)} and y {tuple(part.y.shape)}"
+            )
+    return Source(torch.cat(x), torch.cat(y), parts[0].size, sets=len(parts))
+
+
 def source(data: Any) -> Source:
     """Read what the user gave. A Dataset is read once into memory; a DataLoader is streamed.
 
     >>> source((torch.zeros(6, 2), torch.zeros(6, dtype=torch.long))).size
     6
     """
+    if isinstance(data, Replicas):
+        return _side_by_side(data)
     if isinstance(data, DataLoader):
         x, y = _pair(next(iter(data)))
         _check(x, y)

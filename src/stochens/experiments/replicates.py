@@ -16,14 +16,17 @@ RESAMPLES = 200
 
 
 class Replicates:
-    def __init__(self) -> None:
+    """Collects them. Where there will be several, no interval over test points is needed."""
+
+    def __init__(self, *, several: bool) -> None:
+        self._resamples = None if several else RESAMPLES
         self._found: dict[Key, list[tuple[int, dict[str, Interval]]]] = {}  # with the data draw
         self._curves: dict[Key, dict[int, list[float]]] = {}
         self._distances: dict[str, dict[int, list[float]]] = {}
 
     def add(self, key: Key, p: Predictive, reference: Predictive, *, draw: int) -> None:
         """One prediction against the reference of the same data draw."""
-        row = closeness(p, reference, resamples=RESAMPLES)
+        row = closeness(p, reference, resamples=self._resamples)
         self._found.setdefault(key, []).append((draw, row))
 
     def curve(self, key: Key, steps: int, p: Predictive, reference: Predictive) -> None:

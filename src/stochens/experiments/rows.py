@@ -50,6 +50,7 @@ class Training:
     train: Train
     steps: int
     start: str = "default"
+    replicas: bool = True  # whether it takes several data draws at once
 
 
 def summary(reference: Posterior, at: Tensor) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stochens.data.source import Replicas, source
 from stochens.data.toy import IN_DOMAIN, OUT_OF_DOMAIN, grid, toy_set, uniform_points
 from stochens.errors import InputError, did_you_mean
 from stochens.experiments.parts import PARTS, side_by_side
@@ -34,6 +35,7 @@ REFERENCE, CEILING = "NUTS", "NUTS, chain to chain"
 FLOOR = "NUTS, as many draws"  # as an ensemble has members: the noise of that number
 DOMAINS = {"in": IN_DOMAIN, "out": OUT_OF_DOMAIN}
 MAP_STEPS = 61  # points along a side of a map
+CURVES = ("regular", "SE3")  # whose course over training steps is told
 EARLY = {"a": 1000, "b": 2000, "c": 2000}  # steps of the control, picked by its distance to NUTS
 
 
@@ -70,7 +72,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "members": 256,
         "steps": 10_000,
         "prior_steps": 6_000,
-        "curve": (500, 1000, 2000, 4000, 6000),
+        "curve": (500, 1000, 2000, 4000),
         "draws": 3,
         "seeds": 3,
         "samples": 2000,
@@ -99,13 +101,14 @@ def configured(preset: str, **changes: Any) -> Config:
 
 def _by_fit(method: Any) -> Train:
     def train(data: Any, *, steps: int, **options: Any) -> Posterior:
-        return fit(MLP(*SIZES), data, method=method, **schedule(len(data[0]), steps), **options)
+        settings = schedule(source(data).size, steps)
+        return fit(MLP(*SIZES), data, method=method, **settings, **options)
 
     return train
 
 
 def _by_swa(data: Any, *, steps: int, **options: Any) -> Posterior:
-    settings = schedule(len(data[0]), steps) | {"schedule": "constant"}
+    settings = schedule(source(data).size, steps) | {"schedule": "constant"}
     return multiswa(MLP(*SIZES), data, **settings, **options)
 
 
@@ -139,7 +142,8 @@ def trainings(config: Config, set_name: str) -> list[Training]:
     early = min(EARLY[set_name], config.steps)
     rows.append(Training("regular, early", METHODS["regular"], early, "prior"))
     by_langevin = _by_langevin(config.langevin_batch)
-    rows.append(Training("langevin", by_langevin, config.langevin_steps, "prior"))
+    steps = config.langevin_steps
+    rows.append(Training("langevin", by_langevin, steps, "prior", replicas=False))
     for name in config.only:
         if name not in [row.name for row in rows]:
             hint = did_you_mean(name, [row.name for row in rows])
@@ -159,10 +163,9 @@ def run(config: Config, *, note: Callable[[str], None] = lambda text: None) -> P
     if config.jobs > 1:
         side_by_side(run, _parts(config), folder, jobs=config.jobs)
     else:
-        replicates = Replicates()
+        replicates = Replicates(several=config.draws * config.seeds > 1)
         for set_name in config.sets:
-            for draw in range(config.draws):
-                _one_draw(config, folder, replicates, set_name, draw, note)
+            _one_set(config, folder, replicates, set_name, note)
     folder.write(complete=True)
     return folder.path
 
@@ -175,53 +178,44 @@ def _parts(config: Config) -> list[Config]:
     ]
 
 
-def _one_draw(
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """A draw of the training data, and what the true posterior says."""
+
+    number: int
+    data: tuple[Tensor, Tensor]
+    truth: dict[str, Predictive]  # by place
+
+
+def _one_set(
     config: Config,
     folder: RunFolder,
     replicates: Replicates,
     set_name: str,
-    draw: int,
     note: Callable[[str], None],
 ) -> None:
-    data = toy_set(set_name, n=config.points, draw=draw)
     places = _places(config)
-    first = draw == 0
-    if first:
-        _keep_points(folder, set_name, data, places)
-    note(f"set {set_name}, draw {draw}: {REFERENCE}")
-    with folder.timed(f"{set_name}/{draw}/{REFERENCE}"):
-        reference = nuts(
-            MLP(*SIZES),
-            data,
-            chains=config.chains,
-            samples=config.samples,
-            warmup=config.warmup,
-            target_accept=0.9,
-            seed=config.seed + draw,
-            device=config.device,
-        )
-        truth = {place: reference.predict(x, keep_draws=False) for place, x in places.items()}
-    if first:
-        _keep_reference(folder, set_name, reference, truth, places["in"][:100])
-    few = _as_few(reference, config.members)
-    for domain in DOMAINS:
-        one, other = halves(truth[domain])
-        replicates.add((set_name, CEILING, domain), one, other, draw=draw)
-        p = few.predict(places[domain], keep_draws=False)
-        replicates.add((set_name, FLOOR, domain), p, other, draw=draw)
-    common = {"members": config.members * config.seeds, "device": config.device}
-    common["seed"] = config.seed + 100 * draw
+    draws = []
+    for number in range(config.draws):
+        note(f"set {set_name}, draw {number}: {REFERENCE}")
+        draws.append(_sampled(config, folder, replicates, set_name, number, places))
+        replicates.write(folder)
+        folder.write()
     for row in trainings(config, set_name):
-        note(f"set {set_name}, draw {draw}: {row.name}")
-        with folder.timed(f"{set_name}/{draw}/{row.name}"):
-            trained = row.train(data, steps=row.steps, start=row.start, **common)
-        for k, posterior in enumerate(_ensembles(trained, config.members)):
-            kept = first and k == 0
+        note(f"set {set_name}: {row.name}, {row.steps} steps")
+        with folder.timed(f"{set_name}/{row.name}"):
+            trained = list(_ensembles(config, row, draws))
+        for k, (draw, posterior) in enumerate(trained):
+            kept = k == 0
             wanted = places if kept else {d: places[d] for d in DOMAINS}
             found = {place: posterior.predict(x) for place, x in wanted.items()}
             for domain in DOMAINS:
                 key = (set_name, row.name, domain)
-                replicates.add(key, found[domain], truth[domain], draw=draw)
+                replicates.add(key, found[domain], draw.truth[domain], draw=draw.number)
+                if config.curve and row.name in CURVES:  # the last point of the course over steps
+                    replicates.curve(key, row.steps, found[domain], draw.truth[domain])
+            if config.curve and row.name == "SE3":
+                replicates.distance(set_name, row.steps, set_distance(posterior))
             if kept:
                 for place, p in found.items():
                     folder.predictive((set_name, row.name, place), p)
@@ -229,18 +223,74 @@ def _one_draw(
         replicates.write(folder)
         folder.write()
     if not config.only:
-        _curve(config, replicates, set_name, data, places, truth, common, note)
+        _curve(config, replicates, set_name, draws, places, note)
     replicates.write(folder)
     folder.write()
 
 
-def _ensembles(trained: Posterior, size: int) -> Iterator[Posterior]:
-    """Independent ensembles of so many members each, which were trained together: a member depends
-    on its own number alone, so this is the same as several seeds, and fewer, larger steps."""
-    for first in range(0, trained.members[-1] + 1, size):
-        rows = [k for k, member in enumerate(trained.members) if first <= member < first + size]
-        if rows:  # else all of its members diverged
-            yield trained.take(slice(rows[0], rows[-1] + 1))
+def _sampled(
+    config: Config,
+    folder: RunFolder,
+    replicates: Replicates,
+    set_name: str,
+    number: int,
+    places: dict[str, Tensor],
+) -> Draw:
+    """The reference of one data draw, and how near its own halves are."""
+    data = toy_set(set_name, n=config.points, draw=number)
+    with folder.timed(f"{set_name}/{number}/{REFERENCE}"):
+        reference = nuts(
+            MLP(*SIZES),
+            data,
+            chains=config.chains,
+            samples=config.samples,
+            warmup=config.warmup,
+            target_accept=0.9,
+            seed=config.seed + number,
+            device=config.device,
+        )
+    truth = {place: reference.predict(x, keep_draws=False) for place, x in places.items()}
+    if number == 0:
+        _keep_points(folder, set_name, data, places)
+        _keep_reference(folder, set_name, reference, truth, places["in"][:100])
+    few = _as_few(reference, config.members)
+    for domain in DOMAINS:
+        one, other = halves(truth[domain])
+        replicates.add((set_name, CEILING, domain), one, other, draw=number)
+        p = few.predict(places[domain], keep_draws=False)
+        replicates.add((set_name, FLOOR, domain), p, other, draw=number)
+    return Draw(number, data, truth)
+
+
+def _ensembles(
+    config: Config, row: Training, draws: list[Draw]
+) -> Iterator[tuple[Draw, Posterior]]:
+    """`seeds` independent ensembles of each data draw, trained together: a member depends on its
+    own number alone, so this is the same as so many trainings, in fewer and larger steps."""
+    size, options = config.members, {"start": row.start, "device": config.device}
+    if row.replicas and len(draws) > 1:
+        members = size * config.seeds * len(draws)
+        data = Replicas(draw.data for draw in draws)
+        trained = row.train(data, steps=row.steps, members=members, seed=config.seed, **options)
+        parts = [trained.take(slice(d, None, len(draws))) for d in range(len(draws))]
+        numbers = [tuple(range(len(part))) for part in parts]
+    else:
+        parts = [
+            row.train(
+                draw.data,
+                steps=row.steps,
+                members=size * config.seeds,
+                seed=config.seed + 100 * draw.number,
+                **options,
+            )
+            for draw in draws
+        ]
+        numbers = [part.members for part in parts]  # some may have diverged and be left out
+    for draw, part, ids in zip(draws, parts, numbers, strict=True):
+        for first in range(0, size * config.seeds, size):
+            rows = [k for k, member in enumerate(ids) if first <= member < first + size]
+            if rows:
+                yield draw, part.take(slice(rows[0], rows[-1] + 1))
 
 
 def _as_few(reference: Posterior, members: int) -> Posterior:
@@ -296,20 +346,17 @@ def _curve(
     config: Config,
     replicates: Replicates,
     set_name: str,
-    data: tuple[Tensor, Tensor],
+    draws: list[Draw],
     places: dict[str, Tensor],
-    truth: dict[str, Predictive],
-    common: dict[str, Any],
     note: Callable[[str], None],
 ) -> None:
     """Regular and SE3 trained for fewer steps, and how far apart SE3's sets are then."""
     for steps in config.curve:
-        for name in ("regular", "SE3"):
+        for name in CURVES:
             note(f"set {set_name}: {name}, {steps} steps")
-            trained = METHODS[name](data, steps=steps, start="default", **common)
-            for posterior in _ensembles(trained, config.members):
+            for draw, posterior in _ensembles(config, Training(name, METHODS[name], steps), draws):
                 for domain in DOMAINS:
                     p = posterior.predict(places[domain], keep_draws=False)
-                    replicates.curve((set_name, name, domain), steps, p, truth[domain])
+                    replicates.curve((set_name, name, domain), steps, p, draw.truth[domain])
                 if name == "SE3":
                     replicates.distance(set_name, steps, set_distance(posterior))

@@ -13,6 +13,7 @@ from stochens.errors import InputError
 from stochens.likelihoods import Likelihood
 from stochens.members import (
     Builder,
+    Factory,
     Params,
     builder,
     init,
@@ -109,6 +110,8 @@ def prepare(
     given = source(data)
     if given.loader is not None:
         raise InputError("samplers need all of the data at once, not a DataLoader; give (x, y)")
+    if given.sets > 1:
+        raise InputError("samplers take one data set, not Replicas; give (x, y)")
     y = like.check_targets(given.y)
     build = builder(net)
     with seeded(derive(seed)):
@@ -121,7 +124,8 @@ def prepare(
     _refuse_noise(plain, x[:4].cpu())
     plain = like.prepare(plain.eval(), y)
     like.check_outputs(probe_outputs(plain, x[:4].cpu()), y)
-    params = _start(plain, lambda: like.prepare(build(), y), start, chains, seed, prior_precision)
+    prepared = build.then(lambda net: like.prepare(net, y))
+    params = _start(plain, prepared, start, chains, seed, prior_precision)
     return Problem(
         net=plain.to(place).eval(),
         likelihood=like,
@@ -159,7 +163,7 @@ def _refuse_noise(net: nn.Module, few: Tensor) -> None:
 
 
 def _start(
-    net: nn.Module, build: Builder, start: Start, chains: int, seed: int, precision: float
+    net: nn.Module, build: Factory, start: Start, chains: int, seed: int, precision: float
 ) -> Params:
     """Where each chain begins, [chains, ...], in the network's own order."""
     wanted = trainable(net)

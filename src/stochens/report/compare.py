@@ -118,10 +118,20 @@ def _classification(p: Predictive, y: Tensor, sample: Sample) -> dict[str, Inter
 
 
 def closeness(
-    p: Predictive, reference: Predictive, *, resamples: int = 300, seed: int = 0
+    p: Predictive, reference: Predictive, *, resamples: int | None = 300, seed: int = 0
 ) -> dict[str, Interval]:
-    """Agreement, variance, and mean absolute differences of entropy and mutual information."""
+    """Agreement, variance, and mean absolute differences of entropy and mutual information.
+
+    `resamples=None`: the values alone, where replicates will give the intervals.
+    """
+    if resamples is None:
+        return _closeness(p, reference, _value_alone)
     return _closeness(p, reference, partial(bootstrap, resamples=resamples, level=LEVEL, seed=seed))
+
+
+def _value_alone(metric: Callable[..., float | Tensor], *arrays: Tensor) -> Interval:
+    value = float(metric(*arrays))
+    return Interval(value, value, value)
 
 
 def _closeness(p: Predictive, reference: Predictive, sample: Sample) -> dict[str, Interval]:

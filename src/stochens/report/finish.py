@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from stochens.errors import InputError
+from stochens.report import markdown
 from stochens.report.figures import save_figure, uncertainty_figure
 from stochens.report.maps import map_figures
 from stochens.report.page import build_page
-from stochens.report.run_folder import FIGURES, METRICS, PAGE, Run, write_whole
+from stochens.report.run_folder import FIGURES, METRICS, PAGE, TABLES, Run, write_whole
 
 SHOWN = {  # metric: its short name, so that two domains fit 80 columns
     "agreement": "agreement",
@@ -39,6 +40,7 @@ def everything(path: Path, console: Console) -> Iterator[str]:
         for table in tables(set_name, rows):
             console.print(table)
     save_figures(run)
+    write_whole(path / TABLES, markdown.tables(run).encode())
     yield f"Page:    {page([path], None)}"
     yield f"Figures: {path / FIGURES}"
     yield f"Numbers: {path / METRICS}"

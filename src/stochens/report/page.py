@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
+from stochens.report.page_claims import claims
 from stochens.report.page_details import facts, reading, sampler, timings
 from stochens.report.page_html import Html, listed, tag
 from stochens.report.page_maps import map_data, maps, plane
@@ -86,6 +87,7 @@ def _article(view: View, data: dict[str, Any], *, many: bool) -> Html:
         data[view.key] = found
     sections: list[tuple[str, Html | None]] = [
         ("Results", results(view)),
+        ("Claims", claims(view)),
         ("Maps", maps(view) if found else None),
         ("Plane", plane(view) if found else None),
         ("Training", training(view)),

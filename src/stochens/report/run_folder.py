@@ -6,6 +6,7 @@
     sampler.json     set -> diagnostics of the reference
     predictions.npz  "set/method/domain/mean" [B, C], ".../entropy" [B], ".../mi" [B], and points
     figures/         PNG and SVG
+    tables.md        the metrics as tables
     report.html      all of it on one page
 
 Files are written whole and often: what a stopped run leaves can be read and shown.
@@ -32,7 +33,8 @@ from stochens.storage import new_folder, reading
 from stochens.version import __version__
 
 RUN, METRICS, TRAINING, SAMPLER = "run.json", "metrics.json", "training.json", "sampler.json"
-PREDICTIONS, FIGURES, PAGE = "predictions.npz", "figures", "report.html"
+PREDICTIONS, FIGURES = "predictions.npz", "figures"
+PAGE, TABLES = "report.html", "tables.md"
 
 
 class RunFolder:

@@ -1,0 +1,41 @@
+"""A run's results as Markdown tables, to read in a repository and to paste."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from stochens.report.page_run import View, domain_name, metric
+from stochens.report.run_folder import Run
+
+
+def tables(run: Run) -> str:
+    """Every set, method, metric and domain, with intervals, under the command that made them."""
+    return "\n".join(_lines(View(run, ""))) + "\n"
+
+
+def _lines(view: View) -> Iterator[str]:
+    about, machine = view.about, view.about["machine"]
+    state = "" if view.complete else " The run was stopped before its end."
+    where = machine["gpu"] or f"{machine['cores']} cores"
+    yield f"`{about['command']}`"
+    yield ""
+    yield f"{where}, seed {view.config.get('seed')}, {about['seconds']:.0f} s.{state}"
+    for set_name, rows in view.run.metrics.items():
+        columns = [(name, d) for name, domains in view.columns(set_name).items() for d in domains]
+        heads = [f"{_label(name)}, {domain_name(d)}" for name, d in columns]
+        yield from ("", f"## {set_name}", "", f"| | {' | '.join(heads)} |")
+        yield "| --- |" + " --- |" * len(columns)
+        for method, row in rows.items():
+            cells = [_cell(row.get(d, {}).get(name), name) for name, d in columns]
+            yield f"| {method} | {' | '.join(cells)} |"
+
+
+def _label(name: str) -> str:
+    shown = metric(name)
+    return f"{shown.label} ({shown.unit})" if shown.unit else shown.label
+
+
+def _cell(interval: dict[str, Any] | None, name: str) -> str:
+    if interval is None:
+        return ""
+    value, low, high = (metric(name).text(interval[key]) for key in ("value", "low", "high"))
+    return f"{value} ({low} to {high})"

@@ -1,0 +1,42 @@
+"""Several training sets at once: every member as if its own were the only one."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import stochens
+from stochens import MLP, InputError, Replicas
+
+
+def sets(count: int, n: int = 30) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [stochens.toy_set("b", n=n, draw=draw) for draw in range(count)]
+
+
+@pytest.mark.parametrize("engine", ["auto", "vmap", "loop"])
+@pytest.mark.parametrize("batch_size", [None, 8])
+def test_members_are_those_of_their_own_set_alone(engine, batch_size, float64):
+    data = [(x.double(), y) for x, y in sets(3)]
+    options = {"method": "regular", "epochs": 3, "batch_size": batch_size, "engine": engine}
+    together = stochens.fit(MLP(2, 5, 2), Replicas(data), members=7, **options)
+    for d in range(3):
+        ids = range(d, 7, 3)
+        alone = stochens.fit(MLP(2, 5, 2), data[d], members=list(ids), **options)
+        mine = together.take(slice(d, None, 3))
+        assert mine.members == alone.members == tuple(ids)
+        for name, p in alone.params.items():
+            # all rows in another order than the data's: rounding
+            torch.testing.assert_close(mine.params[name], p, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(mine.history.loss, alone.history.loss)
+    assert together.data_size == 30
+
+
+def test_what_does_not_fit_together_is_refused():
+    (x, y), _ = sets(2)
+    with pytest.raises(InputError, match=r"of one size: .* number 1 x \(29, 2\)"):
+        stochens.fit(MLP(2, 2), Replicas([(x, y), (x[1:], y[1:])]))
+    with pytest.raises(InputError, match="no data set"):
+        stochens.fit(MLP(2, 2), Replicas([]))
+    with pytest.raises(InputError, match="not DataLoaders"):
+        stochens.fit(MLP(2, 2), Replicas([DataLoader(TensorDataset(x, y))]))
+    with pytest.raises(InputError, match="one data set, not Replicas"):
+        stochens.nuts(MLP(2, 2), Replicas([(x, y), (x, y)]))
