@@ -8,8 +8,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from stochens.errors import InputError
+from stochens.experiments import data_folder
 from stochens.experiments import digits as digits_experiment
 from stochens.experiments import toy as toy_experiment
 from stochens.report import finish
@@ -110,6 +112,20 @@ def digits(
 
 
 @app.command()
+def data(
+    folder: Annotated[
+        Path, typer.Argument(help="Where the image sets lie, or shall lie.")
+    ] = Path("data"),
+    download: Annotated[
+        list[str] | None,
+        typer.Option(help="cifar10, cifar100, svhn or hmc; may be given several times."),
+    ] = None,
+) -> None:
+    """What image data is in a folder, read and checked; and how to get what is not there."""
+    data_folder.show(folder, fetch=tuple(download or ()), console=Console())
+
+
+@app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, one or several.")],
     out: Annotated[
@@ -134,7 +150,7 @@ def _run(out: Path, work: Callable[[Callable[[str], None]], Any]) -> None:
     console, errors = Console(), Console(stderr=True)
     stopped = False
     try:
-        work(lambda text: errors.print(f"[dim]{text}[/dim]", highlight=False))
+        work(lambda text: errors.print(f"[dim]{escape(text)}[/dim]", highlight=False))
     except KeyboardInterrupt:
         stopped = True
         errors.print("stopped; what is done is kept", highlight=False)
@@ -150,7 +166,8 @@ def main() -> None:
     try:
         app()
     except InputError as error:
-        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False, soft_wrap=True)
+        said = escape(str(error))  # else [n, 3072] would be read as a style, and left out
+        Console(stderr=True).print(f"[red]error:[/red] {said}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
