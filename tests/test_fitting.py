@@ -371,3 +371,13 @@ def test_networks_that_cannot_be_members(xor):
         stochens.fit(lambda: 3, xor)
     with pytest.raises(InputError, match=r"must return logits \[B, C\]"):
         stochens.fit(nn.Sequential(nn.Linear(2, 2), nn.Flatten(0)), xor, method="regular")
+
+
+def test_a_compiled_step_is_the_step(float64, xor):
+    data = xor[0].double(), xor[1]
+    options = {"method": "regular", "members": 2, "epochs": 2, "batch_size": 30, "lr": 0.01}
+    plain = stochens.fit(stochens.MLP(2, 4, 2), data, engine="vmap", **options)
+    compiled = stochens.fit(stochens.MLP(2, 4, 2), data, engine="compile", **options)
+    for name, p in plain.params.items():
+        # float64 rounding in another order
+        torch.testing.assert_close(compiled.params[name], p, rtol=1e-9, atol=1e-11)

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from stochens import FRN, MLP, fit
-from stochens.networks import SmallResNetFRN
+from stochens.members import builder, init
+from stochens.networks import ResidualBlock, ResNet20FRN, SmallResNetFRN
 
 
 def test_mlp_is_its_layers():
@@ -106,3 +107,57 @@ def test_every_method_goes_on_the_small_resnet(method):
     net = SmallResNetFRN(channels=2, classes=3)
     posterior = fit(net, (x, y), method=method, members=2, epochs=1, progress=False)
     assert posterior.predict(x).probs.shape == (2, 6, 3)
+
+
+# -- ResNet-20-FRN --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("classes", "parameters"), [(10, 274_042), (100, 279_892)])
+def test_resnet20_has_the_size_of_the_paper(classes, parameters):
+    net = ResNet20FRN(classes)
+    assert sum(p.numel() for p in net.parameters()) == parameters
+    assert net(torch.randn(2, 3, 32, 32)).shape == (2, classes)
+
+
+def test_resnet20_has_three_stages():
+    net, shapes = ResNet20FRN(), []
+    for block in net.blocks:
+        block.register_forward_hook(lambda *io: shapes.append(tuple(io[2].shape[1:])))
+    net(torch.randn(1, 3, 32, 32))
+    assert shapes == [(16, 32, 32)] * 3 + [(32, 16, 16)] * 3 + [(64, 8, 8)] * 3
+
+
+def test_resnet20_starts_from_kaimings_normal():
+    torch.manual_seed(0)
+    net = ResNet20FRN()
+    for weight in (net.blocks[8].conv2.weight, net.blocks[3].conv_short.weight):
+        sd = (2 / weight[0].numel()) ** 0.5
+        # a sample's standard deviation is off by 1 / sqrt(2 n)
+        assert abs(float(weight.std()) / sd - 1) < 5 / (2 * weight.numel()) ** 0.5
+    first, second = init(builder(net), members=range(2), seed=0)["blocks.0.conv1.weight"]
+    assert not torch.equal(first, second)
+    assert abs(float(first.std()) / (2 / 144) ** 0.5 - 1) < 5 / (2 * first.numel()) ** 0.5
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_block_that_changes_the_shape_by_a_loop(float64, stride):
+    block = ResidualBlock(2, 3, stride=stride)
+    for p in block.parameters():
+        nn.init.normal_(p)
+    block.requires_grad_(False)
+    x = torch.randn(2, 2, 6, 6)
+    for image, y in zip(x, block(x), strict=True):
+        inner = _frn_silu(block.norm1, _convolved(block.conv1, image, stride=stride))
+        corners = image[:, ::stride, ::stride]
+        short = torch.einsum("oc,chw->ohw", block.conv_short.weight[:, :, 0, 0], corners)
+        short = _frn(block.norm_short, short + block.conv_short.bias[:, None, None])
+        h = short + _frn(block.norm2, _convolved(block.conv2, inner))
+        torch.testing.assert_close(y, h * h.sigmoid(), rtol=1e-10, atol=1e-12)
+
+
+def test_frn_gives_the_gradient_of_a_tie_to_tau():
+    """As the kernels do; a dropped element is a tie where FRN starts, with beta = tau."""
+    frn = FRN(1)
+    frn(torch.zeros(1, 1, 4)).sum().backward()
+    assert frn.bias.grad.tolist() == [0]
+    assert frn.tau.grad.tolist() == [4]

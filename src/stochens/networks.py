@@ -58,27 +58,38 @@ class FRN(nn.Module):
         mean_square = wide.square().mean(positions, keepdim=True).to(x.dtype)
         shape = (-1, *[1] * len(positions))
         scaled = x * torch.rsqrt(mean_square + self.eps) * self.weight.view(shape)
-        return torch.maximum(scaled + self.bias.view(shape), self.tau.view(shape))
+        # max(a, tau) = relu(a - tau) + tau: torch.maximum's backward pass is slow, a quarter of the
+        # time of a small ResNet's gradient on a CPU. Where both are equal, tau has the gradient.
+        above = F.relu(scaled + (self.bias - self.tau).view(shape))
+        return above + self.tau.view(shape)
 
     def extra_repr(self) -> str:
         return f"{len(self.weight)}, eps={self.eps}"
 
 
 class ResidualBlock(nn.Module):
-    """y = silu(x + frn(conv(silu(frn(conv(x)))))), with 3x3 convolutions that keep the shape.
+    """y = silu(short(x) + frn(conv(silu(frn(conv(x)))))), with 3x3 convolutions.
 
-    `x [B, C, H, W] -> [B, C, H, W]`
+    The first one has the stride. short(x) is x, or frn(conv(x)) with a 1x1 convolution where the
+    block changes the shape.
+
+    `x [B, inputs, H, W] -> [B, channels, H / stride, W / stride]`
     """
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, inputs: int, channels: int, *, stride: int = 1) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.conv1 = nn.Conv2d(inputs, channels, 3, stride=stride, padding=1)
         self.norm1 = FRN(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
         self.norm2 = FRN(channels)
+        changes = stride != 1 or inputs != channels
+        self.conv_short = nn.Conv2d(inputs, channels, 1, stride=stride) if changes else None
+        self.norm_short = FRN(channels) if changes else None
 
     def forward(self, x: Tensor) -> Tensor:
         inner = F.silu(self.norm1(self.conv1(x)))
+        if self.conv_short is not None and self.norm_short is not None:
+            x = self.norm_short(self.conv_short(x))
         return F.silu(x + self.norm2(self.conv2(inner)))
 
 
@@ -100,10 +111,48 @@ class SmallResNetFRN(nn.Module):
         # stride 2: three quarters of the positions, and of the time, are saved from here on
         self.conv = nn.Conv2d(inputs, channels, 3, stride=2, padding=1)
         self.norm = FRN(channels)
-        self.blocks = nn.Sequential(*(ResidualBlock(channels) for _ in range(blocks)))
+        self.blocks = nn.Sequential(*(ResidualBlock(channels, channels) for _ in range(blocks)))
         self.head = nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         features = self.blocks(F.silu(self.norm(self.conv(x))))  # [B, C, H / 2, W / 2]
+        outputs: Tensor = self.head(features.mean((-2, -1)))
+        return outputs
+
+
+class ResNet20FRN(nn.Module):
+    """ResNet-20 with FRN and SiLU (Izmailov et al. 2021): 274,042 parameters for 10 classes.
+
+    A 3x3 convolution, three stages of three residual blocks with 16, 32 and 64 channels (the second
+    and third stage halve the image), the mean over positions, a linear head. Weights start from
+    Kaiming's normal.
+
+    `x [B, 3, H, W] -> [B, classes]`
+
+    >>> ResNet20FRN()(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    """
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 16, 3, padding=1)
+        self.norm = FRN(16)
+        self.blocks = nn.Sequential(
+            *(ResidualBlock(16, 16) for _ in range(3)),
+            ResidualBlock(16, 32, stride=2),
+            *(ResidualBlock(32, 32) for _ in range(2)),
+            ResidualBlock(32, 64, stride=2),
+            *(ResidualBlock(64, 64) for _ in range(2)),
+        )
+        self.head = nn.Linear(64, classes)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for module in self.modules():
+            if isinstance(module, (nn.Conv2d, nn.Linear)):
+                nn.init.kaiming_normal_(module.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.blocks(F.silu(self.norm(self.conv(x))))  # [B, 64, H / 4, W / 4]
         outputs: Tensor = self.head(features.mean((-2, -1)))
         return outputs

@@ -51,7 +51,8 @@ class Settings:
     device: torch.device
     bf16: bool
     engine: Engine
-    compiled: bool  # whether kernels and graphs may do the work
+    fast: bool  # whether kernels and CUDA graphs may do the work
+    compile: bool  # whether torch.compile does
 
 
 def train(
@@ -110,7 +111,7 @@ def train(
 def _recordable(data: Source, settings: Settings) -> bool:
     """Whether a step may be a CUDA graph: its inputs must lie in the same memory each time."""
     on_gpu = settings.device.type == "cuda"
-    return on_gpu and settings.compiled and settings.engine == "vmap" and data.loader is None
+    return on_gpu and settings.fast and settings.engine == "vmap" and data.loader is None
 
 
 def _loss(
@@ -187,23 +188,34 @@ def _data_term(
 ) -> tuple[DataTerm, contextlib.AbstractContextManager[None]]:
     """The mean NLL of each member on its batch, [M], by the fastest way that fits, and the context
     that it wants to run in."""
-    if settings.compiled and data.loader is None and settings.engine == "vmap":
+    if settings.fast and not settings.compile and data.loader is None and settings.engine == "vmap":
         fused = fused_nll(net, likelihood, data.x, data.y, members, settings.seed)
         if fused is not None:
             return fused, alone_on_the_cores()
 
+    def narrow() -> torch.autocast:
+        return torch.autocast(settings.device.type, torch.bfloat16, enabled=settings.bf16)
+
+    def in_memory(params: Params, x: Tensor, y: Tensor, rows: Tensor | None) -> Tensor:
+        with narrow():
+            if rows is None:
+                outputs = forward(net, params, x, engine=settings.engine)  # [M, N, C]
+                return likelihood.nll(outputs, y.expand(size(params), *y.shape))
+            outputs = forward_each(net, params, x[rows], engine=settings.engine)  # [M, B, C]
+            return likelihood.nll(outputs, y[rows])
+
+    def loaded(params: Params, x: Tensor, y: Tensor) -> Tensor:
+        with narrow():
+            outputs = forward(net, params, x, engine=settings.engine)  # [M, B, C]
+            likelihood.check_outputs(outputs[0], y)  # labels of a loader come unseen
+            return likelihood.nll(outputs, y.expand(size(params), *y.shape))
+
+    term = torch.compile(in_memory, dynamic=False) if settings.compile else in_memory
+
     def data_term(params: Params, batch: Batch, step: int) -> Tensor:
-        with torch.autocast(settings.device.type, torch.bfloat16, enabled=settings.bf16):
-            if isinstance(batch, Tensor):
-                x, y = data.x[batch], data.y[batch]  # [M, B, ...]
-                outputs = forward_each(net, params, x, engine=settings.engine)  # [M, B, C]
-            else:
-                x, y = (data.x, data.y) if batch is None else _checked(batch, likelihood, settings)
-                outputs = forward(net, params, x, engine=settings.engine)  # [M, B, C]
-                if batch is not None:
-                    likelihood.check_outputs(outputs[0], y)  # labels of a loader come unseen
-                y = y.expand(size(params), *y.shape)
-        return likelihood.nll(outputs, y)
+        if isinstance(batch, tuple):
+            return loaded(params, *_checked(batch, likelihood, settings))
+        return term(params, data.x, data.y, batch)
 
     return data_term, contextlib.nullcontext()
 

@@ -65,6 +65,28 @@ class RunFolder:
         }
         self.write()
 
+    @classmethod
+    def again(cls, path: str | Path, *, config: Mapping[str, Any], device: str) -> "RunFolder":
+        """One that was stopped, to go on with: all that it holds stays, and time adds up."""
+        before = Run(path)
+        folder = cls.__new__(cls)
+        folder.path = Path(path)
+        folder.arrays = dict(before.arrays)
+        folder._tables = {
+            METRICS: before.metrics,
+            TRAINING: before.training,
+            SAMPLER: before.sampler,
+        }
+        folder._began = time.monotonic() - float(before.about["seconds"])
+        command = shlex.join(["stochens", *sys.argv[1:]])
+        folder._about = before.about | {
+            "config": dict(config),
+            "machine": machine(device),
+            "then": [*before.about.get("then", []), command],
+        }
+        folder.write()
+        return folder
+
     def put(self, table: str, keys: tuple[str, ...], value: Any) -> None:
         """Store a value in one of the tables, under its keys."""
         at = self._tables[table]

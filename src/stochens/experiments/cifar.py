@@ -1,0 +1,309 @@
+"""ResNet-20-FRN ensembles on CIFAR, measured against the published HMC predictions (Tables 2, 3).
+
+One run is one row of the table: a method, trained in blocks of members. A block is saved when it is
+done, and a run that was stopped goes on with the first that is missing.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stochens.data.corruptions import CORRUPTIONS, INTENSITIES, corrupt
+from stochens.data.hmc_reference import hmc_reference
+from stochens.data.image_sets import SETS, normalised
+from stochens.data.images import find, load_images
+from stochens.errors import InputError
+from stochens.experiments.cifar_measures import (
+    aligned,
+    closeness_to,
+    corrupted_mean,
+    inferences_curve,
+    members_curve,
+    of_corrupted,
+    of_labelled,
+    ood,
+)
+from stochens.experiments.cifar_rows import METHODS, block_of, row_name
+from stochens.experiments.rows import Training, course
+from stochens.metrics import Interval
+from stochens.networks import ResNet20FRN
+from stochens.posterior import Posterior, join_posteriors, load
+from stochens.predict import Predictive
+from stochens.report.run_folder import METRICS, TRAINING, Run, RunFolder
+
+REFERENCE = "HMC"
+NAMES = ("cifar10", "cifar100")
+BLOCKS = "members"  # the folder of the blocks
+PAPER_IMAGES = 40_960  # of 50,000, which the authors trained on
+MEMBER_COUNTS = (1, 2, 3, 5, 10, 15, 20, 25, 30, 40, 50, 75, 100)
+INFERENCES = (1, 4, 16)  # of each member; the paper saw little change
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """What a run is made of. The defaults are the paper's and its authors' code's."""
+
+    data: Path
+    name: str = "cifar10"
+    method: str = "dropout"
+    rate: float = 0.1  # of dropout and DropConnect
+    members: int = 50
+    epochs: int = 300
+    batch_size: int = 64
+    lr: float = 0.1
+    schedule: str = "step"
+    images: int | None = PAPER_IMAGES  # the first so many; None: all
+    test_images: int | None = None  # likewise
+    prior_precision: float = 5.0  # Izmailov et al. 2021
+    block: int | None = None  # members trained together; None: as many as fit
+    minutes: float | None = None  # no new block is begun that would not end in time
+    draws: int = 1  # inferences of each member
+    inferences: bool = False  # the curve over inferences too
+    corruptions: bool = False  # the 80 corrupted test sets too
+    resamples: int = 300  # of the bootstrap over images
+    seed: int = 0
+    device: str | None = None
+    engine: str = "auto"
+    out: Path = Path("runs/cifar")
+
+
+CHANGEABLE = {"data", "members", "minutes", "inferences", "corruptions", "device", "engine"}
+
+
+def configured(data: Path | None, **changes: Any) -> Config:
+    """The defaults, with some of the fields changed; None leaves one as it is."""
+    if data is None:
+        raise InputError("where are the images? Give their folder: --data DIR")
+    return Config(data=data, **{name: v for name, v in changes.items() if v is not None})
+
+
+def resumed(path: Path, **changes: Any) -> Config:
+    """What the run in this folder is made of; only what leaves its members alone may change."""
+    about = Run(path).about
+    if about.get("experiment") != "cifar":
+        raise InputError(f"{path} is no run of stochens cifar, but of {about.get('experiment')!r}")
+    known = {field.name for field in dataclasses.fields(Config)}
+    before = {name: v for name, v in about["config"].items() if name in known}
+    before |= {"data": Path(before["data"]), "out": path}
+    for name, value in changes.items():
+        if value is None or value == before[name]:
+            continue
+        if name not in CHANGEABLE:
+            raise InputError(
+                f"{path} has {name} = {before[name]!r}, which cannot be changed to {value!r}; "
+                "begin another run"
+            )
+        before[name] = value
+    return Config(**before)
+
+
+def check(config: Config) -> None:
+    """Everything that is wrong with the options alone."""
+    if config.name not in NAMES:
+        raise InputError(f"name must be one of {', '.join(NAMES)}, got {config.name!r}")
+    if config.method not in METHODS:
+        raise InputError(f"method must be one of {', '.join(METHODS)}, got {config.method!r}")
+    for field in ("members", "epochs", "batch_size", "draws", "block", "images", "test_images"):
+        value = getattr(config, field)
+        if value is not None and value < 1:
+            raise InputError(f"{field} must be at least 1, got {value}")
+
+
+def run(
+    config: Config, *, resume: bool = False, note: Callable[[str], None] = lambda text: None
+) -> Path:
+    """Train what is missing, predict, compare; returns the run folder."""
+    check(config)
+    device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    images = _images(config)
+    reference = _reference(config, images)
+    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(config).items()}
+    folder = (
+        RunFolder.again(config.out, config=settings, device=device)
+        if resume
+        else RunFolder(config.out, experiment="cifar", config=settings, device=device)
+    )
+    row = row_name(config.method, config.rate)
+    ensemble = _trained(config, folder, images, row, device, note)
+    _measure(config, folder, images, reference, row, ensemble, note)
+    folder.write(complete=len(ensemble) >= config.members)
+    return folder.path
+
+
+# Data ---------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+    """Bytes [N, 3, 32, 32] and labels [N], and other sets' test images, which are no such thing."""
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    others: dict[str, Tensor]
+    classes: int
+
+
+def _images(config: Config) -> Images:
+    x, y, names = load_images(config.data, config.name, "train")
+    if config.images is not None and config.images > len(x):
+        raise InputError(f"images = {config.images}, but there are {len(x)} to train on")
+    x_test, y_test, _ = load_images(config.data, config.name, "test")
+    few, test = slice(config.images), slice(config.test_images)
+    others = {
+        name: load_images(config.data, name, "test").x[test]
+        for name in SETS
+        if name != config.name and find(config.data, name, "test") is not None
+    }
+    return Images((x[few], y[few]), (x_test[test], y_test[test]), others, len(names))
+
+
+def _reference(config: Config, images: Images) -> Tensor | None:
+    """HMC's probabilities for the test images, proved to be in their order; None if not there."""
+    if config.name != "cifar10":
+        return None  # none were published in this form
+    labels = load_images(config.data, config.name, "test").y
+    try:
+        probs = hmc_reference(config.data, labels=labels)
+    except InputError as error:
+        if "has no HMC reference" in str(error):
+            return None
+        raise
+    return aligned(probs[: config.test_images], images.test[1])
+
+
+# Training -----------------------------------------------------------------------------------------
+
+
+def _trained(
+    config: Config,
+    folder: RunFolder,
+    images: Images,
+    row: str,
+    device: str,
+    note: Callable[[str], None],
+) -> Posterior:
+    """The blocks that are there, and those that there is time for."""
+    began, longest = time.monotonic(), 0.0
+    net = lambda: ResNet20FRN(images.classes)  # noqa: E731
+    blocks = {}
+    for path in sorted((folder.path / BLOCKS).glob("*-*")):
+        blocks[path] = load(path, net, device=device)
+        note(f"{row}: members {path.name} are there")
+    data: tuple[Tensor, Tensor] | None = None
+    size = config.block or config.members
+    for first in range(0, config.members, size):
+        ids = range(first, min(first + size, config.members))
+        path = folder.path / BLOCKS / f"{ids[0]:04d}-{ids[-1]:04d}"
+        if path in blocks:
+            continue
+        if config.minutes is not None and blocks:
+            left = 60 * config.minutes - (time.monotonic() - began)
+            if left < longest:
+                note(f"{row}: no time for members {ids[0]} to {ids[-1]}; go on with --resume")
+                break
+        if data is None:
+            data = normalised(images.train[0], config.name, device=device), images.train[1]
+        note(f"{row}: members {ids[0]} to {ids[-1]}, {config.epochs} epochs")
+        start = time.monotonic()
+        with folder.timed(f"{config.name}/{row} {path.name}"):
+            posterior = block_of(config, net, data, ids, device)
+        longest = max(longest, time.monotonic() - start)
+        posterior.save(path)
+        folder.write()
+        blocks[path] = posterior
+    ordered = [blocks[path] for path in sorted(blocks)]
+    return join_posteriors(ordered) if len(ordered) > 1 else ordered[0]
+
+
+# Measuring ----------------------------------------------------------------------------------------
+
+
+def _measure(
+    config: Config,
+    folder: RunFolder,
+    images: Images,
+    reference: Tensor | None,
+    row: str,
+    ensemble: Posterior,
+    note: Callable[[str], None],
+) -> None:
+    x_test, y_test = images.test
+    ask = {"draws": config.draws, "seed": config.seed}
+
+    def predicted(x: Tensor, **options: Any) -> Predictive:
+        found: Predictive = ensemble.predict(normalised(x, config.name), **{**ask, **options})
+        return found
+
+    note(f"{row}: {len(ensemble)} members on {len(x_test)} test images")
+    p = predicted(x_test, keep_draws=True)
+    folder.arrays[f"{config.name}/points/labels-test"] = y_test.numpy()
+    folder.predictive((config.name, row, "test"), p)
+    _put(folder, (config.name, row, "test"), of_labelled(p, y_test, config.resamples))
+    told = course(ensemble, Training(row, METHODS[config.method], _steps(config, images)))
+    told["members curve"] = members_curve(p.probs, len(ensemble), y_test, reference, MEMBER_COUNTS)
+    if reference is not None:
+        _put(folder, (config.name, row, "test"), closeness_to(p.mean, reference, config.resamples))
+        _keep_reference(config, folder, reference, y_test)
+    for name, x in images.others.items():
+        note(f"{row}: {name}, which is no {config.name}")
+        q = predicted(x, keep_draws=False)
+        folder.predictive((config.name, row, name), q)
+        _put(folder, (config.name, row, name), ood(p.mean, q.mean, config.resamples))
+    if config.inferences:
+        note(f"{row}: {INFERENCES[-1]} inferences of each member")
+        many = predicted(x_test, keep_draws=True, draws=INFERENCES[-1])
+        told["inferences curve"] = inferences_curve(
+            many.probs, len(ensemble), y_test, reference, INFERENCES
+        )
+    folder.put(TRAINING, (config.name, row), told)
+    folder.write()
+    if config.corruptions:
+        _corrupted(config, folder, images, row, predicted, note)
+
+
+def _steps(config: Config, images: Images) -> int:
+    return config.epochs * -(-len(images.train[0]) // config.batch_size)
+
+
+def _keep_reference(config: Config, folder: RunFolder, probs: Tensor, labels: Tensor) -> None:
+    """Its own row; of the published predictions only the mean is known."""
+    prefix = f"{config.name}/{REFERENCE}/test"
+    p = Predictive(probs, probs.new_zeros(len(probs)), None)
+    folder.arrays[f"{prefix}/mean"] = probs.numpy()
+    folder.arrays[f"{prefix}/entropy"] = p.entropy.numpy()
+    known = of_labelled(p, labels, config.resamples)
+    for unknown in ("MI",):
+        known.pop(unknown, None)
+    _put(folder, (config.name, REFERENCE, "test"), known)
+
+
+def _corrupted(
+    config: Config,
+    folder: RunFolder,
+    images: Images,
+    row: str,
+    predicted: Callable[..., Predictive],
+    note: Callable[[str], None],
+) -> None:
+    """The test images under every corruption and intensity, and the mean over all of them."""
+    x, y = images.test
+    found: dict[tuple[str, int], dict[str, Interval]] = {}
+    for corruption in CORRUPTIONS:
+        note(f"{row}: {corruption}")
+        for intensity in range(1, INTENSITIES + 1):
+            p = predicted(corrupt(x, corruption, intensity, seed=config.seed), keep_draws=False)
+            measured = of_corrupted(p.mean, y)
+            found[corruption, intensity] = measured
+            _put(folder, (config.name, row, f"{corruption}-{intensity}"), measured)
+        folder.write()
+    _put(folder, (config.name, row, "corrupted"), corrupted_mean(found))
+
+
+def _put(folder: RunFolder, keys: tuple[str, ...], row: Mapping[str, Interval]) -> None:
+    for metric, interval in row.items():
+        folder.put(METRICS, (*keys, metric), interval._asdict())
