@@ -122,6 +122,8 @@ def fit(
     with seeded(derive(seed)):
         plain = build()
     check_network(plain)
+    if given.loader is not None and engine == "compile":
+        raise InputError("engine='compile' needs the data in memory, not a DataLoader")
     plain = like.prepare(plain, y)
     few = given.x[:4].cpu()
     like.check_outputs(probe_outputs(plain, few), y)

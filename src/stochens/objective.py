@@ -5,13 +5,14 @@ Every layer states its mixtures; all the terms below are functions of those.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from stochens.members import Params, size
+from stochens.likelihoods import Likelihood
+from stochens.members import Engine, Params, forward, forward_each, size
 from stochens.methods import Mixture, stochastic_layers
 
 SIGMA = 2.0**-23  # "machine precision" sigma: the spacing of float32 numbers at 1
@@ -30,6 +31,38 @@ class KL(NamedTuple):
     @property
     def total(self) -> float:
         return sum(self)
+
+
+MeanNLL = Callable[[Params, Tensor, Tensor, Tensor | None], Tensor]
+
+
+def mean_nll(
+    net: nn.Module,
+    likelihood: Likelihood,
+    *,
+    engine: Engine,
+    bf16: bool = False,
+    compiled: bool = False,
+    check: bool = False,
+) -> MeanNLL:
+    """A function (params, x [N, ...], y [N, ...], rows [M, B]) -> mean NLL of each member on its
+    rows, [M]; rows None: on all of the data.
+
+    bf16: the network alone, on CUDA. compiled: by torch.compile. check: targets come unseen, and
+    are held against the outputs each time.
+    """
+
+    def mean(params: Params, x: Tensor, y: Tensor, rows: Tensor | None) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
+            if rows is None:
+                outputs = forward(net, params, x, engine=engine)  # [M, N, C]
+                if check:
+                    likelihood.check_outputs(outputs[0], y)
+                return likelihood.nll(outputs, y.expand(size(params), *y.shape))
+            outputs = forward_each(net, params, x[rows], engine=engine)  # [M, B, C]
+            return likelihood.nll(outputs, y[rows])
+
+    return torch.compile(mean, dynamic=False) if compiled else mean
 
 
 def mixtures(net: nn.Module, params: Params) -> list[Mixture]:

@@ -18,7 +18,7 @@ from stochens.history import History, Recorder
 from stochens.kernels.fused import fused_nll
 from stochens.kernels.mlp import alone_on_the_cores
 from stochens.likelihoods import Likelihood
-from stochens.members import Engine, Params, forward, forward_each, size
+from stochens.members import Engine, Params
 from stochens.progress import Bar, Log
 from stochens.randomness import NOISE, member_seed, permutations, seeded
 from stochens.schedules import optimizer_named, restarts, schedule_named
@@ -188,34 +188,25 @@ def _data_term(
 ) -> tuple[DataTerm, contextlib.AbstractContextManager[None]]:
     """The mean NLL of each member on its batch, [M], by the fastest way that fits, and the context
     that it wants to run in."""
-    if settings.fast and not settings.compile and data.loader is None and settings.engine == "vmap":
+    kernels = settings.fast and not settings.compile and settings.engine == "vmap"
+    if kernels and data.loader is None:
         fused = fused_nll(net, likelihood, data.x, data.y, members, settings.seed)
         if fused is not None:
             return fused, alone_on_the_cores()
 
-    def narrow() -> torch.autocast:
-        return torch.autocast(settings.device.type, torch.bfloat16, enabled=settings.bf16)
-
-    def in_memory(params: Params, x: Tensor, y: Tensor, rows: Tensor | None) -> Tensor:
-        with narrow():
-            if rows is None:
-                outputs = forward(net, params, x, engine=settings.engine)  # [M, N, C]
-                return likelihood.nll(outputs, y.expand(size(params), *y.shape))
-            outputs = forward_each(net, params, x[rows], engine=settings.engine)  # [M, B, C]
-            return likelihood.nll(outputs, y[rows])
-
-    def loaded(params: Params, x: Tensor, y: Tensor) -> Tensor:
-        with narrow():
-            outputs = forward(net, params, x, engine=settings.engine)  # [M, B, C]
-            likelihood.check_outputs(outputs[0], y)  # labels of a loader come unseen
-            return likelihood.nll(outputs, y.expand(size(params), *y.shape))
-
-    term = torch.compile(in_memory, dynamic=False) if settings.compile else in_memory
+    mean_nll = objective.mean_nll(
+        net,
+        likelihood,
+        engine=settings.engine,
+        bf16=settings.bf16,
+        compiled=settings.compile,
+        check=data.loader is not None,
+    )
 
     def data_term(params: Params, batch: Batch, step: int) -> Tensor:
         if isinstance(batch, tuple):
-            return loaded(params, *_checked(batch, likelihood, settings))
-        return term(params, data.x, data.y, batch)
+            return mean_nll(params, *_checked(batch, likelihood, settings), None)
+        return mean_nll(params, data.x, data.y, batch)
 
     return data_term, contextlib.nullcontext()
 

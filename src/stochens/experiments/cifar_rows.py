@@ -103,7 +103,8 @@ def _by_sghmc(options: Options, net: Net, data: Data, ids: Sequence[int], device
         prior_precision=options.prior_precision,
         seed=options.seed + ids[0],  # another block has other chains
         device=device,
-        engine="vmap" if options.engine in ("fused", "compile") else options.engine,
+        bf16=device.startswith("cuda"),
+        engine=options.engine,
     )
     first = drawn.take(slice(0, len(ids)))
     return dataclasses.replace(first, members=tuple(ids), seed=options.seed)

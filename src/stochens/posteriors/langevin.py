@@ -29,7 +29,13 @@ from stochens.likelihoods import Likelihood
 from stochens.members import Builder, Engine
 from stochens.posterior import Posterior
 from stochens.posteriors.problem import prepare
-from stochens.posteriors.sgmcmc_steps import batches, data_term_for, gradient, refuse_bad_start
+from stochens.posteriors.sgmcmc_steps import (
+    batches,
+    check_engine,
+    data_term_for,
+    gradient,
+    refuse_bad_start,
+)
 from stochens.posteriors.target import flatten, unflatten
 from stochens.progress import progress_bar
 from stochens.randomness import SAMPLER, derive
@@ -80,6 +86,7 @@ def langevin(
     seed: int = 0,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
+    bf16: bool = False,
     engine: str = "auto",
     progress: bool | None = None,
 ) -> Posterior:
@@ -98,7 +105,9 @@ def langevin(
     anneal: the share of the steps over which the likelihood is let in.
     last_step: the size of the last step as a share of the first, which a cosine leads to over the
         second half; 1 when None, 0.1 with mini-batches, whose noise then dies away.
-    engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "vmap" or "loop".
+    bf16: the network in bfloat16, on CUDA; parameters stay as they are.
+    engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "compile", "vmap" or
+        "loop", as in `fit`.
 
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
     >>> posterior = langevin(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), members=20, steps=300)
@@ -109,8 +118,8 @@ def langevin(
     whole_or_none(batch_size=batch_size)
     if not 0 <= anneal <= 1:
         raise InputError(f"anneal must be a share in [0, 1], got {anneal!r}")
-    if engine not in ("auto", "fused", "vmap", "loop"):
-        raise InputError(f"engine must be 'auto', 'fused', 'vmap' or 'loop', got {engine!r}")
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    check_engine(engine, bf16, place)
     problem = prepare(
         net,
         data,
@@ -133,7 +142,7 @@ def langevin(
         last_step=LAST_STEP[mini] if last_step is None else last_step,
     )
     positive(step_size=plan.step_size, friction=plan.friction, last_step=plan.last_step)
-    data_term, context = data_term_for(problem, engine)
+    data_term, context = data_term_for(problem, engine, bf16=bf16)
     q = flatten(problem.start)  # [M, D]
     keys = [derive(seed, SAMPLER, member, STREAM) for member in range(members)]
     key = torch.tensor(keys, device=q.device)  # [M]

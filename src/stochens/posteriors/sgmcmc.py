@@ -19,6 +19,7 @@ from stochens.posteriors.sgmcmc_steps import (
     Plan,
     Progress,
     Record,
+    check_engine,
     data_term_for,
     initial,
     run,
@@ -54,6 +55,7 @@ def sgmcmc(
     seed: int = 0,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
+    bf16: bool = False,
     engine: str = "auto",
     progress: bool | None = None,
     resume: Posterior | None = None,
@@ -94,7 +96,9 @@ def sgmcmc(
     start: "default" (the layers' own), "prior", a Posterior (its first members, one for each
         chain), or Params [chains, ...].
     dtype: float32 or float64; the network's own when None.
-    engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "vmap" or "loop".
+    bf16: the network in bfloat16, on CUDA; parameters stay as they are.
+    engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "compile", "vmap" or
+        "loop", as in `fit`.
     resume: what an interrupted call returned, or, without cycles, a finished one when more samples
         are wanted. The draws are those that one long run would have made.
 
@@ -107,8 +111,8 @@ def sgmcmc(
     whole(chains=chains, samples=samples, thin=thin)
     whole_or_none(batch_size=batch_size)
     plan = _plan(kind, samples, burn_in, thin, lr, momentum, preconditioner, cycles, temperature)
-    if engine not in ("auto", "fused", "vmap", "loop"):
-        raise InputError(f"engine must be 'auto', 'fused', 'vmap' or 'loop', got {engine!r}")
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    check_engine(engine, bf16, place)
     problem = prepare(
         net,
         data,
@@ -120,7 +124,7 @@ def sgmcmc(
         device=device,
         dtype=dtype,
     )
-    data_term, context = data_term_for(problem, engine)
+    data_term, context = data_term_for(problem, engine, bf16=bf16)
     settings = _settings(kind, problem, plan, batch_size, chains)
     at = Progress(initial(flatten(problem.start)), 0, 0)
     record = _empty(at.state.q, samples)

@@ -22,11 +22,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from stochens import objective
 from stochens.errors import InputError
+from stochens.fitting import ENGINES
 from stochens.hashed import MOMENTUM, normal
 from stochens.kernels.fused import fused_nll
 from stochens.kernels.mlp import alone_on_the_cores
-from stochens.members import Engine, Params, forward, forward_each
+from stochens.members import Engine, Params
 from stochens.posteriors.problem import Problem
 from stochens.posteriors.target import unflatten
 from stochens.progress import Bar
@@ -251,11 +253,19 @@ def batches(problem: Problem, batch_size: int, chains: int) -> Iterator[Tensor |
             yield from order.split(batch_size, dim=1)
 
 
+def check_engine(engine: str, bf16: bool, device: torch.device) -> None:
+    if engine not in ENGINES:
+        raise InputError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+    if bf16 and device.type != "cuda":
+        raise InputError(f"bf16 is for CUDA, got device {device.type!r}")
+
+
 def data_term_for(
-    problem: Problem, engine: str
+    problem: Problem, engine: str, *, bf16: bool = False
 ) -> tuple[DataTerm, contextlib.AbstractContextManager[None]]:
     """The mean NLL of each chain on its rows, [M], and the context that it wants to run in."""
     net, like, x, y = problem.net, problem.likelihood, problem.x, problem.y
+    check_engine(engine, bf16, x.device)
     chains = len(next(iter(problem.start.values())))
     if engine in ("auto", "fused"):
         fused = fused_nll(net, like, x, y, range(chains), problem.seed)
@@ -268,12 +278,10 @@ def data_term_for(
             )
     way: Engine = "loop" if engine == "loop" else "vmap"
 
+    mean_nll = objective.mean_nll(net, like, engine=way, bf16=bf16, compiled=engine == "compile")
+
     def data_term(params: Params, rows: Tensor | None, step: int) -> Tensor:
-        if rows is None:
-            outputs = forward(net, params, x, engine=way)  # [M, N, C]
-            return like.nll(outputs, y.expand(chains, *y.shape))
-        outputs = forward_each(net, params, x[rows], engine=way)  # [M, B, C]
-        return like.nll(outputs, y[rows])
+        return mean_nll(params, x, y, rows)
 
     return data_term, contextlib.nullcontext()
 
