@@ -193,12 +193,19 @@ def report(
         Path | None,
         typer.Option("--out", "-o", help="The page to write; report.html in the only run folder."),
     ] = None,
+    figures: Annotated[
+        bool,
+        typer.Option("--figures", help="Also write figures/ and tables.md beside the page."),
+    ] = False,
 ) -> None:
     """Build the page of one run folder again, or of several side by side."""
     if out is None and len(runs) > 1:
         raise InputError("several runs need a place for their page: --out FILE.html")
-    page = finish.page(runs, out)
-    Console().print(f"Page: {page}", highlight=False, soft_wrap=True)
+    page, console = finish.page(runs, out), Console()
+    console.print(f"Page: {page}", highlight=False, soft_wrap=True)
+    if figures:
+        for line in finish.beside(runs, page):
+            console.print(line, highlight=False, soft_wrap=True)
 
 
 def _place(out: Path | None, name: str) -> Path:

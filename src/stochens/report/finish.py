@@ -1,6 +1,6 @@
 """The end of a run: its figures, its page, and its tables on the terminal."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,13 @@ from rich.table import Table
 
 from stochens.errors import InputError
 from stochens.report import markdown
+from stochens.report.cifar_figures import cifar_figures
+from stochens.report.cifar_markdown import cifar_terminal
+from stochens.report.cifar_rows import gather, is_cifar
 from stochens.report.figures import save_figure, uncertainty_figure
 from stochens.report.maps import map_figures
 from stochens.report.page import build_page
+from stochens.report.page_run import View
 from stochens.report.run_folder import FIGURES, METRICS, PAGE, TABLES, Run, write_whole
 
 SHOWN = {  # metric: its short name, so that two domains fit 80 columns
@@ -36,9 +40,8 @@ def readable(path: Path) -> bool:
 def everything(path: Path, console: Console) -> Iterator[str]:
     """Figures, page and tables of a run folder; yields lines that say where they are."""
     run = Run(path)
-    for set_name, rows in run.metrics.items():
-        for table in tables(set_name, rows):
-            console.print(table)
+    for table in _terminal(run):
+        console.print(table)
     save_figures(run)
     write_whole(path / TABLES, markdown.tables(run).encode())
     yield f"Page:    {page([path], None)}"
@@ -46,11 +49,47 @@ def everything(path: Path, console: Console) -> Iterator[str]:
     yield f"Numbers: {path / METRICS}"
 
 
-def save_figures(run: Run) -> None:
-    """Every figure that the run has the numbers for, as PNG and SVG."""
-    for name, figure in (*map_figures(run), *_image_figures(run)):
+def _terminal(run: Run) -> Iterator[Table]:
+    view = View(run, "")
+    if is_cifar(view):
+        for rows in gather([view]):
+            yield from cifar_terminal(rows)
+        return
+    for set_name, methods in run.metrics.items():
+        yield from tables(set_name, methods)
+
+
+def save_figures(run: Run, folder: Path | None = None) -> None:
+    """Every figure that the run has the numbers for, as PNG and SVG; in the run's own folder if
+    none is given."""
+    of_images = cifar_figures([run]) if is_cifar(View(run, "")) else _image_figures(run)
+    _save((*map_figures(run), *of_images), run.path / FIGURES if folder is None else folder)
+
+
+def _save(figures: Iterable[tuple[str, Figure]], folder: Path) -> None:
+    for name, figure in figures:
         for suffix in (".png", ".svg"):
-            save_figure(figure, run.path / FIGURES / (name + suffix))
+            save_figure(figure, folder / (name + suffix))
+
+
+def beside(paths: Sequence[Path], page: Path) -> Iterator[str]:
+    """What lies beside a page: figures/ and tables.md of its runs; yields lines that say where.
+
+    The runs of CIFAR share their figures, as they share their tables; other runs have a folder
+    each where there are several.
+    """
+    runs = [Run(path) for path in paths]
+    folder = page.parent / FIGURES
+    images = [run for run in runs if is_cifar(View(run, ""))]
+    if images:
+        _save(cifar_figures(images), folder)
+    for run in runs:
+        if run not in images:
+            save_figures(run, folder / run.name if len(runs) > 1 else folder)
+    write_whole(page.parent / TABLES, markdown.merged(runs).encode())
+    if folder.exists():
+        yield f"Figures: {folder}"
+    yield f"Tables:  {page.parent / TABLES}"
 
 
 def _image_figures(run: Run) -> Iterator[tuple[str, Figure]]:

@@ -1,8 +1,10 @@
 """A run's results as Markdown tables, to read in a repository and to paste."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from stochens.report.cifar_markdown import cifar_lines
+from stochens.report.cifar_rows import gather, is_cifar
 from stochens.report.page_run import View, domain_name, metric
 from stochens.report.run_folder import Run
 
@@ -12,13 +14,43 @@ def tables(run: Run) -> str:
     return "\n".join(_lines(View(run, ""))) + "\n"
 
 
+def merged(runs: Sequence[Run]) -> str:
+    """The rows of all CIFAR runs in the paper's tables, then each other run on its own."""
+    if len(runs) == 1:
+        return tables(runs[0])
+    views = [View(run, f"run{i}") for i, run in enumerate(runs)]
+    images = [view for view in views if is_cifar(view)]
+    others = [list(_lines(view)) for view in views if not is_cifar(view)]
+    if images:
+        made = [f"- {view.run.name}: {_made(view)}" for view in images]
+        others.insert(0, [*made, *cifar_lines(gather(images))])
+    return "\n\n".join("\n".join(part) for part in others) + "\n"
+
+
+def _made(view: View) -> str:
+    """The command, where and how long, on one line."""
+    command, _, where = list(_about(view))
+    return f"{command}, {where}"
+
+
 def _lines(view: View) -> Iterator[str]:
+    yield from _about(view)
+    if is_cifar(view):
+        yield from cifar_lines(gather([view]))
+        return
+    yield from _sets(view)
+
+
+def _about(view: View) -> Iterator[str]:
     about, machine = view.about, view.about["machine"]
     state = "" if view.complete else " The run was stopped before its end."
     where = machine["gpu"] or f"{machine['cores']} cores"
     yield f"`{about['command']}`"
     yield ""
     yield f"{where}, seed {view.config.get('seed')}, {about['seconds']:.0f} s.{state}"
+
+
+def _sets(view: View) -> Iterator[str]:
     for set_name, rows in view.run.metrics.items():
         columns = [(name, d) for name, domains in view.columns(set_name).items() for d in domains]
         heads = [f"{_label(name)}, {domain_name(d)}" for name, d in columns]

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
+from stochens.report.cifar_page import cifar_lead, cifar_sections, cifar_together
+from stochens.report.cifar_rows import is_cifar
 from stochens.report.page_claims import claims
 from stochens.report.page_details import facts, reading, sampler, timings
 from stochens.report.page_html import Html, listed, tag
@@ -21,6 +23,7 @@ from stochens.report.page_training import calibration, curves, training
 from stochens.report.run_folder import Run
 
 ALL = "all"
+NAMES = {"cifar": "CIFAR"}
 ICON = "data:,"  # none, so that no browser asks a server for one
 
 
@@ -62,7 +65,7 @@ def build_page(runs: Sequence[Run]) -> str:
 def _title(views: Sequence[View]) -> str:
     if not views:
         return "No run"
-    experiments = listed(unique(view.experiment for view in views))
+    experiments = listed(NAMES.get(name, name) for name in unique(v.experiment for v in views))
     if len(views) > 1:
         return f"{len(views)} runs: {experiments}"
     reference = views[0].reference
@@ -71,32 +74,24 @@ def _title(views: Sequence[View]) -> str:
 
 
 def _together(views: Sequence[View]) -> tuple[Html, Html]:
-    """A row of tabs, which without the script are links, and the table of all runs."""
+    """A row of tabs, which without the script are links, and the tables of all runs."""
     places = [(ALL, "All runs"), *((view.key, view.run.name) for view in views)]
     tabs = [
         tag("a", name, href=f"#{place}", id=f"{place}-tab", data_run=place)
         for place, name in places
     ]
     nav = tag("nav", *tabs, class_="tabs", aria_label="Runs")
-    return nav, tag("section", tag("h2", "All runs"), joint(views), id=ALL, class_="together")
+    images = [view for view in views if is_cifar(view)]
+    others = [view for view in views if not is_cifar(view)]
+    parts = [cifar_together(images) if images else None, joint(others) if others else None]
+    return nav, tag("section", tag("h2", "All runs"), *parts, id=ALL, class_="together")
 
 
 def _article(view: View, data: dict[str, Any], *, many: bool) -> Html:
     found = map_data(view)
     if found is not None:
         data[view.key] = found
-    sections: list[tuple[str, Html | None]] = [
-        ("Results", results(view)),
-        ("Claims", claims(view)),
-        ("Maps", maps(view) if found else None),
-        ("Plane", plane(view) if found else None),
-        ("Training", training(view)),
-        ("Over steps", curves(view)),
-        ("Calibration", calibration(view)),
-        ("Sampler", sampler(view)),
-        ("Time", timings(view)),
-        ("How to read this", reading()),
-    ]
+    sections = cifar_sections(view) if is_cifar(view) else _sections(view, has_maps=bool(found))
     shown = [(name, content) for name, content in sections if content is not None]
     here = [(view.id(name.split()[0].lower()), name, content) for name, content in shown]
     links = [tag("a", name, href=f"#{place}") for place, name, _ in here]
@@ -104,7 +99,7 @@ def _article(view: View, data: dict[str, Any], *, many: bool) -> Html:
         "article",
         tag("h2", view.run.name),
         _state(view),
-        _said(headline(view)),
+        _said(cifar_lead(view) if is_cifar(view) else headline(view)),
         facts(view),
         tag("nav", *links, class_="contents", aria_label=f"Parts of {view.run.name}"),
         *(tag("section", tag("h3", name), part, id=place) for place, name, part in here),
@@ -112,6 +107,21 @@ def _article(view: View, data: dict[str, Any], *, many: bool) -> Html:
         class_="run",
         data_many=many or None,
     )
+
+
+def _sections(view: View, *, has_maps: bool) -> list[tuple[str, Html | None]]:
+    return [
+        ("Results", results(view)),
+        ("Claims", claims(view)),
+        ("Maps", maps(view) if has_maps else None),
+        ("Plane", plane(view) if has_maps else None),
+        ("Training", training(view)),
+        ("Over steps", curves(view)),
+        ("Calibration", calibration(view)),
+        ("Sampler", sampler(view)),
+        ("Time", timings(view)),
+        ("How to read this", reading()),
+    ]
 
 
 def _state(view: View) -> Html | None:

@@ -13,6 +13,7 @@ from stochens.report.run_folder import Run
 
 CEILING_SUFFIX = ", chain to chain"  # compare's name for the reference against itself
 CONTROL_SUFFIX = ", early"
+REFERENCES = ("HMC", "NUTS")  # their rows, where nothing else tells what the others are held to
 POINTS = "points"
 DOMAIN_NAMES = {"in": "in domain", "out": "out of domain"}
 START_NAMES = {"default": "default start", "prior": "start from the prior"}
@@ -115,15 +116,19 @@ class View:
 
     @cached_property
     def reference(self) -> str | None:
-        """The one that has a ceiling, or else the only one that was never trained or measured."""
+        """The one that has a ceiling, or else the only one that was never trained or measured, or
+        else the one that has the name of a sampler."""
         for set_name in self.sets:
             ceiling = self.ceiling(set_name)
             if ceiling is not None:
                 return ceiling.removesuffix(CEILING_SUFFIX)
         tables = (self.run.training, self.run.metrics)
-        others = {method for _, method, _ in self.predictions}
-        others -= {name for table in tables for rows in table.values() for name in rows}
-        return others.pop() if len(others) == 1 else None
+        predicted = {method for _, method, _ in self.predictions}
+        listed = {name for table in tables for rows in table.values() for name in rows}
+        others = predicted - listed
+        if len(others) == 1:
+            return others.pop()
+        return next((name for name in REFERENCES if name in predicted | listed), None)
 
     def apart(self, set_name: str) -> list[str]:
         """The rows that do not compete: the reference and what it reaches against itself."""

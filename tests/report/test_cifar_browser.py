@@ -1,0 +1,120 @@
+"""CIFAR runs in a real browser: chromium, driven by selenium. Skipped where either is missing."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.report.cifar_sample import cifar_run
+
+from stochens.report.page import build_page
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+from selenium.webdriver.chrome.service import Service  # noqa: E402
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+DRIVER = shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="chromium or chromedriver is not installed"
+)
+LOOKS = [(width, theme) for width in (1280, 390) for theme in ("light", "dark")]
+# Elements that reach past the window, and are in no box that scrolls.
+OUTSIDE = """
+return [...document.querySelectorAll("main *")].filter((e) =>
+  e.getBoundingClientRect().right > innerWidth + 1 && !e.closest(".scroll, .tabs")
+  && getComputedStyle(e).clipPath === "none").map((e) => e.outerHTML.slice(0, 90));
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["webdriver.Chrome"]:
+    options = webdriver.ChromeOptions()
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(flag)
+    options.binary_location = CHROMIUM
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    methods = ("regular", "MultiSWA", "SE1 0.05", "SE1 0.1", "SE1 0.2", "SE2 0.1", "SE3", "cSGHMC")
+    runs = [
+        cifar_run(folder / name.replace(" ", "-"), name, closeness=0.5 + 0.05 * i, seed=i)
+        for i, name in enumerate((*methods, "MultiSWAG"))  # more than there are colours
+    ]
+    found = {"one": folder / "one.html", "many": folder / "many.html"}
+    found["one"].write_text(build_page(runs[3:4]), encoding="utf-8")
+    found["many"].write_text(build_page(runs), encoding="utf-8")
+    return found
+
+
+def visit(browser, path: Path, width: int = 1280, theme: str = "light") -> None:
+    browser.get_log("browser")
+    features = [{"name": "prefers-color-scheme", "value": theme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.get(path.as_uri())
+    ready = "return document.documentElement.dataset.ready === 'yes'"
+    WebDriverWait(browser, 20).until(lambda b: b.execute_script(ready))
+
+
+@pytest.mark.parametrize("which", ["one", "many"])
+@pytest.mark.parametrize(("width", "theme"), LOOKS)
+def test_it_opens_without_an_error_and_never_scrolls_sideways(browser, pages, which, width, theme):
+    visit(browser, pages[which], width, theme)
+    wide = "return [document.documentElement.scrollWidth, document.body.scrollWidth, innerWidth]"
+    whole, body, window = browser.execute_script(wide)
+    assert max(whole, body) <= window == width
+    assert browser.execute_script(OUTSIDE) == []
+    assert [line for line in browser.get_log("browser") if line["level"] != "INFO"] == []
+    ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    bright = sum(int(c) for c in ground.strip("rgb()").split(",")) > 3 * 128
+    assert bright == (theme == "light")
+
+
+def shown(browser, selector: str) -> list:
+    return [e for e in browser.find_elements("css selector", selector) if e.is_displayed()]
+
+
+def test_tables_and_charts_of_all_runs_are_seen(browser, pages):
+    visit(browser, pages["many"])
+    tables = shown(browser, "#all table.results")
+    assert len(tables) == 2
+    text = tables[0].text
+    for name in ("HMC", "SE1, paper", "cSGHMC", "MultiSWAG"):
+        assert name in text
+    assert len(shown(browser, "#all svg.chart")) == 9 + 9 + 2 + 8  # fig3, fig4, fig5, curves
+    assert len(shown(browser, "#all g.box")) == 2 * 9 * 5
+    first, last = (
+        browser.find_element("css selector", f"#all g.box.c0{x}")
+        for x in (":not(.again)", ".again")
+    )
+    fills = [one.value_of_css_property("fill") for one in (first, last)]
+    assert fills[0] != fills[1] == "none"  # the ninth colour is the first, hollow
+
+
+def test_the_heat_of_a_cell_grows_with_what_is_lost(browser, pages):
+    visit(browser, pages["one"])
+    row = browser.find_elements("css selector", ".heat tbody tr")[0]
+    cells = row.find_elements("css selector", "td")
+    assert len(cells) == 5
+    values = [float(cell.text) for cell in cells]
+    assert values == sorted(values, reverse=True)
+    grounds = {cell.value_of_css_property("background-color") for cell in cells}
+    assert len(grounds) == 5
+
+
+def test_a_run_is_a_click_away(browser, pages):
+    visit(browser, pages["many"], 390)
+    tab = browser.find_element("css selector", "#run3-tab")
+    browser.execute_script("arguments[0].click()", tab)
+    assert shown(browser, "#all") == []
+    assert len(shown(browser, "article")) == 1
+    assert shown(browser, "#run3 .heat")
+    assert browser.execute_script("return document.documentElement.scrollWidth") == 390
