@@ -1,0 +1,443 @@
+"""Convolution, dropout, FRN and SiLU of many members' images in one launch, forwards and backwards.
+
+    z = (conv(x) + b) * kept / (1 - p),   n = z / sqrt(mean z^2 + eps)
+    t = max(gamma n + beta, tau),         y = silu(t + residual)
+
+`conv_frn_silu` runs conv.cu, compiled for each layer by NVRTC; conv_reference.py has the same
+function in plain torch. Activations are bf16 in blocks of 16 channels, [M, B, C / 16, H, W, 16]
+(`blocked`, `unblocked`), or [M, B, H, W, 4] for images of up to 4 channels (`quads`); parameters
+are float32, and so is every sum. The noise depends only on (seed, member id, layer, row in the
+batch, element): the backward pass reads it off the sign of the zeros in z.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stochens.kernels import build
+from stochens.kernels.conv_plan import (
+    BLOCK,
+    CREW,
+    MOST_SHARED,
+    QUAD,
+    Layer,
+    Plan,
+    Tiles,
+    plan_for,
+    share,
+)
+
+# conv.cu's, in its order
+HAS_RESIDUAL, HAS_SILU, HAS_NOISE, KEEPS, SHARED_X, WANTS_DX, ADDS_DX = (1 << k for k in range(7))
+
+KERNELS = ("conv_forward", "conv_backward", "conv_weight_gradient", "conv_pack")
+
+Kernel = Callable[..., None]  # of (grid, block, args, shared_mem), as torch.cuda._compile_kernel's
+
+
+# -- compiling ------------------------------------------------------------------------------------
+
+
+def source(layer: Layer, plan: Plan, flags: int) -> str:
+    """conv.cu for this layer."""
+    defines = {
+        "CIN": layer.inputs,
+        "COUT": layer.outputs,
+        "H": layer.height,
+        "W": layer.width,
+        "STRIDE": layer.stride,
+        "KERNEL": layer.kernel,
+        "ROWS": plan.rows,
+        "UNITS": plan.units,
+        "BLOCKS": plan.blocks,
+        "PAIRS": plan.pairs,
+        "FLAGS": flags,
+    }
+    head = "".join(f"#define {name} {value}\n" for name, value in defines.items())
+    return head + (build.SOURCES / "conv.cu").read_text()
+
+
+@functools.cache
+def kernel(name: str, layer: Layer, plan: Plan, flags: int, device: torch.device) -> Kernel:
+    """One of conv.cu's four, compiled by NVRTC, which every CUDA build of torch brings along."""
+    code = source(layer, plan, flags)
+    with torch.cuda.device(device):
+        _bind(device)
+        made: Any = torch.cuda._compile_kernel(code, name, nvcc_options=["-std=c++17"])
+        made.set_shared_memory_config(plan.shared(layer, name, residual=True))
+    return made  # type: ignore[no-any-return]
+
+
+_threads = threading.local()
+
+
+def _bind(device: torch.device) -> None:
+    """Give this thread (autograd has its own) a CUDA context, which torch makes at first need."""
+    if getattr(_threads, "bound", None) != device:
+        torch.zeros(1, device=device)
+        _threads.bound = device
+
+
+def available() -> bool:
+    """Whether the kernels can run on the current device: they are not switched off, it is new."""
+    return (
+        not build.switched_off()
+        and torch.cuda.is_available()
+        and hasattr(torch.cuda, "_compile_kernel")
+        and torch.cuda.get_device_capability() >= (9, 0)  # shared memory; tested on Hopper alone
+    )
+
+
+def compile_all(jobs: Iterable[tuple[str, Layer, int]], device: torch.device) -> None:
+    """Compile kernels (name, layer, flags) at the same time, a thread each."""
+
+    def one(job: tuple[str, Layer, int]) -> None:
+        name, layer, flags = job
+        kernel(name, layer, _plan(layer, name), flags, device)
+
+    with ThreadPoolExecutor(16) as threads:
+        list(threads.map(one, dict.fromkeys(jobs)))
+
+
+def _launch(
+    name: str,
+    layer: Layer,
+    flags: int,
+    grid: tuple[int, int, int],
+    threads: int,
+    args: list[Any],  # tensors, then numbers
+    *,
+    residual: bool = False,
+) -> None:
+    plan, device = _plan(layer, name), args[0].device
+    run = kernel(name, layer, plan, flags, device)
+    if device.type != "cuda":  # the tests' emulated one
+        return run(grid, (threads, 1, 1), args, plan.shared(layer, name, residual=residual))
+    with torch.cuda.device(device):
+        _bind(device)
+        run(grid, (threads, 1, 1), args, plan.shared(layer, name, residual=residual))
+
+
+def _plan(layer: Layer, name: str) -> Plan:
+    plan = plan_for(layer, name)
+    if plan is None:
+        raise ValueError(f"no kernel for {layer}")
+    return plan
+
+
+# -- layouts --------------------------------------------------------------------------------------
+
+
+def blocked(x: Tensor) -> Tensor:
+    """[..., C, H, W] as bf16 in blocks of 16 channels, [..., C / 16, H, W, 16]."""
+    blocks: Tensor = x.unflatten(-3, (-1, BLOCK)).movedim(-3, -1)
+    return blocks.to(torch.bfloat16).contiguous()
+
+
+def unblocked(x: Tensor) -> Tensor:
+    """[..., C / 16, H, W, 16] as [..., C, H, W]."""
+    return x.movedim(-1, -3).flatten(-4, -3)
+
+
+def quads(x: Tensor) -> Tensor:
+    """Images [..., C, H, W] of up to 4 channels as bf16 [..., H, W, 4]."""
+    x = x.to(torch.bfloat16).movedim(-3, -1)
+    return F.pad(x, (0, QUAD - x.shape[-1])).contiguous()
+
+
+def fragments(weight: Tensor) -> Tensor:
+    """Weights [M, outputs, inputs, k, k] in bf16, in the order in which the lanes want them.
+
+    [M, taps, inputs / 16, outputs / 16, 32 lanes, 8]: lane (g, t) has outputs 4 (g / 2) + g % 2 and
+    2 more, and of each the inputs 2 t, 2 t + 1, 2 t + 8 and 2 t + 9.
+    """
+    members, outputs, inputs = weight.shape[:3]
+    w = weight.reshape(members, outputs // BLOCK, 4, 2, 2, inputs // BLOCK, 2, 4, 2, -1)
+    # member, n, g / 2, pair, g % 2, k, input / 8, t, input % 2, tap
+    w = w.permute(0, 9, 5, 1, 2, 4, 7, 3, 6, 8)
+    return w.to(torch.bfloat16, memory_format=torch.contiguous_format)
+
+
+def image_fragments(weight: Tensor) -> Tensor:
+    """The same for a first layer [M, outputs, <= 4, 3, 3]: the 16 inputs are 4 columns of 4.
+
+    Lane (g, t) has column t: 4 inputs that lie together.
+    """
+    members, outputs, inputs = weight.shape[:3]
+    w = F.pad(weight, (0, 1, 0, 0, 0, QUAD - inputs))  # [M, outputs, 4, 3, 4 columns]
+    w = w.view(members, outputs, 2, 2, 3, 4)  # the inputs as (pair, input % 2)
+    w = w.permute(0, 1, 2, 5, 3, 4)  # as if the columns were t
+    return fragments(w.reshape(members, outputs, BLOCK, 3, 1))
+
+
+def pack(layer: Layer, weight: Tensor, *, dx: bool) -> tuple[Tensor, Tensor | None]:
+    """`fragments` of the weights and, for the gradient of x, of the transposed ones: one launch."""
+    members, _, inputs = weight.shape[:3]
+    shape = (members, layer.taps, -(-layer.inputs // BLOCK), layer.outputs // BLOCK, 32, 8)
+    forwards = torch.empty(shape, dtype=torch.bfloat16, device=weight.device)
+    shape = (*shape[:2], shape[3], shape[2], 32, 8)
+    backwards = torch.empty(shape, dtype=torch.bfloat16, device=weight.device) if dx else None
+    grid = (layer.outputs // BLOCK, members, 1)
+    args = [weight, forwards, forwards if backwards is None else backwards, inputs]
+    _launch("conv_pack", layer, WANTS_DX * dx, grid, 256, args)
+    return forwards, backwards
+
+
+# -- the three passes -----------------------------------------------------------------------------
+
+
+class Noise(NamedTuple):
+    """Which outputs are dropped: `rate` of them, as (seed, member id, layer) say."""
+
+    rate: float
+    seed: Tensor  # [1] int64, on the device: a CUDA graph can go on to the next
+    members: Tensor  # [M] int32
+    layer: int
+
+    @property
+    def threshold(self) -> int:
+        """The rate in 1 / 65536."""
+        return round(self.rate * 65536)
+
+
+class Norm(NamedTuple):
+    """FRN's parameters, [M, outputs] each."""
+
+    gamma: Tensor
+    beta: Tensor
+    tau: Tensor
+
+
+class Kept(NamedTuple):
+    """What the backward pass needs of the forward pass."""
+
+    z: Tensor  # like y
+    rms: Tensor  # [M, B, outputs], 1 / sqrt(mean z^2 + eps)
+
+
+def forward_flags(*, residual: bool, silu: bool, noise: bool, keep: bool, shared: bool) -> int:
+    flags = HAS_RESIDUAL * residual | HAS_SILU * silu | HAS_NOISE * noise
+    return flags | KEEPS * keep | SHARED_X * shared
+
+
+def backward_flags(*, residual: bool, silu: bool, noise: bool, dx: bool, adds: bool) -> int:
+    flags = HAS_RESIDUAL * residual | HAS_SILU * silu | HAS_NOISE * noise
+    return flags | WANTS_DX * dx | ADDS_DX * adds
+
+
+def forward(
+    layer: Layer,
+    x: Tensor,  # [M, B, ...]; [1, B, ...] where all members have the same
+    weight: Tensor,  # as `fragments` gives it
+    bias: Tensor,
+    norm: Norm,
+    residual: Tensor | None,
+    noise: Noise,
+    *,
+    silu: bool,
+    keep: bool,
+) -> tuple[Tensor, Kept | None]:
+    """y, and what to keep of it."""
+    plan = _plan(layer, "conv_forward")
+    members, batch = len(bias), x.shape[1]
+    shape = (members, batch, layer.outputs // BLOCK, *layer.out, BLOCK)
+    y = torch.empty(shape, dtype=torch.bfloat16, device=x.device)
+    kept = None
+    if keep:
+        rms = torch.empty(members, batch, layer.outputs, device=x.device)
+        kept = Kept(torch.empty_like(y), rms)
+    flags = forward_flags(
+        residual=residual is not None,
+        silu=silu,
+        noise=noise.threshold > 0,
+        keep=keep,
+        shared=len(x) != members,
+    )
+    args = [x, weight, bias, *norm, y if residual is None else residual, noise.seed, noise.members]
+    args += [y, y, bias] if kept is None else [kept.z, y, kept.rms]
+    numbers = [batch, noise.layer, noise.threshold]
+    grid = (_blocks("conv_forward", layer, members, batch, x.device)[0], members, 1)
+    threads = plan.threads(layer)
+    given = [*args, *numbers]
+    _launch("conv_forward", layer, flags, grid, threads, given, residual=residual is not None)
+    return y, kept
+
+
+def backward(
+    layer: Layer,
+    dy: Tensor,
+    kept: Kept,
+    residual: Tensor | None,
+    weight: Tensor | None,  # fragments of the transposed weights; None: dx is not wanted
+    norm: Norm,
+    noise: Noise,
+    *,
+    silu: bool,
+    dx: Tensor | None = None,  # to add to, in place
+    sums: Tensor | None = None,  # [blocks, 4 M outputs], to fill
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+    """The gradients of the convolution's output, of the residual and of x; sums [blocks, 4 M C].
+
+    The sums are the gradients of the bias, gamma, beta and tau, [4, M, C], still to be added up
+    over blocks of threads.
+    """
+    plan = _plan(layer, "conv_backward")
+    members, batch = dy.shape[:2]
+    dconv = torch.empty_like(dy)
+    dresidual = None if residual is None else torch.empty_like(dy)
+    adds = dx is not None
+    if weight is not None and dx is None:
+        shape = (members, batch, layer.inputs // BLOCK, layer.height, layer.width, BLOCK)
+        dx = torch.empty(shape, dtype=torch.bfloat16, device=dy.device)
+    flags = backward_flags(
+        residual=residual is not None,
+        silu=silu,
+        noise=noise.threshold > 0,
+        dx=weight is not None,
+        adds=adds,
+    )
+    if sums is None:
+        blocks, _ = backward_blocks(layer, members, batch, dy.device)
+        sums = torch.empty(blocks, 4 * members * layer.outputs, device=dy.device)
+    args = [dy, kept.z, kept.rms, dy if residual is None else residual]
+    args += [dy if weight is None else weight, *norm, dconv]
+    args += [dconv if dresidual is None else dresidual, dconv if dx is None else dx, sums]
+    numbers = [batch, noise.threshold, sums.stride(0)]
+    grid, threads = (len(sums), members, 1), plan.threads(layer)
+    given = [*args, *numbers]
+    _launch("conv_backward", layer, flags, grid, threads, given, residual=residual is not None)
+    return dconv, dresidual, dx, sums
+
+
+def weight_gradient(layer: Layer, x: Tensor, dconv: Tensor, out: Tensor | None = None) -> Tensor:
+    """[blocks, M outputs inputs taps], still to be added up over blocks of threads."""
+    plan = _plan(layer, "conv_weight_gradient")
+    members, batch = dconv.shape[:2]
+    if out is None:
+        blocks, _ = gradient_blocks(layer, members, batch, x.device)
+        many = members * layer.outputs * max(layer.inputs, BLOCK) * layer.taps
+        out = torch.empty(blocks, many, device=x.device)
+    args = [x, dconv, out, batch, out.stride(0)]
+    grid = (len(out), members, layer.tiles // plan.pairs)
+    flags = SHARED_X * (len(x) != members)
+    _launch("conv_weight_gradient", layer, flags, grid, 32 * CREW, args)
+    return out
+
+
+def backward_blocks(
+    layer: Layer, members: int, batch: int, device: torch.device
+) -> tuple[int, int]:
+    """How many blocks of threads share a member's images in `backward`, and the most that can."""
+    return _blocks("conv_backward", layer, members, batch, device)
+
+
+def gradient_blocks(
+    layer: Layer, members: int, batch: int, device: torch.device
+) -> tuple[int, int]:
+    """The same of `weight_gradient`."""
+    plan = _plan(layer, "conv_weight_gradient")
+    tiles = layer.tiles // plan.pairs
+    units = -(-batch // Tiles(layer, plan).images)
+    return share(members * tiles, units, _multiprocessors(device)), units
+
+
+def _blocks(
+    name: str, layer: Layer, members: int, batch: int, device: torch.device
+) -> tuple[int, int]:
+    plan = _plan(layer, name)
+    at_once = min(plan.blocks, MOST_SHARED // plan.shared(layer, name, residual=True))
+    sets = -(-batch // (plan.units * Tiles(layer, plan).images))
+    return share(members, sets, _multiprocessors(device) * at_once), sets
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 4
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+# -- one layer, differentiable --------------------------------------------------------------------
+
+
+def conv_frn_silu(
+    x: Tensor,  # [M, B, inputs / 16, H, W, 16], or [M, B, H, W, 4]; M = 1: the same for all members
+    weight: Tensor,  # [M, outputs, inputs, k, k]
+    bias: Tensor,  # [M, outputs]
+    gamma: Tensor,
+    beta: Tensor,
+    tau: Tensor,
+    residual: Tensor | None = None,  # like the result
+    *,
+    stride: int = 1,
+    silu: bool = True,
+    noise: Noise,
+) -> Tensor:
+    """[M, B, outputs / 16, H / stride, W / stride, 16], differentiable in every tensor given."""
+    y: Tensor = _ConvFrnSilu.apply(  # type: ignore[no-untyped-call]
+        stride, silu, noise, x, weight, bias, gamma, beta, tau, residual
+    )
+    return y
+
+
+def layer_of(x: Tensor, weight: Tensor, stride: int) -> Layer:
+    """The shapes of a call."""
+    images = x.dim() == 5
+    height, width = x.shape[2:4] if images else x.shape[3:5]
+    inputs = QUAD if images else weight.shape[2]
+    return Layer(inputs, weight.shape[1], height, width, stride, weight.shape[-1])
+
+
+class _ConvFrnSilu(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        stride: int,
+        silu: bool,
+        noise: Noise,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        gamma: Tensor,
+        beta: Tensor,
+        tau: Tensor,
+        residual: Tensor | None,
+    ) -> Tensor:
+        layer, norm = layer_of(x, weight, stride), Norm(gamma, beta, tau)
+        own, _ = pack(layer, weight, dx=False)
+        y, kept = forward(layer, x, own, bias, norm, residual, noise, silu=silu, keep=True)
+        assert kept is not None
+        ctx.save_for_backward(x, weight, *norm, *kept, residual)
+        ctx.options = layer, silu, noise
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, gamma, beta, tau, z, rms, residual = ctx.saved_tensors
+        layer, silu, noise = ctx.options
+        wants = ctx.needs_input_grad[3]
+        if wants and (layer.inputs == QUAD or len(x) != len(weight)):
+            raise ValueError("no gradient in x where it is an image or shared by the members")
+        norm, kept = Norm(gamma, beta, tau), Kept(z, rms)
+        own = pack(layer, weight, dx=True)[1] if wants else None
+        dconv, dresidual, dx, sums = backward(
+            layer, dy.contiguous(), kept, residual, own, norm, noise, silu=silu
+        )
+        dweight = as_weight(weight_gradient(layer, x, dconv).sum(0), weight.shape)
+        norms = sums.sum(0).view(4, len(weight), -1)
+        return None, None, None, dx, dweight, *norms, dresidual
+
+
+def as_weight(gradient: Tensor, shape: torch.Size) -> Tensor:
+    """[M x outputs x inputs x taps] as the weights' own shape."""
+    members, outputs, inputs = shape[:3]
+    if inputs > QUAD:
+        return gradient.view(shape)
+    by_column = gradient.view(members, outputs, 4, QUAD, 3)  # columns, inputs, rows
+    return by_column[:, :, :3, :inputs].permute(0, 1, 3, 4, 2)

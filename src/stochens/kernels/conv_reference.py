@@ -1,0 +1,75 @@
+"""`conv.conv_frn_silu` in plain torch, on [M, B, C, H, W] of any floating type."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stochens.kernels.conv import Noise
+
+EPS = 1e-6
+_MASK = 0xFFFFFFFF
+
+
+def conv_frn_silu(
+    x: Tensor,  # [M, B, inputs, H, W], or [1, B, ...] for all members
+    weight: Tensor,  # [M, outputs, inputs, k, k]
+    bias: Tensor,  # [M, outputs]
+    gamma: Tensor,
+    beta: Tensor,
+    tau: Tensor,
+    residual: Tensor | None = None,  # [M, B, outputs, H', W']
+    *,
+    stride: int = 1,
+    silu: bool = True,
+    noise: Noise,
+) -> Tensor:
+    """y = silu(t + residual), t = max(gamma z / rms(z) + beta, tau), z = conv(x) kept / (1 - p)."""
+    x = x.expand(len(weight), *x.shape[1:])
+    padding = weight.shape[-1] // 2
+    z = torch.stack(
+        [
+            F.conv2d(one, w, b, stride=stride, padding=padding)
+            for one, w, b in zip(x, weight, bias, strict=True)
+        ]
+    )
+    if noise.threshold:
+        z = z * kept(z.shape, noise) * (65536 / (65536 - noise.threshold))
+    n = z * torch.rsqrt(z.square().mean((-2, -1), keepdim=True) + EPS)
+    gamma, beta, tau = (p[:, None, :, None, None] for p in (gamma, beta, tau))
+    above = gamma * n + beta
+    t = torch.where(above > tau, above, tau)
+    u = t if residual is None else t + residual
+    return F.silu(u) if silu else u
+
+
+def kept(shape: torch.Size, noise: Noise) -> Tensor:
+    """Which elements [M, B, C, H, W] are not dropped: 16 random bits each, at least the threshold.
+
+    Element (c, h, w) has half-word c % 2 of word 2 (h % 2) + c % 4 / 2 of the draw numbered
+    (h / 2, w, c / 4) for its image, member and layer.
+    """
+    _, batch, channels, height, width = shape
+    device = noise.seed.device
+    m, b, c, h, w = torch.meshgrid(
+        noise.members.long(),
+        *(torch.arange(n, device=device) for n in (batch, channels, height, width)),
+        indexing="ij",
+    )
+    place = (h // 2 * width + w) * (channels // 4) + c // 4
+    layer = torch.full_like(place, noise.layer)
+    words = torch.stack(philox([place, b, m, layer], int(noise.seed)))
+    word = words.gather(0, (2 * (h % 2) + c % 4 // 2)[None])[0]
+    bits = word >> 16 * (c % 2) & 0xFFFF
+    return bits >= noise.threshold
+
+
+def philox(counter: list[Tensor], seed: int, rounds: int = 7) -> list[Tensor]:
+    """Four random 32-bit words, as int64, for each counter of four (Salmon et al. 2011)."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = seed & _MASK, seed >> 32 & _MASK
+    for _ in range(rounds):
+        a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2  # the upper half wraps into the sign: masked below
+        c0, c1 = (b >> 32 & _MASK) ^ c1 ^ k0, b & _MASK
+        c2, c3 = (a >> 32 & _MASK) ^ c3 ^ k1, a & _MASK
+        k0, k1 = k0 + 0x9E3779B9 & _MASK, k1 + 0xBB67AE85 & _MASK
+    return [c0, c1, c2, c3]

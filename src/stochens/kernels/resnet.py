@@ -1,0 +1,256 @@
+"""All members of a ResNet20FRN at once through the convolution kernels, forwards and backwards.
+
+One autograd function for all the convolutions: between layers, activations stay in the kernels'
+bf16 layout and gradients that meet are added inside a kernel.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stochens.kernels import conv
+from stochens.kernels.conv import Kept, Noise, Norm
+from stochens.kernels.conv_plan import QUAD, Layer, plan_for
+from stochens.members import Params, size
+from stochens.methods import StochasticLayer
+from stochens.methods.dropout import DropoutLayer
+from stochens.networks import ResNet20FRN
+
+PARTS = ("weight", "bias", "weight", "bias", "tau")  # of a convolution, then of its FRN
+
+
+class Step(NamedTuple):
+    """One convolution with its FRN: output `to` from activation `source`, plus `residual`."""
+
+    conv: str  # its path in the network
+    norm: str
+    layer: Layer
+    rate: float
+    source: int  # activations are numbered; 0 is the image
+    residual: int | None
+    silu: bool
+
+    @property
+    def names(self) -> list[str]:
+        owners = (self.conv, self.conv, self.norm, self.norm, self.norm)
+        return [f"{owner}.{part}" for owner, part in zip(owners, PARTS, strict=True)]
+
+
+def resnet_forward(
+    net: nn.Module,
+    params: Params,
+    x: Tensor,  # [M, B, 3, H, W], or [B, 3, H, W] where all members have the same
+    *,
+    seed: Tensor,  # [1] int64, on the device of x
+    members: Tensor | None = None,  # [M] int32: ids, which choose the noise; None: 0 to M - 1
+) -> Tensor | None:
+    """Outputs of every member, [M, B, C] in float32, or None where the kernels do not fit.
+
+    They fit ResNet20FRN on CUDA, plain or with dropout of each position, images of up to 4 channels
+    and float32 parameters. The noise depends only on (seed, member id).
+    """
+    if not x.is_cuda or not conv.available():
+        return None
+    steps = steps_of(net, x.shape[-2:])
+    if steps is None or not _fits(steps, params):
+        return None
+    images = conv.quads(x if x.dim() == 5 else x[None])
+    return run(steps, params, images, seed=seed, members=members)
+
+
+def run(
+    steps: list[Step],
+    params: Params,
+    images: Tensor,  # [M, B, H, W, 4] bf16, as `conv.quads` gives them; M = 1: the same for all
+    *,
+    seed: Tensor,
+    members: Tensor | None = None,
+) -> Tensor:
+    """The forward pass itself, for steps that fit."""
+    if members is None:
+        members = torch.arange(size(params), dtype=torch.int32, device=images.device)
+    tensors = [params[name].contiguous() for step in steps for name in step.names]
+    features: Tensor = _Convolutions.apply(steps, seed, members, images, *tensors)  # type: ignore[no-untyped-call]
+    pooled = features.float().mean((3, 4)).flatten(2)  # [M, B, 64]
+    weight, bias = params["head.weight"], params["head.bias"]
+    return torch.baddbmm(bias[:, None], pooled, weight.transpose(1, 2))
+
+
+def steps_of(net: nn.Module, image: tuple[int, ...]) -> list[Step] | None:
+    """The network's convolutions in order, for images [H, W]; None if it is no ResNet20FRN."""
+    if type(net) is not ResNet20FRN or any(
+        m._forward_hooks or m._forward_pre_hooks for m in net.modules()
+    ):
+        return None
+    height, width = image
+    steps: list[Step] = []
+
+    def add(path: str, norm: str, size: tuple[int, int], source: int, **options: Any) -> int:
+        module = net.get_submodule(path)
+        plain = module.plain if isinstance(module, StochasticLayer) else module
+        assert isinstance(plain, nn.Conv2d)
+        inputs = QUAD if source == 0 else plain.in_channels
+        layer = Layer(
+            inputs, plain.out_channels, *size, int(plain.stride[0]), int(plain.kernel_size[0])
+        )
+        rate = getattr(module, "output_rate", 0.0)
+        options = {"residual": None, "silu": True, **options}
+        steps.append(Step(path, norm, layer, rate, source, **options))
+        return len(steps)
+
+    if not all(_taken(m) for m in net.modules()):
+        return None
+    h = add("conv", "norm", (height, width), 0)
+    for name, block in net.blocks.named_children():
+        path = f"blocks.{name}."
+        size = steps[h - 1].layer.out
+        inner = add(path + "conv1", path + "norm1", size, h)
+        after = steps[inner - 1].layer.out
+        residual = h
+        if block.conv_short is not None:
+            residual = add(path + "conv_short", path + "norm_short", size, h, silu=False)
+        h = add(path + "conv2", path + "norm2", after, inner, residual=residual)
+    return steps if all(plan_for(s.layer, k) for s in steps for k in conv.KERNELS) else None
+
+
+def _taken(module: nn.Module) -> bool:
+    """Whether the kernels have this layer's noise: dropout of each position of a convolution."""
+    if not isinstance(module, StochasticLayer):
+        return True
+    dropout = type(module) is DropoutLayer and type(module.inner) is nn.Conv2d
+    return dropout and not module.by_channel
+
+
+def _fits(steps: list[Step], params: Params) -> bool:
+    names = {name for step in steps for name in step.names} | {"head.weight", "head.bias"}
+    return names == set(params) and all(p.dtype == torch.float32 for p in params.values())
+
+
+def compile_steps(
+    steps: list[Step], device: torch.device, *, backward: bool, shared: bool = False
+) -> None:
+    """Compile what the steps need, all at the same time: seconds instead of a minute.
+
+    `shared`: whether all members have the same images.
+    """
+    jobs: list[tuple[str, Layer, int]] = []
+    met: set[int] = set()  # activations that have a gradient already, going backwards
+    for step in reversed(steps):
+        own = {"residual": step.residual is not None, "silu": step.silu, "noise": step.rate > 0}
+        images = shared and step.source == 0
+        flags = conv.forward_flags(**own, keep=backward, shared=images)
+        jobs.append(("conv_forward", step.layer, flags))
+        if backward:
+            if step.residual is not None:
+                met.add(step.residual)
+            flags = conv.backward_flags(**own, dx=step.source > 0, adds=step.source in met)
+            met.add(step.source)
+            jobs.append(("conv_backward", step.layer, flags))
+            jobs.append(("conv_weight_gradient", step.layer, conv.SHARED_X * images))
+        dx = backward and step.source > 0
+        jobs.append(("conv_pack", step.layer, conv.WANTS_DX * dx))
+    conv.compile_all(jobs, device)
+
+
+class _Convolutions(torch.autograd.Function):
+    """Images [M, B, H, W, 4] -> the last activation [M, B, 4, H / 4, W / 4, 16]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, steps: list[Step], seed: Tensor, members: Tensor, x: Tensor, *params: Tensor
+    ) -> Tensor:
+        keep = any(ctx.needs_input_grad[4:])
+        activations: list[Tensor] = [x]
+        kept: list[Kept] = []
+        packed: list[Tensor | None] = []  # weights for the backward pass
+        for k, step in enumerate(steps):
+            weight, bias, *norm = params[5 * k : 5 * k + 5]
+            forwards, backwards = conv.pack(step.layer, weight, dx=keep and step.source > 0)
+            y, own = conv.forward(
+                step.layer,
+                activations[step.source],
+                forwards,
+                bias,
+                Norm(*norm),
+                None if step.residual is None else activations[step.residual],
+                Noise(step.rate, seed, members, k),
+                silu=step.silu,
+                keep=keep,
+            )
+            activations.append(y)
+            packed.append(backwards)
+            if own is not None:
+                kept.append(own)
+        if keep:
+            ctx.save_for_backward(
+                seed, members, *params, *activations[:-1], *packed, *sum(kept, ())
+            )
+            ctx.steps = steps
+        return activations[-1]
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        steps: list[Step] = ctx.steps
+        seed, members, *rest = ctx.saved_tensors
+        many = len(steps)
+        params, rest = rest[: 5 * many], rest[5 * many :]
+        activations, packed, flat = rest[:many], rest[many : 2 * many], rest[2 * many :]
+        pending: dict[int, Tensor] = {many: dy.contiguous()}  # gradients of activations so far
+        sums = _Sums(steps, dy)
+        for k in reversed(range(many)):
+            step = steps[k]
+            dconv, dresidual, dx, _ = conv.backward(
+                step.layer,
+                pending.pop(k + 1),
+                Kept(*flat[2 * k : 2 * k + 2]),
+                None if step.residual is None else activations[step.residual],
+                packed[k],
+                Norm(*params[5 * k + 2 : 5 * k + 5]),
+                Noise(step.rate, seed, members, k),
+                silu=step.silu,
+                dx=pending.pop(step.source, None),
+                sums=sums.norms[k],
+            )
+            if step.residual is not None and dresidual is not None:
+                pending[step.residual] = dresidual
+            if dx is not None:
+                pending[step.source] = dx
+            conv.weight_gradient(step.layer, activations[step.source], dconv, sums.weights[k])
+        return None, None, None, None, *sums.gradients([p.shape for p in params[::5]])
+
+
+class _Sums:
+    """Room for the sums that blocks of threads leave behind, all layers' side by side.
+
+    So that one launch adds up those of all layers.
+    """
+
+    def __init__(self, steps: list[Step], dy: Tensor) -> None:
+        members, batch = dy.shape[:2]
+        layers = [step.layer for step in steps]
+        norms = [4 * members * a.outputs for a in layers]
+        weights = [members * a.fragments for a in layers]
+        where = (members, batch, dy.device)
+        of_norms = _common([conv.backward_blocks(a, *where) for a in layers])
+        of_weights = _common([conv.gradient_blocks(a, *where) for a in layers])
+        self.members = members
+        self._norms = torch.empty(of_norms, sum(norms), device=dy.device)
+        self._weights = torch.empty(of_weights, sum(weights), device=dy.device)
+        self.norms = self._norms.split(norms, dim=1)
+        self.weights = self._weights.split(weights, dim=1)
+        self._sizes = norms, weights
+
+    def gradients(self, shapes: list[torch.Size]) -> list[Tensor]:
+        """Of weight, bias, gamma, beta and tau, layer after layer."""
+        norms = self._norms.sum(0).split(self._sizes[0])
+        weights = self._weights.sum(0).split(self._sizes[1])
+        found: list[Tensor] = []
+        for weight, norm, shape in zip(weights, norms, shapes, strict=True):
+            found += [conv.as_weight(weight, shape), *norm.view(4, self.members, -1)]
+        return found
+
+
+def _common(blocks: list[tuple[int, int]]) -> int:
+    """One number of blocks for all layers: what the greediest wants, if all have as many images."""
+    return min(max(wanted for wanted, _ in blocks), min(most for _, most in blocks))

@@ -1,0 +1,51 @@
+"""conv.cu on the CPU: compiled by the C++ compiler with emulator.hpp in the place of CUDA."""
+
+import ctypes
+import functools
+import hashlib
+import subprocess
+import tempfile
+from pathlib import Path
+
+from torch import Tensor
+
+from stochens.kernels import build, conv
+from stochens.kernels.conv_plan import Layer, Plan
+
+HERE = Path(__file__).parent
+LAUNCH = (
+    'extern "C" void {name}_(const int *grid, int block, int shared, void **args) '
+    "{{ emulator::launch({name}, grid, block, shared, args); }}\n"
+)
+
+
+@functools.cache
+def library(name: str, layer: Layer, plan: Plan, flags: int) -> ctypes.CDLL:
+    head = f'#include "{HERE / "emulator.hpp"}"\n'
+    code = head + conv.source(layer, plan, flags) + LAUNCH.format(name=name)
+    key = hashlib.sha256((code + (HERE / "emulator.hpp").read_text()).encode()).hexdigest()[:16]
+    made = Path(tempfile.gettempdir()) / f"stochens-emulated-{key}.so"
+    if not made.exists():
+        command = [*build._compiler(), "-std=c++17", "-O1", "-fPIC", "-shared", "-x", "c++", "-"]
+        with tempfile.TemporaryDirectory() as folder:
+            new = Path(folder) / "new.so"
+            subprocess.run([*command, "-o", str(new)], input=code, text=True, check=True)
+            made.write_bytes(new.read_bytes())
+    return ctypes.CDLL(str(made))
+
+
+def kernel(name: str, layer: Layer, plan: Plan, flags: int, device) -> conv.Kernel:
+    """In the place of `conv.kernel`."""
+    run = getattr(library(name, layer, plan, flags), f"{name}_")
+
+    def launch(grid, block, args, shared_mem):
+        values = [
+            ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else ctypes.c_int(a)
+            for a in args
+        ]
+        addresses = (ctypes.c_void_p * len(values))(
+            *(ctypes.cast(ctypes.byref(v), ctypes.c_void_p) for v in values)
+        )
+        run((ctypes.c_int * 3)(*grid), block[0], shared_mem, addresses)
+
+    return launch
