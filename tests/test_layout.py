@@ -8,6 +8,7 @@ import stochens
 ORDER = [
     ["version", "errors", "hashed"],
     ["randomness", "information", "storage"],
+    ["checkpoints"],
     ["data"],
     ["networks"],
     ["conversions"],
@@ -18,7 +19,7 @@ ORDER = [
     ["objective"],
     ["kernels"],
     ["predict", "history", "progress", "schedules", "chains"],
-    ["posterior", "step"],
+    ["posterior", "step", "snapshot"],
     ["train"],
     ["fitting"],
     ["posteriors"],

@@ -1,17 +1,23 @@
 """`fit`: everything that is checked, chosen and prepared before the loop, and what comes of it."""
 
+import contextlib
+import dataclasses
+import hashlib
+import json
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from stochens import likelihoods, methods
+from stochens import likelihoods, methods, storage
+from stochens.checkpoints import EVERY, Checkpoints, alone_in, refuse_other
 from stochens.checks import check_network, positive, probe_outputs, whole, whole_or_none
-from stochens.data.source import source
+from stochens.data.source import Source, source
 from stochens.errors import InputError
 from stochens.history import History
 from stochens.kernels.fused import fused_nll
@@ -67,6 +73,8 @@ def fit(
     progress: bool | None = None,
     log: str | Log | None = None,
     collect: Callable[[], Collector] | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: float = EVERY,
 ) -> Posterior:
     """Train a stochastic ensemble by variational inference, all members in one program.
 
@@ -93,6 +101,8 @@ def fit(
         torch.compile: a minute to begin with, and then the fastest for large networks on a GPU),
         "vmap" or "loop".
     log: a function (epoch, values), "tensorboard[:DIR]" or "wandb[:PROJECT]".
+    checkpoint: a folder to save the training in, every `checkpoint_every` seconds and when Ctrl-C
+        or SIGTERM ends it. The same call finds it there and goes on, to the same end.
 
     >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
     >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -168,15 +178,25 @@ def fit(
     write_log = log_to(log)  # last, since a logger writes files as soon as it exists
     step_count = settings.epochs * steps_per_epoch(on_device, settings)
     blocks: list[tuple[Params, Spread | None, History]] = []
-    with progress_bar("training", total=step_count * len(ids), show=progress) as bar:
+    bars = progress_bar("training", total=step_count * len(ids), show=progress)
+    with _kept(checkpoint, lambda: _identity(settings, template, recipe, on_device)), bars as bar:
         for first in range(0, len(ids), together):
             rows = slice(first, first + together)
             part = {name: p.to(place) for name, p in take(params, rows).items()}
-            watch = collect() if collect else None
-            trained = train(
-                template, part, on_device, like, ids[rows], settings, watch, bar, write_log
+            blocks.append(
+                train(
+                    template,
+                    part,
+                    on_device,
+                    like,
+                    ids[rows],
+                    settings,
+                    collect() if collect else None,
+                    bar,
+                    write_log,
+                    _checkpoints(checkpoint, ids[rows], checkpoint_every),
+                )
             )
-            blocks.append(trained)
     history = History.join([h for _, _, h in blocks])
     _report_divergence(history, ids)
     spreads = [s for _, s, _ in blocks if s is not None]
@@ -193,6 +213,52 @@ def fit(
         spread=join_spreads(spreads) if spreads else None,
         engine=chosen,
     )
+
+
+FORMAT = "stochens training 1"
+IDENTITY = "training"  # the folder that says what is trained
+
+
+@contextlib.contextmanager
+def _kept(folder: str | Path | None, identity: Callable[[], dict[str, Any]]) -> Iterator[None]:
+    """The checkpoint folder is ours alone, and of this very training."""
+    if folder is None:
+        yield
+        return
+    with alone_in(folder):
+        path = Path(folder) / IDENTITY
+        now = json.loads(json.dumps(identity()))
+        if path.exists():
+            _, then = storage.read_folder(path, FORMAT)
+            refuse_other(now, then, str(folder))
+        else:
+            storage.write_folder(path, FORMAT, {}, now)
+        yield
+
+
+def _checkpoints(
+    folder: str | Path | None, ids: tuple[int, ...], every: float
+) -> Checkpoints | None:
+    if folder is None:
+        return None
+    return Checkpoints(Path(folder) / f"members-{ids[0]:05d}-{ids[-1]:05d}", FORMAT, every=every)
+
+
+def _identity(
+    settings: Settings, template: nn.Module, recipe: Recipe, data: Source
+) -> dict[str, Any]:
+    """What a training that goes on must share with the one before it."""
+    plain = dataclasses.asdict(settings) | {"device": settings.device.type}
+    digest = hashlib.sha256()
+    for t in (data.x, data.y) if data.loader is None else ():
+        digest.update(str((tuple(t.shape), t.dtype)).encode())
+        digest.update(t.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return {
+        **plain,
+        "network": str(template),
+        "methods": [{"name": m.name, "options": m.options()} for m in recipe.methods],
+        "data": digest.hexdigest(),
+    }
 
 
 def _member_ids(members: int | Sequence[int]) -> tuple[int, ...]:

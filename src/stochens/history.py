@@ -57,3 +57,13 @@ class Recorder:
 
     def history(self) -> History:
         return History(*torch.stack(self.rows, dim=1).cpu())
+
+    def state(self) -> dict[str, Tensor]:
+        """To go on with later."""
+        rows = torch.stack(self.rows) if self.rows else self.sums.new_zeros(0)
+        return {"sums": self.sums, "rows": rows, "steps": torch.tensor(self.steps)}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        self.sums.copy_(state["sums"])
+        self.rows = list(state["rows"].to(self.sums.device))
+        self.steps = int(state["steps"])

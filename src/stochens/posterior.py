@@ -13,6 +13,7 @@ from stochens.data.source import inputs
 from stochens.errors import InputError
 from stochens.history import History
 from stochens.kernels.fused import fused_forward
+from stochens.kernels.resnet import resnet_forward
 from stochens.likelihoods import LIKELIHOODS, Likelihood
 from stochens.members import (
     Builder,
@@ -84,6 +85,7 @@ class Posterior:
         draws: int = 1,
         batch_size: int | None = None,
         keep_draws: bool | None = None,
+        bf16: bool = False,
         seed: int = 0,
     ) -> Any:
         """The predictive distribution at x [B, ...]: a Predictive, or a GaussianPredictive.
@@ -91,12 +93,15 @@ class Posterior:
         Each member is drawn `draws` times, so S = M * draws. Inputs are streamed in batches. The
         draws [S, B, C] are kept where they fit into 1 GiB, unless `keep_draws` says otherwise; mean
         and uncertainties are always there. One seed gives the same draws again. Noise on weights is
-        drawn once for all of x; noise on outputs is fresh for each example.
+        drawn once for all of x; noise on outputs is fresh for each example. `bf16`: the network in
+        bfloat16, on CUDA; the averages stay as they are.
         """
         x = inputs(x)
         if draws < 1:
             raise InputError(f"draws must be at least 1, got {draws}")
         device = next(iter(self.params.values())).device
+        if bf16 and device.type != "cuda":
+            raise InputError(f"bf16 is for CUDA, and this posterior is on {device.type!r}")
         rows, chunk = self._plan(x, batch_size)
         groups = self.chains.count if self.chains is not None and draws == 1 else 1
         sums = sums_for(self.likelihood, draws * len(self), len(x), keep=keep_draws, groups=groups)
@@ -112,16 +117,20 @@ class Posterior:
                         # A draw that a batch shares is the same for every batch: one function.
                         stream = derive(seed, PREDICTION, number, first, 0 if shared else top)
                         part = _padded(x[top : top + rows], rows).to(device)
-                        outputs = self._forward(block, part, stream)  # [m, rows, C]
+                        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                            outputs = self._forward(block, part, stream, bf16)  # [m, rows, C]
                         at = slice(top, min(top + rows, len(x)))
                         got = outputs[:, : at.stop - at.start]  # [m, b, C]
                         sums.add(got, rows=at, first_draw=number * len(self) + first)
         return sums.result()
 
-    def _forward(self, params: Params, x: Tensor, stream: int) -> Tensor:
+    def _forward(self, params: Params, x: Tensor, stream: int, bf16: bool) -> Tensor:
         with seeded(stream, x.device):
             if self.engine == "vmap":
                 fused = fused_forward(self.net, params, x, seed=stream)
+                if fused is None and bf16:
+                    chosen = torch.tensor([stream], device=x.device)
+                    fused = resnet_forward(self.net, params, x, seed=chosen)
                 if fused is not None:
                     return fused
             return forward(self.net, params, x, engine=self.engine)

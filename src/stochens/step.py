@@ -32,7 +32,8 @@ class Loss(NamedTuple):
     kl: Tensor  # the training KL loss, in nats
 
 
-LossOf = Callable[[Params, Batch, int], Loss]  # of the step with that number
+# of the step with that number, which inside a CUDA graph is a tensor [1]
+LossOf = Callable[[Params, Batch, int | Tensor], Loss]
 
 
 class Step(Protocol):
@@ -62,7 +63,7 @@ class Eager:
             group["lr"] = rate
         self.move(batch, number)
 
-    def move(self, batch: Batch, number: int) -> None:
+    def move(self, batch: Batch, number: int | Tensor) -> None:
         """The step at the rate that the optimiser has."""
         loss = self._loss_of(self.params, batch, number)
         loss.minimised.sum().backward()  # summed: each member has its own gradient, whole
@@ -78,14 +79,12 @@ class Eager:
 
 
 class Replayed:
-    """The same, recorded as a CUDA graph: one for each size of batch.
-
-    `loss_of` must not depend on the step's number: random numbers come from torch's stream.
-    """
+    """The same, recorded as a CUDA graph: one for each size of batch."""
 
     def __init__(self, step: Eager, batch: Batch) -> None:
         self._step = step
         self._rate = torch.zeros((), device=step.recorder.sums.device)
+        self._number = torch.zeros(1, dtype=torch.int64, device=self._rate.device)
         for group in step.optimizer.param_groups:
             group["lr"] = self._rate  # read by the graph at each replay
         self._pool = torch.cuda.graph_pool_handle()
@@ -97,6 +96,7 @@ class Replayed:
             self._record(batch)
         graph, rows = self._graphs[_size(batch)]
         self._rate.fill_(rate)
+        self._number.fill_(number)
         if rows is not None and isinstance(batch, Tensor):
             rows.copy_(batch)
         graph.replay()
@@ -114,13 +114,13 @@ class Replayed:
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for _ in range(WARM_UP):
-                    self._step.move(rows, 0)
+                    self._step.move(rows, self._number)
                 with _no_waiting():
-                    self._step.move(rows, 0)
+                    self._step.move(rows, self._number)
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool):
-                self._step.move(rows, 0)
+                self._step.move(rows, self._number)
         self._graphs[_size(batch)] = graph, rows
 
 

@@ -18,6 +18,7 @@ from stochens.errors import InputError
 from stochens.version import __version__
 
 TENSORS, DESCRIPTION = "tensors.safetensors", "description.json"
+CHECKSUMS = "SHA256SUMS"  # of both, as the program sha256sum writes and checks them
 
 
 def new_folder(path: str | Path) -> Path:
@@ -42,7 +43,10 @@ def write_folder(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Write beside the place and move there at the end, so that a failure leaves nothing half."""
+    """Write beside the place and move there at the end, so that a failure leaves nothing half.
+
+    What was moved there is on the disk, and not only on its way to it.
+    """
     path = Path(path)
     if path.exists() and not overwrite and (not path.is_dir() or any(path.iterdir())):
         raise InputError(f"{path} exists and is not an empty folder; pass overwrite=True")
@@ -55,15 +59,32 @@ def write_folder(
             "format": format,
             "stochens": __version__,
             "torch": torch.__version__,
-            "sha256": {TENSORS: _digest(part / TENSORS)},
             **description,
         }
         (part / DESCRIPTION).write_text(json.dumps(about, indent=2) + "\n")
+        (part / CHECKSUMS).write_text(_checksums(part))
+        for name in (TENSORS, DESCRIPTION, CHECKSUMS):
+            sync(part / name)
+        sync(part)
         _move(part, path)
-    except OSError as error:
+        sync(path.parent)
+    except (OSError, SafetensorError) as error:  # safetensors has its own way to say: disk full
         raise InputError(f"cannot write {path}: {error}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _checksums(path: Path) -> str:
+    return "".join(f"{_digest(path / name)}  {name}\n" for name in (TENSORS, DESCRIPTION))
 
 
 def _move(part: Path, path: Path) -> None:
@@ -75,14 +96,18 @@ def _move(part: Path, path: Path) -> None:
 
 
 def read_folder(path: str | Path, format: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the description of a folder that `write_folder` wrote, checked."""
+    """The tensors and the description of a folder that `write_folder` wrote.
+
+    Its files are compared with their checksums first: a change of any byte is an error.
+    """
     path = Path(path)
     with reading(path):
+        recorded = (path / CHECKSUMS).read_bytes()
+        if recorded != _checksums(path).encode():
+            raise InputError(f"{path} is damaged: its files have not the checksums in {CHECKSUMS}")
         about = json.loads((path / DESCRIPTION).read_text())
         if about["format"] != format:
             raise InputError(f"{path} holds {about['format']!r}, not {format!r}")
-        if about["sha256"][TENSORS] != _digest(path / TENSORS):
-            raise InputError(f"{path / TENSORS} is damaged: its checksum is not the recorded one")
         return load_file(path / TENSORS), about
 
 

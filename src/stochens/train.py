@@ -13,15 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from stochens import objective
+from stochens.checkpoints import Checkpoints, stoppable
 from stochens.data.source import Source
 from stochens.history import History, Recorder
 from stochens.kernels.fused import fused_nll
 from stochens.kernels.mlp import alone_on_the_cores
+from stochens.kernels.resnet import resnet_nll
 from stochens.likelihoods import Likelihood
 from stochens.members import Engine, Params
 from stochens.progress import Bar, Log
 from stochens.randomness import NOISE, member_seed, permutations, seeded
 from stochens.schedules import optimizer_named, restarts, schedule_named
+from stochens.snapshot import put_back, taken
 from stochens.spread import Spread
 from stochens.step import Batch, Eager, Loss, LossOf, Step, replayed
 
@@ -32,6 +35,11 @@ class Collector(Protocol):
     def update(self, params: Params, *, step: int, steps: int) -> None: ...
 
     def finish(self, params: Params) -> tuple[Params, Spread | None]: ...
+
+    def state(self) -> Params:
+        """To go on with later; `restore` takes it back."""
+
+    def restore(self, state: Params) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,8 +73,9 @@ def train(
     collector: Collector | None,
     bar: Bar,
     log: Log | None,
+    checkpoints: Checkpoints | None = None,
 ) -> tuple[Params, Spread | None, History]:
-    """Train one block of members: the loop itself."""
+    """Train one block of members: the loop itself. It goes on from the last of its checkpoints."""
     params = {name: p.detach().clone().requires_grad_() for name, p in start.items()}
     loss_of, context = _loss(net, params, data, likelihood, members, settings)
     rate = schedule_named(settings.schedule)
@@ -81,12 +90,17 @@ def train(
         capturable=_recordable(data, settings),
     )
     move: Step = Eager(params, loss_of, optimizer, recorder)
+    held = (params, optimizer, recorder, collector, settings.device)
     net.train()
-    step, began = 0, time.monotonic()
-    with context, seeded(member_seed(settings.seed, members[0], NOISE), settings.device):
-        for epoch, batches in enumerate(_epochs(data, members, settings)):
+    seed = member_seed(settings.seed, members[0], NOISE)
+    stopping = stoppable() if checkpoints is not None else contextlib.nullcontext(lambda: None)
+    with context, seeded(seed, settings.device), stopping as stop:
+        step = _go_on(checkpoints, held)
+        bar.advance(step * len(members))
+        done, began = step, time.monotonic()
+        for epoch, batches in _epochs(data, members, settings, first=step):
             for batch in batches:
-                if step == 0 and isinstance(move, Eager) and _recordable(data, settings):
+                if step == done and isinstance(move, Eager) and _recordable(data, settings):
                     move = replayed(move, batch)
                 if step in fresh:
                     move.restart()
@@ -95,17 +109,46 @@ def train(
                 if collector is not None:
                     collector.update(params, step=step, steps=steps)
                 bar.advance(len(members))
+                if data.loader is None:  # else only its end is a place to go on from
+                    _keep(checkpoints, step, held, stop())
             recorder.end_epoch()
             if bar.watched:  # a look at the loss waits for the GPU
-                speed = step * len(members) / (time.monotonic() - began)
+                speed = (step - done) * len(members) / (time.monotonic() - began)
                 bar.note(f"loss {recorder.mean_loss():.4g}, {speed:,.0f} member-steps/s")
             if log is not None:
                 log(epoch, {"loss": recorder.mean_loss(), "lr": settings.lr * rate(step / steps)})
+            _keep(checkpoints, step, held, stop())
+        if checkpoints is not None:
+            checkpoints.save(steps, taken(*held), {"step": steps})
     trained = {name: p.detach() for name, p in params.items()}
     if collector is None:
         return trained, None, recorder.history()
     averaged, spread = collector.finish(trained)
     return averaged, spread, recorder.history()
+
+
+Held = tuple[Params, torch.optim.Optimizer, Recorder, Collector | None, torch.device]
+
+
+def _go_on(checkpoints: Checkpoints | None, held: Held) -> int:
+    """How many steps are done, with everything as it was then."""
+    found = checkpoints.latest() if checkpoints is not None else None
+    if found is None:
+        return 0
+    tensors, about = found
+    put_back(tensors, *held)
+    return int(about["step"])
+
+
+def _keep(
+    checkpoints: Checkpoints | None, step: int, held: Held, stop: BaseException | None
+) -> None:
+    """Write a checkpoint if it is time for one, or if somebody wants to stop, and then stop."""
+    if checkpoints is None or not (checkpoints.due() or stop is not None):
+        return
+    checkpoints.save(step, taken(*held), {"step": step})
+    if stop is not None:
+        raise stop
 
 
 def _recordable(data: Source, settings: Settings) -> bool:
@@ -126,7 +169,7 @@ def _loss(
     data_term, context = _data_term(net, data, likelihood, members, settings)
     noise_gain = objective.stochasticity(objective.mixtures(net, params))
 
-    def loss_of(params: Params, batch: Batch, step: int) -> Loss:
+    def loss_of(params: Params, batch: Batch, step: int | Tensor) -> Loss:
         nll = data_term(params, batch, step)  # [M]
         kl = objective.penalty(net, params, settings.prior_precision)  # [M]
         if settings.repulsion is not None:
@@ -138,37 +181,40 @@ def _loss(
     return loss_of, context
 
 
-DataTerm = Callable[[Params, Batch, int], Tensor]
+DataTerm = Callable[[Params, Batch, int | Tensor], Tensor]
 
 
 def _epochs(
-    data: Source, members: tuple[int, ...], settings: Settings
-) -> Iterator[Iterator[Batch]]:
-    """The batches of each epoch."""
+    data: Source, members: tuple[int, ...], settings: Settings, *, first: int = 0
+) -> Iterator[tuple[int, Iterator[Batch]]]:
+    """The batches of each epoch that is left after the `first` steps, with its number."""
+    begun, skipped = divmod(first, steps_per_epoch(data, settings))
+    left = range(begun, settings.epochs)
     if data.loader is not None:
-        yield from (data.batches() for _ in range(settings.epochs))
+        yield from ((epoch, data.batches()) for epoch in left)
     elif settings.batch_size >= data.size and data.sets == 1:
-        yield from (iter([None]) for _ in range(settings.epochs))
+        yield from ((epoch, iter([None])) for epoch in left)
     else:
-        first = torch.tensor([k % data.sets * data.size for k in members], device=settings.device)
+        place = torch.tensor([k % data.sets * data.size for k in members], device=settings.device)
         shuffle = functools.partial(
             permutations, data.size, seed=settings.seed, members=members, device=settings.device
         )
-        for order in _ahead(shuffle, settings):  # [M, N]
-            yield iter((order + first.unsqueeze(1)).split(settings.batch_size, dim=1))
+        for epoch, order in zip(left, _ahead(shuffle, left, settings), strict=True):  # [M, N]
+            batches = (order + place.unsqueeze(1)).split(settings.batch_size, dim=1)
+            yield epoch, iter(batches[skipped if epoch == begun else 0 :])
 
 
-def _ahead(shuffle: Callable[..., Tensor], settings: Settings) -> Iterator[Tensor]:
+def _ahead(shuffle: Callable[..., Tensor], epochs: range, settings: Settings) -> Iterator[Tensor]:
     """The order of each epoch. While one trains, a thread shuffles for the next; a GPU does it by
     itself, and no thread may call it while a graph is recorded."""
     if settings.device.type == "cuda":
-        yield from (shuffle(epoch=epoch) for epoch in range(settings.epochs))
+        yield from (shuffle(epoch=epoch) for epoch in epochs)
         return
     with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(shuffle, epoch=0)
-        for epoch in range(settings.epochs):
+        coming = thread.submit(shuffle, epoch=epochs.start)
+        for epoch in epochs:
             order = coming.result()
-            if epoch + 1 < settings.epochs:
+            if epoch + 1 in epochs:
                 coming = thread.submit(shuffle, epoch=epoch + 1)
             yield order
 
@@ -190,9 +236,11 @@ def _data_term(
     that it wants to run in."""
     kernels = settings.fast and not settings.compile and settings.engine == "vmap"
     if kernels and data.loader is None:
-        fused = fused_nll(net, likelihood, data.x, data.y, members, settings.seed)
-        if fused is not None:
+        on = (net, likelihood, data.x, data.y, members, settings.seed)
+        if (fused := fused_nll(*on)) is not None:
             return fused, alone_on_the_cores()
+        if settings.bf16 and (fused := resnet_nll(*on)) is not None:
+            return fused, contextlib.nullcontext()
 
     mean_nll = objective.mean_nll(
         net,
@@ -203,7 +251,7 @@ def _data_term(
         check=data.loader is not None,
     )
 
-    def data_term(params: Params, batch: Batch, step: int) -> Tensor:
+    def data_term(params: Params, batch: Batch, step: int | Tensor) -> Tensor:
         if isinstance(batch, tuple):
             return mean_nll(params, *_checked(batch, likelihood, settings), None)
         return mean_nll(params, data.x, data.y, batch)

@@ -233,7 +233,8 @@ def _measure(
     note: Callable[[str], None],
 ) -> None:
     x_test, y_test = images.test
-    ask = {"draws": config.draws, "seed": config.seed}
+    on_gpu = next(iter(ensemble.params.values())).is_cuda
+    ask = {"draws": config.draws, "seed": config.seed, "bf16": on_gpu}
 
     def predicted(x: Tensor, **options: Any) -> Predictive:
         found: Predictive = ensemble.predict(normalised(x, config.name), **{**ask, **options})

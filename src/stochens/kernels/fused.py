@@ -38,7 +38,7 @@ def fused_nll(
     y: Tensor,
     members: Sequence[int],
     seed: int,
-) -> Callable[[Params, Any, int], Tensor] | None:
+) -> Callable[[Params, Any, int | Tensor], Tensor] | None:
     """A function (params, rows [M, B] or None, step) -> mean NLL [M], or None where none fits."""
     steps = chain(net)
     code = likelihood_for(likelihood)
@@ -47,7 +47,7 @@ def fused_nll(
     x = x.flatten(1).contiguous()
     ids = torch.tensor(members, dtype=torch.int64)
 
-    def nll(params: Params, rows: Tensor | None, step: int) -> Tensor:
+    def nll(params: Params, rows: Tensor | None, step: int | Tensor) -> Tensor:
         return mlp.nll(
             *_weights(steps, params),
             x,
@@ -55,7 +55,7 @@ def fused_nll(
             index=rows,
             likelihood=code,
             members=ids,
-            seed=derive(seed, NOISE, step),
+            seed=derive(seed, NOISE, int(step)),
             **_noise(steps, params),
         )
 

@@ -4,6 +4,7 @@ One autograd function for all the convolutions: between layers, activations stay
 bf16 layout and gradients that meet are added inside a kernel.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,10 +13,12 @@ from torch import Tensor, nn
 from stochens.kernels import conv
 from stochens.kernels.conv import Kept, Noise, Norm
 from stochens.kernels.conv_plan import QUAD, Layer, plan_for
+from stochens.likelihoods import Likelihood
 from stochens.members import Params, size
 from stochens.methods import StochasticLayer
 from stochens.methods.dropout import DropoutLayer
 from stochens.networks import ResNet20FRN
+from stochens.randomness import NOISE, derive
 
 PARTS = ("weight", "bias", "weight", "bias", "tau")  # of a convolution, then of its FRN
 
@@ -57,6 +60,37 @@ def resnet_forward(
         return None
     images = conv.quads(x if x.dim() == 5 else x[None])
     return run(steps, params, images, seed=seed, members=members)
+
+
+def resnet_nll(
+    net: nn.Module,
+    likelihood: Likelihood,
+    x: Tensor,  # [N, 3, H, W]
+    y: Tensor,  # [N, ...]
+    members: Sequence[int],
+    seed: int,
+) -> Callable[[Params, Any, int | Tensor], Tensor] | None:
+    """A function (params, rows [M, B] or None, step) -> mean NLL [M], or None where none fits.
+
+    The step chooses the noise; inside a CUDA graph it is a tensor [1] that the replays change.
+    """
+    if not x.is_cuda or x.dim() != 4 or not conv.available():
+        return None
+    steps = steps_of(net, x.shape[-2:])
+    if steps is None:
+        return None
+    compile_steps(steps, x.device, backward=True)
+    images = conv.quads(x[None])[0]  # [N, H, W, 4]: made once, gathered at each step
+    ids = torch.tensor(members, dtype=torch.int32, device=x.device)
+    first = torch.tensor([derive(seed, NOISE)], device=x.device)
+
+    def nll(params: Params, rows: Tensor | None, step: int | Tensor) -> Tensor:
+        everything = rows is None
+        batch = images.expand(len(ids), *images.shape) if everything else images[rows]
+        outputs = run(steps, params, batch.contiguous(), seed=first + step, members=ids)
+        return likelihood.nll(outputs, y.expand(len(ids), *y.shape) if everything else y[rows])
+
+    return nll
 
 
 def run(

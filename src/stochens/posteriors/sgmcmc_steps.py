@@ -28,6 +28,7 @@ from stochens.fitting import ENGINES
 from stochens.hashed import MOMENTUM, normal
 from stochens.kernels.fused import fused_nll
 from stochens.kernels.mlp import alone_on_the_cores
+from stochens.kernels.resnet import resnet_nll
 from stochens.members import Engine, Params
 from stochens.posteriors.problem import Problem
 from stochens.posteriors.target import unflatten
@@ -164,7 +165,7 @@ class Progress(NamedTuple):
         return cls(State(q, p, square, weight), int(step), int(made))
 
 
-DataTerm = Callable[[Params, Tensor | None, int], Tensor]
+DataTerm = Callable[[Params, Tensor | None, int | Tensor], Tensor]
 
 
 def run(
@@ -268,9 +269,11 @@ def data_term_for(
     check_engine(engine, bf16, x.device)
     chains = len(next(iter(problem.start.values())))
     if engine in ("auto", "fused"):
-        fused = fused_nll(net, like, x, y, range(chains), problem.seed)
-        if fused is not None:
+        on = (net, like, x, y, range(chains), problem.seed)
+        if (fused := fused_nll(*on)) is not None:
             return fused, alone_on_the_cores()
+        if bf16 and (fused := resnet_nll(*on)) is not None:
+            return fused, contextlib.nullcontext()
         if engine == "fused":
             raise InputError(
                 "engine='fused' runs chains of small Linear layers and activations on a CPU with a "
@@ -280,7 +283,7 @@ def data_term_for(
 
     mean_nll = objective.mean_nll(net, like, engine=way, bf16=bf16, compiled=engine == "compile")
 
-    def data_term(params: Params, rows: Tensor | None, step: int) -> Tensor:
+    def data_term(params: Params, rows: Tensor | None, step: int | Tensor) -> Tensor:
         return mean_nll(params, x, y, rows)
 
     return data_term, contextlib.nullcontext()

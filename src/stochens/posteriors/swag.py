@@ -112,6 +112,22 @@ class Tail:
         if self.rank is not None:
             self.deviations = [*self.deviations[1 - self.rank :], kept]
 
+    def state(self) -> Params:
+        """To go on with later."""
+        parts = {"mean": self.mean, "scatter": self.scatter}
+        parts |= {f"deviations/{k}": d for k, d in enumerate(self.deviations)}
+        named = {f"{part}/{name}": t for part, named in parts.items() for name, t in named.items()}
+        return {"count": torch.tensor(self.count), **named}
+
+    def restore(self, state: Params) -> None:
+        def part(prefix: str) -> Params:
+            return {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
+
+        self.count = int(state["count"])
+        self.mean, self.scatter = part("mean/"), part("scatter/")
+        found = (part(f"deviations/{k}/") for k in range(self.rank or 0))
+        self.deviations = [deviation for deviation in found if deviation]
+
     def finish(self, params: Params) -> tuple[Params, Spread | None]:
         if self.rank is None:
             return self.mean, None

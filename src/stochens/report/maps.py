@@ -84,7 +84,9 @@ def steps_figure(run: Run, sets: list[str]) -> Figure:
         rows, top, bottom = run.training[set_name], axes[0][column], axes[1][column]
         for colour, method in zip(COLOURS, ("regular", "SE3"), strict=False):
             for domain, style in (("in", "-"), ("out", "--")):
-                curve = rows[method]["curve"][domain]
+                curve = rows.get(method, {}).get("curve", {}).get(domain)
+                if curve is None:
+                    continue
                 mean, sd = 100 * np.array(curve["mean"]), 100 * np.array(curve["sd"])
                 top.errorbar(
                     curve["step"],
@@ -96,8 +98,9 @@ def steps_figure(run: Run, sets: list[str]) -> Figure:
                     color=colour,
                     label=f"{method}, {domain}",
                 )
-        apart = rows["SE3"]["set distance"]
-        bottom.errorbar(apart["step"], apart["mean"], apart["sd"], marker="o", color=COLOURS[1])
+        apart = rows.get("SE3", {}).get("set distance")
+        if apart is not None:
+            bottom.errorbar(apart["step"], apart["mean"], apart["sd"], marker="o", color=COLOURS[1])
         top.set_title(f"set {set_name}", fontsize=LABEL + 1)
         bottom.set_xlabel("training steps", fontsize=LABEL)
         bottom.set_ylim(bottom=0)

@@ -1,0 +1,135 @@
+"""Checkpoints of long work: the last good one is found, whatever happened to those after it.
+
+    FOLDER/lock         held by the process that works there, and by nobody once it is gone
+    FOLDER/000000123    a checkpoint, whole (storage.py), named by how far the work was
+
+Two are kept, so that one that is damaged costs no more than the time since the one before it.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from torch import Tensor
+
+from stochens.errors import InputError
+from stochens.storage import read_folder, write_folder
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks, and so no protection from oneself
+    fcntl = None  # type: ignore[assignment]
+
+KEPT = 2
+EVERY = 60.0  # seconds between checkpoints
+TERMINATED = 128 + signal.SIGTERM  # the exit code that shells give it
+
+Content = tuple[dict[str, Tensor], dict[str, Any]]
+
+
+class Checkpoints:
+    """Those of one piece of work, in a folder of their own."""
+
+    def __init__(self, folder: str | Path, format: str, *, every: float = EVERY) -> None:
+        self.folder, self.format, self.every = Path(folder), format, every
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot write to {folder}: {error.strerror}") from error
+        self._last = time.monotonic()
+
+    def latest(self) -> Content | None:
+        """The last one that is whole; a damaged one is passed over with a warning."""
+        for path in reversed(self._all()):
+            try:
+                return read_folder(path, self.format)
+            except InputError as error:
+                warnings.warn(f"{error}; the checkpoint before it is used", stacklevel=3)
+        return None
+
+    def due(self) -> bool:
+        return time.monotonic() - self._last >= self.every
+
+    def save(self, number: int, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+        """Keep the work as it is after `number` steps, and forget all but the one before it."""
+        path = self.folder / f"{number:09d}"
+        if not path.exists():
+            write_folder(path, self.format, tensors, about)
+        for old in self._all()[:-KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
+        self._last = time.monotonic()
+
+    def _all(self) -> list[Path]:
+        return sorted(path for path in self.folder.iterdir() if path.name.isdigit())
+
+
+def refuse_other(now: dict[str, Any], then: dict[str, Any], where: str) -> None:
+    """Going on with the settings of `then` under those of `now`: they must be the same."""
+    for name, value in now.items():
+        if then.get(name) != value:
+            what = "the data differ" if name == "data" else f"{name} was {then.get(name)!r}"
+            raise InputError(
+                f"{where} is of another run: {what}"
+                + ("" if name == "data" else f" there and is {value!r} now")
+            )
+
+
+@contextlib.contextmanager
+def alone_in(folder: str | Path) -> Iterator[None]:
+    """Hold the folder's lock. The system lets go of it when its owner ends, however it ends."""
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: {error.strerror}") from error
+    try:
+        try:
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.read(lock, 32).decode(errors="replace").strip()
+            raise InputError(
+                f"another process ({owner or 'unknown'}) works in {folder}; wait for it, or choose "
+                "another folder"
+            ) from None
+        os.truncate(lock, 0)
+        os.write(lock, f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[Callable[[], BaseException | None]]:
+    """Inside, Ctrl-C and SIGTERM wait to be asked for, so that a step can be finished first.
+
+    Yields a function: what to raise, or None while nobody wants to stop. A second signal does not
+    wait.
+    """
+    wanted: list[BaseException] = []
+    before: dict[int, Any] = {}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        stop = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(TERMINATED)
+        if wanted:
+            raise stop
+        wanted.append(stop)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(ValueError):  # not the main thread: signals are not ours
+            before[number] = signal.signal(number, note)
+    try:
+        yield lambda: wanted[0] if wanted else None
+    finally:
+        for which, handler in before.items():
+            signal.signal(which, handler)
+    if wanted:
+        raise wanted[0]
