@@ -1,6 +1,5 @@
 """Prediction, saving and loading."""
 
-
 import pytest
 import torch
 from torch import nn

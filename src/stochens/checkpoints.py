@@ -27,7 +27,7 @@ try:
 except ImportError:  # Windows has no such locks, and so no protection from oneself
     fcntl = None  # type: ignore[assignment]
 
-KEPT = 2
+KEPT, LOCK = 2, "lock"
 EVERY = 60.0  # seconds between checkpoints
 TERMINATED = 128 + signal.SIGTERM  # the exit code that shells give it
 
@@ -87,7 +87,9 @@ def alone_in(folder: str | Path) -> Iterator[None]:
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+        if any(folder.iterdir()) and not (folder / LOCK).exists():
+            raise InputError(f"{folder} is not empty, and holds no checkpoints; choose another")
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise InputError(f"cannot write to {folder}: {error.strerror}") from error
     try:

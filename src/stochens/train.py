@@ -79,7 +79,8 @@ def train(
     params = {name: p.detach().clone().requires_grad_() for name, p in start.items()}
     loss_of, context = _loss(net, params, data, likelihood, members, settings)
     rate = schedule_named(settings.schedule)
-    steps = settings.epochs * steps_per_epoch(data, settings)
+    per_epoch = steps_per_epoch(data, settings)
+    steps = settings.epochs * per_epoch
     fresh = restarts(settings.schedule, steps)
     recorder = Recorder(len(members), settings.device)
     optimizer = optimizer_named(
@@ -109,7 +110,7 @@ def train(
                 if collector is not None:
                     collector.update(params, step=step, steps=steps)
                 bar.advance(len(members))
-                if data.loader is None:  # else only its end is a place to go on from
+                if data.loader is None and step % per_epoch:  # a loader has no place inside
                     _keep(checkpoints, step, held, stop())
             recorder.end_epoch()
             if bar.watched:  # a look at the loss waits for the GPU

@@ -78,17 +78,6 @@ class Problem(NamedTuple):
         }
 
 
-def refuse_other(now: dict[str, Any], then: dict[str, Any], where: str) -> None:
-    """Going on with the settings of `then` under those of `now`: they must be the same."""
-    for name, value in now.items():
-        if then.get(name) != value:
-            what = "the data differ" if name == "data" else f"{name} was {then.get(name)!r}"
-            raise InputError(
-                f"{where} is of another run: {what}"
-                + ("" if name == "data" else f" there and is {value!r} now")
-            )
-
-
 def prepare(
     net: nn.Module | Builder,
     data: Any,

@@ -1,11 +1,13 @@
 """The loop round an engine: progress, interruptions, and what to keep of both."""
 
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from stochens.checkpoints import Checkpoints
 from stochens.hashed import MOMENTUM, normal
 from stochens.posteriors.engines import Runner, names, restored, tensors
 from stochens.posteriors.target import Target, prior_energy
@@ -33,7 +35,14 @@ class Snapshot(NamedTuple):
         return cls(state, Record(named["draws"], named["stats"]))
 
 
-def run(runner: Runner, record: Record, rules: Rules, bar: Bar, save: "Saver | None") -> bool:
+def run(
+    runner: Runner,
+    record: Record,
+    rules: Rules,
+    bar: Bar,
+    save: "Saver | None",
+    stop: Callable[[], BaseException | None] = lambda: None,
+) -> bool:
     """Advance until every chain has its draws; False if Ctrl-C came first."""
     end, block = record.stats.shape[1], 1
     done = int(runner.state().transition.sum())
@@ -51,7 +60,7 @@ def run(runner: Runner, record: Record, rules: Rules, bar: Bar, save: "Saver | N
                 _note(runner.state(), record, rules, (done - first) / (time.monotonic() - began))
             )
             if save is not None:
-                save(runner.state(), record)
+                save(runner.state(), record, stop())
     except KeyboardInterrupt:
         return False
     return True
@@ -69,18 +78,21 @@ def _note(state: State, record: Record, rules: Rules, speed: float) -> str:
 
 
 class Saver:
-    """Writes a snapshot now and then. `write` gets the named tensors."""
+    """Writes a checkpoint now and then, and before it stops."""
 
-    def __init__(self, write, every: float) -> None:  # type: ignore[no-untyped-def]
-        self._write, self._every, self._last = write, every, time.monotonic()
+    def __init__(self, checkpoints: Checkpoints, settings: dict[str, Any]) -> None:
+        self.checkpoints, self._settings = checkpoints, settings
 
-    def __call__(self, state: State, record: Record) -> None:
-        if time.monotonic() - self._last >= self._every:
+    def __call__(self, state: State, record: Record, stop: BaseException | None) -> None:
+        if stop is not None or self.checkpoints.due():
             self.now(state, record)
+        if stop is not None:
+            raise stop
 
     def now(self, state: State, record: Record) -> None:
-        self._write(Snapshot(state, record).named())
-        self._last = time.monotonic()
+        number = int(state.transition.sum())
+        named = Snapshot(state, record).named()
+        self.checkpoints.save(number, named, {"settings": self._settings})
 
 
 def reasonable_step(

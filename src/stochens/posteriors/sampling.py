@@ -1,5 +1,6 @@
 """`nuts` and `hmc`: reference posteriors, on the same stacked parameters as everything else."""
 
+import contextlib
 import math
 import warnings
 from pathlib import Path
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from stochens import storage
 from stochens.chains import Chains
+from stochens.checkpoints import Checkpoints, alone_in, refuse_other, stoppable
 from stochens.checks import positive, whole
 from stochens.errors import InputError
 from stochens.likelihoods import Likelihood
@@ -21,7 +23,7 @@ from stochens.posteriors import nuts as tree
 from stochens.posteriors.adaptation import Windows
 from stochens.posteriors.diagnostics import warn_of_trouble
 from stochens.posteriors.engines import choose
-from stochens.posteriors.problem import Problem, Start, prepare, refuse_other
+from stochens.posteriors.problem import Problem, Start, prepare
 from stochens.posteriors.run import Saver, Snapshot, reasonable_step, run
 from stochens.posteriors.target import NetworkTarget, Target, flatten, unflatten
 from stochens.posteriors.trajectory import STATS, Record, Rules, State, initial
@@ -30,7 +32,6 @@ from stochens.randomness import SAMPLER, derive
 
 MEMORY_SHARE = 0.25  # of what is free, for the activations of one gradient
 MAX_DEPTH = 16  # 65,535 leapfrog steps
-SAVE_EVERY = 60.0  # seconds between checkpoints
 FORMAT = "stochens sampler 1"
 
 
@@ -186,20 +187,24 @@ def _sample(
     rules = rules._replace(windows=Windows(*(t.to(problem.x.device) for t in rules.windows)))
     target = _target(problem, engine)
     settings = _settings(sampler, rules, problem)
-    snapshot = _found(resume, checkpoint, settings)
-    if snapshot is None:
-        state = _beginning(problem, target, rules, chains, step_size)
-        record = _empty(state, rules, samples)
-    else:
-        state, record = _continued(snapshot, rules, samples, problem.x.device)
-    runner = choose(engine, problem, target, state, rules, record)
-    saver = _saver(checkpoint, settings)
-    total = record.stats.shape[1] * chains
-    with progress_bar(sampler, total=total, show=progress) as bar:
+    with contextlib.ExitStack() as held:
+        if checkpoint is not None:
+            held.enter_context(alone_in(checkpoint))
+        saver = None if checkpoint is None else Saver(Checkpoints(checkpoint, FORMAT), settings)
+        snapshot = _found(resume, saver, settings)
+        if snapshot is None:
+            state = _beginning(problem, target, rules, chains, step_size)
+            record = _empty(state, rules, samples)
+        else:
+            state, record = _continued(snapshot, rules, samples, problem.x.device)
+        runner = choose(engine, problem, target, state, rules, record)
+        total = record.stats.shape[1] * chains
+        bar = held.enter_context(progress_bar(sampler, total=total, show=progress))
+        stop = held.enter_context(stoppable()) if saver is not None else lambda: None
         bar.advance(int(state.transition.sum()))
-        whole_run = run(runner, record, rules, bar, saver)
-    if saver is not None:
-        saver.now(runner.state(), record)
+        whole_run = run(runner, record, rules, bar, saver, stop)
+        if saver is not None:
+            saver.now(runner.state(), record)
     return _result(sampler, problem, runner.state(), record, rules, settings, whole_run)
 
 
@@ -280,18 +285,19 @@ def _empty(state: State, rules: Rules, samples: int) -> Record:
 
 
 def _found(
-    resume: Posterior | None, checkpoint: str | Path | None, settings: dict[str, Any]
+    resume: Posterior | None, saver: Saver | None, settings: dict[str, Any]
 ) -> Snapshot | None:
     if resume is not None:
         if resume.chains is None or not resume.chains.state:
             raise InputError("resume must be what nuts or hmc returned; it holds no chains")
         refuse_other(settings, resume.chains.settings, "resume")
         return Snapshot.of(_with_draws(resume, settings["warmup"]))
-    if checkpoint is None or not (Path(checkpoint) / storage.DESCRIPTION).exists():
+    found = None if saver is None else saver.checkpoints.latest()
+    if saver is None or found is None:
         return None
-    named, about = storage.read_folder(checkpoint, FORMAT)
-    with storage.reading(checkpoint):
-        refuse_other(settings, about["settings"], str(checkpoint))
+    named, about = found
+    with storage.reading(saver.checkpoints.folder):
+        refuse_other(settings, about["settings"], str(saver.checkpoints.folder))
         return Snapshot.of(named)
 
 
@@ -321,19 +327,6 @@ def _continued(
     record.draws[:, : old.draws.shape[1]] = old.draws
     record.stats[:, : old.stats.shape[1]] = old.stats
     return state, record
-
-
-def _saver(checkpoint: str | Path | None, settings: dict[str, Any]) -> Saver | None:
-    if checkpoint is None:
-        return None
-    path = Path(checkpoint)
-    if path.exists() and not (path / storage.DESCRIPTION).exists():
-        storage.new_folder(path)
-
-    def write(named: dict[str, Tensor]) -> None:
-        storage.write_folder(path, FORMAT, named, {"settings": settings}, overwrite=True)
-
-    return Saver(write, SAVE_EVERY)
 
 
 # What comes of it ---------------------------------------------------------------------------------

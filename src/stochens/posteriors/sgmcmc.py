@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from stochens.chains import Chains
+from stochens.checkpoints import refuse_other
 from stochens.checks import positive, whole, whole_or_none
 from stochens.errors import InputError, did_you_mean
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder, Engine
 from stochens.posterior import Posterior
-from stochens.posteriors.problem import Problem, Start, prepare, refuse_other
+from stochens.posteriors.problem import Problem, Start, prepare
 from stochens.posteriors.sgmcmc_steps import (
     Plan,
     Progress,

@@ -1,0 +1,191 @@
+"""Checkpoints that are damaged, stopped, locked, or have no room."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import stochens
+from stochens import InputError, storage
+from stochens.checkpoints import TERMINATED, Checkpoints, alone_in, stoppable
+
+FORMAT = "test 1"
+
+
+def numbers(k: int) -> dict[str, torch.Tensor]:
+    return {"t": torch.full((5,), float(k)), "random": torch.arange(k + 1)}
+
+
+def written(folder, *steps: int) -> Checkpoints:
+    kept = Checkpoints(folder, FORMAT)
+    for k in steps:
+        kept.save(k, numbers(k), {"step": k})
+    return kept
+
+
+def test_the_last_one_comes_back_and_two_are_kept(tmp_path):
+    kept = written(tmp_path, 1, 5, 30)
+    tensors, about = kept.latest()
+    assert about["step"] == 30
+    assert torch.equal(tensors["t"], numbers(30)["t"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["000000005", "000000030"]
+    assert Checkpoints(tmp_path / "none", FORMAT).latest() is None
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(place=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255), file=st.integers(0, 2))
+def test_one_damaged_in_any_byte_gives_way_to_the_one_before(tmp_path_factory, place, flip, file):
+    folder = tmp_path_factory.mktemp("kept")
+    kept = written(folder, 1, 2)
+    name = (storage.TENSORS, storage.DESCRIPTION, storage.CHECKSUMS)[file]
+    path = folder / "000000002" / name
+    content = bytearray(path.read_bytes())
+    content[int(place * len(content))] ^= flip
+    path.write_bytes(content)
+    with pytest.warns(UserWarning, match="the checkpoint before it is used"):
+        _, about = kept.latest()
+    assert about["step"] == 1
+
+
+@pytest.mark.parametrize("name", [storage.TENSORS, storage.DESCRIPTION, storage.CHECKSUMS])
+def test_one_that_is_cut_short_or_lacks_a_file_gives_way_too(tmp_path, name):
+    kept = written(tmp_path, 1, 2)
+    path = tmp_path / "000000002" / name
+    for damage in (lambda: path.write_bytes(path.read_bytes()[:-3]), path.unlink):
+        damage()
+        with pytest.warns(UserWarning, match="before it"):
+            assert kept.latest()[1]["step"] == 1
+
+
+def test_where_all_are_damaged_work_begins_anew(tmp_path):
+    kept = written(tmp_path, 1, 2)
+    for path in tmp_path.glob("0*/" + storage.TENSORS):
+        path.write_bytes(b"")
+    with pytest.warns(UserWarning, match="damaged"):
+        assert kept.latest() is None
+
+
+def test_a_full_disk_is_one_error_and_the_last_good_one_stays(tmp_path, monkeypatch):
+    kept = written(tmp_path, 1)
+
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for what in ("save_file", "sync", "_move"):
+        with monkeypatch.context() as patch:
+            patch.setattr(storage, what, full)
+            with pytest.raises(InputError, match=r"cannot write .*No space left"):
+                kept.save(2, numbers(2), {"step": 2})
+        assert kept.latest()[1]["step"] == 1
+        assert [p.name for p in tmp_path.iterdir()] == ["000000001"]  # nothing half
+
+
+def test_a_folder_belongs_to_one_process_until_that_ends(tmp_path):
+    code = (
+        "import sys, time; from stochens.checkpoints import alone_in\n"
+        "with alone_in(sys.argv[1]): print('held', flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        said = rf"another process \({other.pid}\) works in"
+        with pytest.raises(InputError, match=said), alone_in(tmp_path):
+            pass
+        other.kill()
+        other.wait()
+    with alone_in(tmp_path):  # though nobody could tidy up
+        assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+    (tmp_path / "lock").unlink()
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(InputError, match="not empty"), alone_in(tmp_path):
+        pass
+
+
+# Signals ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), (15, SystemExit)])
+def test_signals_wait_to_be_asked_for(number, kind):
+    def asked() -> None:
+        with stoppable() as stop:
+            assert stop() is None
+            os.kill(os.getpid(), number)
+            time.sleep(0.01)
+            assert isinstance(stop(), kind)  # and yet we are here
+
+    def twice() -> None:
+        with stoppable():
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)
+            pytest.fail("the second one does not wait")
+
+    before = signal.getsignal(number)
+    with pytest.raises(kind) as raised:
+        asked()
+    if kind is SystemExit:
+        assert raised.value.code == TERMINATED
+    with pytest.raises(kind):
+        twice()
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_training_that_is_stopped_goes_on_where_it_was(number, tmp_path):
+    data = stochens.toy_set("a", n=60)
+    options = {"members": 3, "epochs": 12, "batch_size": 20, "method": "np-dropout"}
+    whole = stochens.fit(stochens.MLP(2, 5, 2), data, **options)
+    seen = []
+
+    def log(epoch, values):
+        seen.append(epoch)
+        if epoch == 4:
+            os.kill(os.getpid(), number)
+
+    options["checkpoint"] = tmp_path / "kept"
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        stochens.fit(stochens.MLP(2, 5, 2), data, log=log, **options)
+    assert seen == [0, 1, 2, 3, 4]
+    again = stochens.fit(stochens.MLP(2, 5, 2), data, log=lambda e, v: seen.append(e), **options)
+    assert seen == list(range(12))
+    for name, p in whole.params.items():
+        assert torch.equal(again.params[name], p)
+    assert torch.equal(again.history.loss, whole.history.loss)
+
+
+def test_checkpoints_of_another_training_are_refused_by_name(tmp_path):
+    data = stochens.toy_set("a", n=40)
+    options = {"members": 2, "epochs": 1, "checkpoint": tmp_path / "kept"}
+    stochens.fit(stochens.MLP(2, 3, 2), data, **options)
+    stochens.fit(stochens.MLP(2, 3, 2), data, **options)  # the same: there is nothing to do
+    for change, said in (
+        ({"lr": 0.5}, "lr was 0.001 there and is 0.5 now"),
+        ({"method": "regular"}, "network was|methods was"),
+        ({"seed": 3}, "seed was 0"),
+    ):
+        with pytest.raises(InputError, match=said):
+            stochens.fit(stochens.MLP(2, 3, 2), data, **{**options, **change})
+    with pytest.raises(InputError, match="the data differ"):
+        stochens.fit(stochens.MLP(2, 3, 2), stochens.toy_set("b", n=40), **options)
+
+
+def test_a_damaged_last_checkpoint_costs_only_the_time_since_the_one_before(tmp_path):
+    data = stochens.toy_set("a", n=60)
+    options = {"members": 2, "epochs": 5, "batch_size": 20, "checkpoint_every": 0.0}
+    folder = tmp_path / "kept"
+    whole = stochens.fit(stochens.MLP(2, 4, 2), data, checkpoint=folder, **options)
+    last = sorted(folder.glob("members-*/0*"))[-1] / storage.TENSORS
+    last.write_bytes(last.read_bytes()[:-1] + b"?")
+    with pytest.warns(UserWarning, match="the checkpoint before it is used"):
+        again = stochens.fit(stochens.MLP(2, 4, 2), data, checkpoint=folder, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name, p in whole.params.items():
+            assert torch.equal(again.params[name], p)
