@@ -1,12 +1,13 @@
 """Checkpoints of long work: the last good one is found, whatever happened to those after it.
 
-    FOLDER/lock         held by the process that works there, and by nobody once it is gone
+    FOLDER/.lock        held by the process that works there, and by nobody once it is gone
     FOLDER/000000123    a checkpoint, whole (storage.py), named by how far the work was
 
 Two are kept, so that one that is damaged costs no more than the time since the one before it.
 """
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -27,7 +28,7 @@ try:
 except ImportError:  # Windows has no such locks, and so no protection from oneself
     fcntl = None  # type: ignore[assignment]
 
-KEPT, LOCK = 2, "lock"
+KEPT, LOCK = 2, ".lock"
 EVERY = 60.0  # seconds between checkpoints
 TERMINATED = 128 + signal.SIGTERM  # the exit code that shells give it
 
@@ -68,6 +69,53 @@ class Checkpoints:
 
     def _all(self) -> list[Path]:
         return sorted(path for path in self.folder.iterdir() if path.name.isdigit())
+
+
+class Keeper:
+    """For work in steps: what was found of it, and when to keep it again. See `kept_in`."""
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints | None,
+        settings: dict[str, Any],
+        stop: Callable[[], BaseException | None],
+    ) -> None:
+        self._checkpoints, self._settings, self._stop = checkpoints, settings, stop
+        self.found: dict[str, Tensor] | None = None
+        content = None if checkpoints is None else checkpoints.latest()
+        if checkpoints is not None and content is not None:
+            self.found, about = content
+            refuse_other(settings, about.get("settings", {}), str(checkpoints.folder))
+
+    def __call__(self, number: int, tensors: Callable[[], dict[str, Tensor]]) -> None:
+        """After a step: a checkpoint if it is time for one, or if somebody wants to stop."""
+        if self._checkpoints is None:
+            return
+        stop = self._stop()
+        if stop is not None or self._checkpoints.due():
+            self.now(number, tensors)
+        if stop is not None:
+            raise stop
+
+    def now(self, number: int, tensors: Callable[[], dict[str, Tensor]]) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.save(number, tensors(), {"settings": self._settings})
+
+
+@contextlib.contextmanager
+def kept_in(
+    folder: str | Path | None, format: str, settings: dict[str, Any], *, every: float = EVERY
+) -> Iterator[Keeper]:
+    """Work that is kept in a folder, which is ours alone meanwhile; None: it is not kept.
+
+    Signals to stop wait for the end of a step. `settings` are what work that goes on must share.
+    """
+    if folder is None:
+        yield Keeper(None, settings, lambda: None)
+        return
+    settings = json.loads(json.dumps(settings))  # as they will be read
+    with alone_in(folder), stoppable() as stop:
+        yield Keeper(Checkpoints(folder, format, every=every), settings, stop)
 
 
 def refuse_other(now: dict[str, Any], then: dict[str, Any], where: str) -> None:

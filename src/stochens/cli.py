@@ -31,6 +31,7 @@ Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 Device = Annotated[
     str | None, typer.Option(help="cpu or cuda; the GPU if there is one.", show_default=False)
 ]
+Resume = Annotated[Path | None, typer.Option(help="Go on with this run, which was stopped.")]
 Out = Annotated[
     Path | None,
     typer.Option(help="Folder to write to, new or empty; runs/NAME-TIME if not given."),
@@ -68,6 +69,7 @@ def toy(
     seed: Seed = 0,
     device: Device = None,
     jobs: Annotated[int, typer.Option(min=1, help="Sets to work on at a time.")] = 1,
+    resume: Resume = None,
     out: Out = None,
 ) -> None:
     """The paper's toy experiment: how close every method comes to the true posterior, by NUTS.
@@ -90,7 +92,10 @@ def toy(
         jobs=jobs,
         out=_place(out, "toy"),
     )
-    _run(config.out, lambda note: toy_experiment.run(config, note=note))
+    if resume is not None:
+        config = toy_experiment.resumed(resume)
+    again = resume is not None
+    _run(config.out, lambda note: toy_experiment.run(config, resume=again, note=note))
 
 
 @app.command()
@@ -99,6 +104,7 @@ def digits(
     members: Members = None,
     seed: Seed = 0,
     device: Device = None,
+    resume: Resume = None,
     out: Out = None,
 ) -> None:
     """The same comparison on handwritten digits, with a small convolutional network and HMC.
@@ -109,7 +115,10 @@ def digits(
     config = digits_experiment.configured(
         preset, members=members, seed=seed, device=device, out=_place(out, "digits")
     )
-    _run(config.out, lambda note: digits_experiment.run(config, note=note))
+    if resume is not None:
+        config = digits_experiment.resumed(resume)
+    again = resume is not None
+    _run(config.out, lambda note: digits_experiment.run(config, resume=again, note=note))
 
 
 @app.command()
@@ -150,9 +159,7 @@ def cifar(
     seed: Annotated[int | None, typer.Option(help="Seed of everything random: 0.")] = None,
     device: Device = None,
     engine: Annotated[str | None, typer.Option(help="How to train, as in fit: auto.")] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="Go on with this run, which was stopped.")
-    ] = None,
+    resume: Resume = None,
     out: Out = None,
 ) -> None:
     """ResNet-20-FRN ensembles on CIFAR, measured against the published HMC predictions.

@@ -84,6 +84,16 @@ def by_nuts(folder: Path) -> Posterior:
     return stochens.nuts(stochens.MLP(2, 5, 2), data(), checkpoint=folder, **options)
 
 
+def by_langevin(folder: Path) -> Posterior:
+    options = {"members": 5, "steps": 400, "batch_size": 20}
+    return stochens.langevin(stochens.MLP(2, 5, 2), data(), checkpoint=folder, **options)
+
+
+def by_sghmc(folder: Path) -> Posterior:
+    options = {"kind": "csghmc", "chains": 3, "samples": 20, "burn_in": 60, "batch_size": 20}
+    return stochens.sgmcmc(stochens.MLP(2, 5, 2), data(), checkpoint=folder, **options)
+
+
 WORK: dict[str, Callable[[Path], Posterior]] = {
     "regular": by_fit("regular"),
     "dropout": by_fit("dropout"),
@@ -93,6 +103,8 @@ WORK: dict[str, Callable[[Path], Posterior]] = {
     "convolutions": by_convolutions,
     "swag": by_swag,
     "nuts": by_nuts,
+    "langevin": by_langevin,
+    "sghmc": by_sghmc,
 }
 
 

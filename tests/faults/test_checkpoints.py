@@ -102,8 +102,8 @@ def test_a_folder_belongs_to_one_process_until_that_ends(tmp_path):
         other.kill()
         other.wait()
     with alone_in(tmp_path):  # though nobody could tidy up
-        assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
-    (tmp_path / "lock").unlink()
+        assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
+    (tmp_path / ".lock").unlink()
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(InputError, match="not empty"), alone_in(tmp_path):
         pass

@@ -29,12 +29,12 @@ from stochens.experiments.cifar_measures import (
     ood,
 )
 from stochens.experiments.cifar_rows import METHODS, block_of, row_name
-from stochens.experiments.rows import Training, course
+from stochens.experiments.rows import Training, course, finished, kept, opened, stopped_run
 from stochens.metrics import Interval
 from stochens.networks import ResNet20FRN
 from stochens.posterior import Posterior, join_posteriors, load
 from stochens.predict import Predictive
-from stochens.report.run_folder import METRICS, TRAINING, Run, RunFolder
+from stochens.report.run_folder import METRICS, TRAINING, RunFolder
 
 REFERENCE = "HMC"
 NAMES = ("cifar10", "cifar100")
@@ -84,12 +84,8 @@ def configured(data: Path | None, **changes: Any) -> Config:
 
 def resumed(path: Path, **changes: Any) -> Config:
     """What the run in this folder is made of; only what leaves its members alone may change."""
-    about = Run(path).about
-    if about.get("experiment") != "cifar":
-        raise InputError(f"{path} is no run of stochens cifar, but of {about.get('experiment')!r}")
-    known = {field.name for field in dataclasses.fields(Config)}
-    before = {name: v for name, v in about["config"].items() if name in known}
-    before |= {"data": Path(before["data"]), "out": path}
+    before = stopped_run(path, "cifar")
+    before["data"] = Path(before["data"])
     for name, value in changes.items():
         if value is None or value == before[name]:
             continue
@@ -123,16 +119,14 @@ def run(
     images = _images(config)
     reference = _reference(config, images)
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(config).items()}
-    folder = (
-        RunFolder.again(config.out, config=settings, device=device)
-        if resume
-        else RunFolder(config.out, experiment="cifar", config=settings, device=device)
-    )
     row = row_name(config.method, config.rate)
-    ensemble = _trained(config, folder, images, row, device, note)
-    _measure(config, folder, images, reference, row, ensemble, note)
-    folder.write(complete=len(ensemble) >= config.members)
-    return folder.path
+    with opened(config.out, "cifar", settings, device, resume=resume) as folder:
+        ensemble = _trained(config, folder, images, row, device, note)
+        _measure(config, folder, images, reference, row, ensemble, note)
+        if len(ensemble) >= config.members:
+            return finished(folder)
+        folder.write()
+        return folder.path
 
 
 # Data ---------------------------------------------------------------------------------------------
@@ -211,7 +205,7 @@ def _trained(
         note(f"{row}: members {ids[0]} to {ids[-1]}, {config.epochs} epochs")
         start = time.monotonic()
         with folder.timed(f"{config.name}/{row} {path.name}"):
-            posterior = block_of(config, net, data, ids, device)
+            posterior = block_of(config, net, data, ids, device, kept(folder, path.name))
         longest = max(longest, time.monotonic() - start)
         posterior.save(path)
         folder.write()

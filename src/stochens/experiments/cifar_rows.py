@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ class Options(Protocol):
     def engine(self) -> str: ...
 
 
-Make = Callable[[Options, Net, Data, Sequence[int], str], Posterior]
+Make = Callable[[Options, Net, Data, Sequence[int], str, Path], Posterior]
 
 
 def _common(options: Options, ids: Sequence[int], device: str) -> dict[str, Any]:
@@ -61,30 +62,38 @@ def _common(options: Options, ids: Sequence[int], device: str) -> dict[str, Any]
 
 
 def _by_fit(method_of: Callable[[float], MethodLike]) -> Make:
-    def make(options: Options, net: Net, data: Data, ids: Sequence[int], device: str) -> Posterior:
+    def make(
+        options: Options, net: Net, data: Data, ids: Sequence[int], device: str, keep: Path
+    ) -> Posterior:
         return fit(
             net,
             data,
             method=method_of(options.rate),
             lr=options.lr,
             schedule=options.schedule,
+            checkpoint=keep,
             **_common(options, ids, device),
         )
 
     return make
 
 
-def _by_swa(options: Options, net: Net, data: Data, ids: Sequence[int], device: str) -> Posterior:
+def _by_swa(
+    options: Options, net: Net, data: Data, ids: Sequence[int], device: str, keep: Path
+) -> Posterior:
     return multiswa(
         net,
         data,
         lr=SWA_RATE * options.lr,
         average_from=1 - SWA_TAIL,
+        checkpoint=keep,
         **_common(options, ids, device),
     )
 
 
-def _by_sghmc(options: Options, net: Net, data: Data, ids: Sequence[int], device: str) -> Posterior:
+def _by_sghmc(
+    options: Options, net: Net, data: Data, ids: Sequence[int], device: str, keep: Path
+) -> Posterior:
     """Chains of CYCLES draws each, as many as make the block; its members are those draws."""
     chains = -(-len(ids) // CYCLES)
     steps = options.epochs * -(-len(data[0]) // options.batch_size) // CYCLES  # of a cycle
@@ -105,6 +114,7 @@ def _by_sghmc(options: Options, net: Net, data: Data, ids: Sequence[int], device
         device=device,
         bf16=device.startswith("cuda"),
         engine=options.engine,
+        checkpoint=keep,
     )
     first = drawn.take(slice(0, len(ids)))
     return dataclasses.replace(first, members=tuple(ids), seed=options.seed)
@@ -136,6 +146,8 @@ def row_name(method: str, rate: float) -> str:
     return ROWS[method].format(rate=rate)
 
 
-def block_of(options: Options, net: Net, data: Data, ids: Sequence[int], device: str) -> Posterior:
-    """The members with these numbers, trained."""
-    return METHODS[options.method](options, net, data, ids, device)
+def block_of(
+    options: Options, net: Net, data: Data, ids: Sequence[int], device: str, keep: Path
+) -> Posterior:
+    """The members with these numbers, trained; `keep` is where the work is kept meanwhile."""
+    return METHODS[options.method](options, net, data, ids, device, keep)

@@ -16,7 +16,17 @@ from torch import Tensor, nn
 from stochens import metrics
 from stochens.data.digits import digits, noisy, photo_patches, rotated
 from stochens.errors import InputError
-from stochens.experiments.rows import Training, course, fields, schedule, summary
+from stochens.experiments.rows import (
+    Training,
+    course,
+    fields,
+    finished,
+    kept,
+    opened,
+    schedule,
+    stopped_run,
+    summary,
+)
 from stochens.fitting import fit
 from stochens.members import Params
 from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular
@@ -115,51 +125,61 @@ METHODS: dict[str, Train] = {
 }
 
 
-def run(config: Config, *, note: Callable[[str], None] = lambda text: None) -> Path:
-    """Sample, train, predict, compare; everything goes to the run folder, which is returned."""
+def resumed(path: Path) -> Config:
+    """That of a run that was stopped."""
+    return Config(**stopped_run(path, "digits"))
+
+
+def run(
+    config: Config, *, resume: bool = False, note: Callable[[str], None] = lambda text: None
+) -> Path:
+    """Sample, train, predict, compare; everything goes to the run folder, which is returned.
+
+    `resume`: what the folder holds is done already, and the rest is gone on with.
+    """
     data, places, labels = _images(config)
     settings = dataclasses.asdict(config) | {"out": str(config.out)}
     device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    folder = RunFolder(config.out, experiment="digits", config=settings, device=device)
-    for domain in LABELLED:
-        folder.arrays[f"{SET}/points/labels-{domain}"] = labels.numpy()
-    net = SmallResNetFRN(channels=config.channels)
+    with opened(config.out, "digits", settings, device, resume=resume) as folder:
+        for domain in LABELLED:
+            folder.arrays[f"{SET}/points/labels-{domain}"] = labels.numpy()
+        net = SmallResNetFRN(channels=config.channels)
 
-    note(f"{REFERENCE}: {config.chains} chains of {config.samples} draws")
-    with folder.timed(f"{SET}/{REFERENCE}"):
-        reference = sample(net, data, config)
-        truth = {place: reference.predict(x, keep_draws=False) for place, x in places.items()}
-    told = summary(reference, places["test"][:DIAGNOSED])
-    folder.put(SAMPLER, (SET,), _written(told))
-    _keep(folder, REFERENCE, truth)
-    _put(folder, REFERENCE, measured(truth, labels, resamples=config.resamples))
-    if config.chains > 1:
-        near = {d: closeness(*halves(p), resamples=config.resamples) for d, p in truth.items()}
-        _put(folder, CEILING, near)
-    folder.write()
-
-    for name, train in METHODS.items():
-        steps = config.langevin_steps if name == "langevin" else config.steps
-        note(f"{name}: {config.members} members, {steps} steps")
-        with folder.timed(f"{SET}/{name}"):
-            posterior = train(
-                net,
-                data,
-                steps=steps,
-                members=config.members,
-                seed=config.seed,
-                device=config.device,
-            )
-            found = {place: posterior.predict(x) for place, x in places.items()}
-        _keep(folder, name, found)
-        _put(folder, name, measured(found, labels, resamples=config.resamples))
-        near = {d: closeness(p, truth[d], resamples=config.resamples) for d, p in found.items()}
-        _put(folder, name, near)
-        row = Training(name, train, steps)
-        folder.put(TRAINING, (SET, name), course(posterior, row))
+        note(f"{REFERENCE}: {config.chains} chains of {config.samples} draws")
+        with folder.timed(f"{SET}/{REFERENCE}"):
+            reference = sample(net, data, config, folder)
+            truth = {place: reference.predict(x, keep_draws=False) for place, x in places.items()}
+        told = summary(reference, places["test"][:DIAGNOSED])
+        folder.put(SAMPLER, (SET,), _written(told))
+        _keep(folder, REFERENCE, truth)
+        _put(folder, REFERENCE, measured(truth, labels, resamples=config.resamples))
+        if config.chains > 1:
+            near = {d: closeness(*halves(p), resamples=config.resamples) for d, p in truth.items()}
+            _put(folder, CEILING, near)
         folder.write()
-    folder.write(complete=True)
-    return folder.path
+
+        for name, train in METHODS.items():
+            steps = config.langevin_steps if name == "langevin" else config.steps
+            note(f"{name}: {config.members} members, {steps} steps")
+            with folder.timed(f"{SET}/{name}"):
+                posterior = train(
+                    net,
+                    data,
+                    steps=steps,
+                    members=config.members,
+                    seed=config.seed,
+                    device=config.device,
+                    checkpoint=kept(folder, name),
+                )
+                found = {place: posterior.predict(x) for place, x in places.items()}
+            _keep(folder, name, found)
+            _put(folder, name, measured(found, labels, resamples=config.resamples))
+            near = {d: closeness(p, truth[d], resamples=config.resamples) for d, p in found.items()}
+            _put(folder, name, near)
+            row = Training(name, train, steps)
+            folder.put(TRAINING, (SET, name), course(posterior, row))
+            folder.write()
+        return finished(folder)
 
 
 def _images(config: Config) -> tuple[Data, dict[str, Tensor], Tensor]:
@@ -181,12 +201,15 @@ def _images(config: Config) -> tuple[Data, dict[str, Tensor], Tensor]:
 # The reference ------------------------------------------------------------------------------------
 
 
-def sample(net: nn.Module, data: Data, config: Config) -> Posterior:
+def sample(net: nn.Module, data: Data, config: Config, folder: RunFolder) -> Posterior:
     """Full-batch HMC from members that no ensemble has, brought to the size of the prior."""
     sd = PRIOR_PRECISION**-0.5
     ids = range(config.members, config.members + config.chains)
     common: dict[str, Any] = {"seed": config.seed, "device": config.device}
-    trained = METHODS["regular"](net, data, steps=config.steps, members=ids, **common)
+    start = kept(folder, "start")
+    trained = METHODS["regular"](
+        net, data, steps=config.steps, members=ids, checkpoint=start, **common
+    )
     return hmc(
         net,
         data,
@@ -199,6 +222,7 @@ def sample(net: nn.Module, data: Data, config: Config) -> Posterior:
         max_leapfrogs=config.leapfrogs,
         step_size=FIRST_STEP * sd,
         target_accept=TARGET_ACCEPT,
+        checkpoint=kept(folder, REFERENCE),
         **common,
     )
 

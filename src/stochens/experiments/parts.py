@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from stochens.errors import InputError
-from stochens.report.run_folder import Run, RunFolder
+from stochens.report.run_folder import RUN, Run, RunFolder
 
 PARTS = "parts"
 
@@ -42,11 +42,12 @@ def side_by_side(
                 except InputError:
                     continue  # it had not begun
             folder.write()
-            shutil.rmtree(folder.path / PARTS, ignore_errors=True)
+        shutil.rmtree(folder.path / PARTS, ignore_errors=True)
 
 
 def _quietly(run: Callable[..., Any], part: PartConfig) -> None:
     """In another process: what it notes goes to the terminal as it is."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     warnings.simplefilter("default")
-    run(part, note=lambda text: print(text, flush=True))
+    begun = (part.out / RUN).exists()  # by a run that was stopped
+    run(part, resume=begun, note=lambda text: print(text, flush=True))

@@ -3,7 +3,10 @@ reference."""
 
 import dataclasses
 import math
+import re
+import shutil
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,9 +15,44 @@ from torch import Tensor
 from stochens.errors import InputError, did_you_mean
 from stochens.posterior import Posterior
 from stochens.posteriors.diagnostics import diagnose
+from stochens.report.run_folder import Run, RunFolder
 
 BATCH, RATE = 100, 0.01  # the authors' code: Adam, divided by 10 at 1/2 and 3/4, fresh each time
 LAST_PART = 0.2  # of training, over which the loss and its fluctuation are told
+
+
+CHECKPOINTS = "checkpoints"  # the folder in a run's, while it runs
+
+
+def opened(
+    out: Path, experiment: str, config: dict[str, Any], device: str, *, resume: bool
+) -> RunFolder:
+    """The folder of a new run, or of one to go on with."""
+    if resume:
+        return RunFolder.again(out, config=config, device=device)
+    return RunFolder(out, experiment=experiment, config=config, device=device)
+
+
+def kept(folder: RunFolder, *names: object) -> Path:
+    """Where a piece of a run's work is kept. A run that is begun again finds there what is done."""
+    return folder.path / CHECKPOINTS / re.sub(r"[^A-Za-z0-9]+", "-", " ".join(map(str, names)))
+
+
+def finished(folder: RunFolder) -> Path:
+    """Close a run that is whole; returns its folder."""
+    folder.write(complete=True)
+    shutil.rmtree(folder.path / CHECKPOINTS, ignore_errors=True)
+    return folder.path
+
+
+def stopped_run(path: Path, experiment: str) -> dict[str, Any]:
+    """The configuration of a run to go on with."""
+    about = Run(path).about
+    if about.get("experiment") != experiment:
+        raise InputError(
+            f"{path} is no run of stochens {experiment}, but of {about.get('experiment')!r}"
+        )
+    return {**about["config"], "out": path}
 
 
 def fields(

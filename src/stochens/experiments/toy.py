@@ -17,7 +17,19 @@ from stochens.data.toy import IN_DOMAIN, OUT_OF_DOMAIN, grid, toy_set, uniform_p
 from stochens.errors import InputError, did_you_mean
 from stochens.experiments.parts import PARTS, side_by_side
 from stochens.experiments.replicates import Replicates
-from stochens.experiments.rows import BATCH, Train, Training, course, fields, schedule, summary
+from stochens.experiments.rows import (
+    BATCH,
+    Train,
+    Training,
+    course,
+    fields,
+    finished,
+    kept,
+    opened,
+    schedule,
+    stopped_run,
+    summary,
+)
 from stochens.fitting import fit
 from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular
 from stochens.methods.np_dropout import SECOND
@@ -99,6 +111,13 @@ def configured(preset: str, **changes: Any) -> Config:
     return Config(preset=preset, **fields(PRESETS, preset, changes))
 
 
+def resumed(path: Path) -> Config:
+    """That of a run that was stopped."""
+    found = stopped_run(path, "toy")
+    lists = {k: tuple(v) for k, v in found.items() if isinstance(v, list)}
+    return Config(**{**found, **lists})
+
+
 def _by_fit(method: Any) -> Train:
     def train(data: Any, *, steps: int, **options: Any) -> Posterior:
         settings = schedule(source(data).size, steps)
@@ -152,22 +171,26 @@ def trainings(config: Config, set_name: str) -> list[Training]:
     return [row for row in rows if not config.only or row.name in config.only]
 
 
-def run(config: Config, *, note: Callable[[str], None] = lambda text: None) -> Path:
-    """Sample, train, predict, compare; everything goes to the run folder, which is returned."""
+def run(
+    config: Config, *, resume: bool = False, note: Callable[[str], None] = lambda text: None
+) -> Path:
+    """Sample, train, predict, compare; everything goes to the run folder, which is returned.
+
+    `resume`: what the folder holds is done already, and the rest is gone on with.
+    """
     for name in config.sets:
         toy_set(name, n=config.points)  # refuses an unknown one before any work
         trainings(config, name)  # likewise
     settings = dataclasses.asdict(config) | {"out": str(config.out)}
     device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    folder = RunFolder(config.out, experiment="toy", config=settings, device=device)
-    if config.jobs > 1:
-        side_by_side(run, _parts(config), folder, jobs=config.jobs)
-    else:
-        replicates = Replicates(several=config.draws * config.seeds > 1)
-        for set_name in config.sets:
-            _one_set(config, folder, replicates, set_name, note)
-    folder.write(complete=True)
-    return folder.path
+    with opened(config.out, "toy", settings, device, resume=resume) as folder:
+        if config.jobs > 1:
+            side_by_side(run, _parts(config), folder, jobs=config.jobs)
+        else:
+            replicates = Replicates(several=config.draws * config.seeds > 1)
+            for set_name in config.sets:
+                _one_set(config, folder, replicates, set_name, note)
+        return finished(folder)
 
 
 def _parts(config: Config) -> list[Config]:
@@ -204,7 +227,7 @@ def _one_set(
     for row in trainings(config, set_name):
         note(f"set {set_name}: {row.name}, {row.steps} steps")
         with folder.timed(f"{set_name}/{row.name}"):
-            trained = list(_ensembles(config, row, draws))
+            trained = list(_ensembles(config, folder, set_name, row, draws))
         for k, (draw, posterior) in enumerate(trained):
             kept = k == 0
             wanted = places if kept else {d: places[d] for d in DOMAINS}
@@ -223,7 +246,7 @@ def _one_set(
         replicates.write(folder)
         folder.write()
     if not config.only:
-        _curve(config, replicates, set_name, draws, places, note)
+        _curve(config, folder, replicates, set_name, draws, places, note)
     replicates.write(folder)
     folder.write()
 
@@ -248,6 +271,7 @@ def _sampled(
             target_accept=0.9,
             seed=config.seed + number,
             device=config.device,
+            checkpoint=kept(folder, set_name, number, REFERENCE),
         )
     truth = {place: reference.predict(x, keep_draws=False) for place, x in places.items()}
     if number == 0:
@@ -263,24 +287,27 @@ def _sampled(
 
 
 def _ensembles(
-    config: Config, row: Training, draws: list[Draw]
+    config: Config, folder: RunFolder, set_name: str, row: Training, draws: list[Draw]
 ) -> Iterator[tuple[Draw, Posterior]]:
     """`seeds` independent ensembles of each data draw, trained together: a member depends on its
     own number alone, so this is the same as so many trainings, in fewer and larger steps."""
-    size, options = config.members, {"start": row.start, "device": config.device}
+    size = config.members
+    options: dict[str, Any] = {"steps": row.steps, "start": row.start, "device": config.device}
+    place = (set_name, row.name, row.steps)
     if row.replicas and len(draws) > 1:
         members = size * config.seeds * len(draws)
         data = Replicas(draw.data for draw in draws)
-        trained = row.train(data, steps=row.steps, members=members, seed=config.seed, **options)
+        options |= {"members": members, "seed": config.seed, "checkpoint": kept(folder, *place)}
+        trained = row.train(data, **options)
         parts = [trained.take(slice(d, None, len(draws))) for d in range(len(draws))]
         numbers = [tuple(range(len(part))) for part in parts]
     else:
         parts = [
             row.train(
                 draw.data,
-                steps=row.steps,
                 members=size * config.seeds,
                 seed=config.seed + 100 * draw.number,
+                checkpoint=kept(folder, *place, draw.number),
                 **options,
             )
             for draw in draws
@@ -344,6 +371,7 @@ def set_distance(posterior: Posterior) -> float:
 
 def _curve(
     config: Config,
+    folder: RunFolder,
     replicates: Replicates,
     set_name: str,
     draws: list[Draw],
@@ -354,7 +382,8 @@ def _curve(
     for steps in config.curve:
         for name in CURVES:
             note(f"set {set_name}: {name}, {steps} steps")
-            for draw, posterior in _ensembles(config, Training(name, METHODS[name], steps), draws):
+            row = Training(name, METHODS[name], steps)
+            for draw, posterior in _ensembles(config, folder, set_name, row, draws):
                 for domain in DOMAINS:
                     p = posterior.predict(places[domain], keep_draws=False)
                     replicates.curve((set_name, name, domain), steps, p, draw.truth[domain])

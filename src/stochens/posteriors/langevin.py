@@ -17,11 +17,13 @@ import dataclasses
 import itertools
 import math
 import warnings
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from stochens.checkpoints import kept_in
 from stochens.checks import positive, whole, whole_or_none
 from stochens.errors import InputError
 from stochens.hashed import MOMENTUM, normal
@@ -40,6 +42,7 @@ from stochens.posteriors.target import flatten, unflatten
 from stochens.progress import progress_bar
 from stochens.randomness import SAMPLER, derive
 
+FORMAT = "stochens langevin 1"
 STREAM = 2  # of the numbers of (seed, SAMPLER, member)
 STEP = 0.2  # h = STEP / sqrt(N): the likelihood's curvature grows with the data
 TAIL = 0.5  # the last part of the steps, over which mini-batch steps shrink
@@ -89,6 +92,7 @@ def langevin(
     bf16: bool = False,
     engine: str = "auto",
     progress: bool | None = None,
+    checkpoint: str | Path | None = None,
 ) -> Posterior:
     """An ensemble whose members are draws from the posterior, each carried there from the prior.
 
@@ -108,6 +112,7 @@ def langevin(
     bf16: the network in bfloat16, on CUDA; parameters stay as they are.
     engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "compile", "vmap" or
         "loop", as in `fit`.
+    checkpoint: a folder to save the run in once a minute; a run found there is gone on with.
 
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
     >>> posterior = langevin(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), members=20, steps=300)
@@ -147,10 +152,17 @@ def langevin(
     keys = [derive(seed, SAMPLER, member, STREAM) for member in range(members)]
     key = torch.tensor(keys, device=q.device)  # [M]
     p = normal(key, torch.full_like(key, -1), MOMENTUM, q.shape[1]).to(q)  # [M, D]
-    stream = itertools.islice(batches(problem, batch, members), steps)
     g = prior_precision * q  # of U_0, which is the prior's alone
-    with context, progress_bar("langevin", total=steps * members, show=progress) as bar:
-        for step, rows in enumerate(stream):
+    settings = {"batch_size": batch, **plan._asdict(), **problem.settings()}
+    bars = progress_bar("langevin", total=steps * members, show=progress)
+    with context, bars as bar, kept_in(checkpoint, FORMAT, settings) as keep:
+        done = 0
+        if keep.found is not None:
+            q, p, g = (keep.found[name].to(q) for name in ("q", "p", "g"))
+            done = int(keep.found["step"])
+        bar.advance(done * members)
+        stream = itertools.islice(batches(problem, batch, members), done, steps)
+        for step, rows in enumerate(stream, done):
             noise = normal(key, torch.full_like(key, step), MOMENTUM, q.shape[1]).to(q)
             q, p = _drift(q, p, g, noise, plan, step, prior_precision)
             energy, g = gradient(problem, data_term, q, rows, step, weight=plan.weight(step))
@@ -158,11 +170,18 @@ def langevin(
                 refuse_bad_start(energy)
             p = p - 0.5 * plan.size(step) * prior_precision**-0.5 * g
             bar.advance(members)
+            keep(step + 1, lambda: _named(q, p, g, step + 1))  # noqa: B023, called at once
+        keep.now(steps, lambda: _named(q, p, g, steps))
     kept = _kept(q, plan, prior_precision)  # [m]
     _warn_if_short(plan)
     way: Engine = "loop" if engine == "loop" else "vmap"
     posterior = problem.posterior(unflatten(q[kept], problem.shapes), engine=way)
     return dataclasses.replace(posterior, members=tuple(kept.tolist()))
+
+
+def _named(q: Tensor, p: Tensor, g: Tensor, step: int) -> dict[str, Tensor]:
+    """A run after so many steps."""
+    return {"q": q, "p": p, "g": g, "step": torch.tensor(step)}
 
 
 def _drift(

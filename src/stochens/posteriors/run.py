@@ -1,13 +1,12 @@
 """The loop round an engine: progress, interruptions, and what to keep of both."""
 
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from stochens.checkpoints import Checkpoints
+from stochens.checkpoints import Keeper
 from stochens.hashed import MOMENTUM, normal
 from stochens.posteriors.engines import Runner, names, restored, tensors
 from stochens.posteriors.target import Target, prior_energy
@@ -35,15 +34,12 @@ class Snapshot(NamedTuple):
         return cls(state, Record(named["draws"], named["stats"]))
 
 
-def run(
-    runner: Runner,
-    record: Record,
-    rules: Rules,
-    bar: Bar,
-    save: "Saver | None",
-    stop: Callable[[], BaseException | None] = lambda: None,
-) -> bool:
+def run(runner: Runner, record: Record, rules: Rules, bar: Bar, keep: Keeper) -> bool:
     """Advance until every chain has its draws; False if Ctrl-C came first."""
+
+    def named() -> dict[str, Tensor]:
+        return Snapshot(runner.state(), record).named()
+
     end, block = record.stats.shape[1], 1
     done = int(runner.state().transition.sum())
     total, began, first = end * len(record.stats), time.monotonic(), done
@@ -59,10 +55,11 @@ def run(
             bar.note(
                 _note(runner.state(), record, rules, (done - first) / (time.monotonic() - began))
             )
-            if save is not None:
-                save(runner.state(), record, stop())
+            keep(done, named)
     except KeyboardInterrupt:
+        keep.now(int(runner.state().transition.sum()), named)
         return False
+    keep.now(done, named)
     return True
 
 
@@ -75,24 +72,6 @@ def _note(state: State, record: Record, rules: Rules, speed: float) -> str:
     mean = float(leapfrogs[-len(leapfrogs) // 2 :].mean()) if len(leapfrogs) else 0.0
     phase = "warm-up" if int(state.transition.min()) < rules.warmup else "sampling"
     return f"{phase}, {speed:,.1f} draws/s, {mean:,.0f} leapfrogs/draw, {diverged} diverged"
-
-
-class Saver:
-    """Writes a checkpoint now and then, and before it stops."""
-
-    def __init__(self, checkpoints: Checkpoints, settings: dict[str, Any]) -> None:
-        self.checkpoints, self._settings = checkpoints, settings
-
-    def __call__(self, state: State, record: Record, stop: BaseException | None) -> None:
-        if stop is not None or self.checkpoints.due():
-            self.now(state, record)
-        if stop is not None:
-            raise stop
-
-    def now(self, state: State, record: Record) -> None:
-        number = int(state.transition.sum())
-        named = Snapshot(state, record).named()
-        self.checkpoints.save(number, named, {"settings": self._settings})
 
 
 def reasonable_step(

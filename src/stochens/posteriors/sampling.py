@@ -1,6 +1,5 @@
 """`nuts` and `hmc`: reference posteriors, on the same stacked parameters as everything else."""
 
-import contextlib
 import math
 import warnings
 from pathlib import Path
@@ -9,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stochens import storage
 from stochens.chains import Chains
-from stochens.checkpoints import Checkpoints, alone_in, refuse_other, stoppable
+from stochens.checkpoints import kept_in, refuse_other
 from stochens.checks import positive, whole
 from stochens.errors import InputError
 from stochens.likelihoods import Likelihood
@@ -24,7 +22,7 @@ from stochens.posteriors.adaptation import Windows
 from stochens.posteriors.diagnostics import warn_of_trouble
 from stochens.posteriors.engines import choose
 from stochens.posteriors.problem import Problem, Start, prepare
-from stochens.posteriors.run import Saver, Snapshot, reasonable_step, run
+from stochens.posteriors.run import Snapshot, reasonable_step, run
 from stochens.posteriors.target import NetworkTarget, Target, flatten, unflatten
 from stochens.posteriors.trajectory import STATS, Record, Rules, State, initial
 from stochens.progress import progress_bar
@@ -187,11 +185,8 @@ def _sample(
     rules = rules._replace(windows=Windows(*(t.to(problem.x.device) for t in rules.windows)))
     target = _target(problem, engine)
     settings = _settings(sampler, rules, problem)
-    with contextlib.ExitStack() as held:
-        if checkpoint is not None:
-            held.enter_context(alone_in(checkpoint))
-        saver = None if checkpoint is None else Saver(Checkpoints(checkpoint, FORMAT), settings)
-        snapshot = _found(resume, saver, settings)
+    with kept_in(checkpoint, FORMAT, settings) as keep:
+        snapshot = _found(resume, keep.found, settings)
         if snapshot is None:
             state = _beginning(problem, target, rules, chains, step_size)
             record = _empty(state, rules, samples)
@@ -199,12 +194,9 @@ def _sample(
             state, record = _continued(snapshot, rules, samples, problem.x.device)
         runner = choose(engine, problem, target, state, rules, record)
         total = record.stats.shape[1] * chains
-        bar = held.enter_context(progress_bar(sampler, total=total, show=progress))
-        stop = held.enter_context(stoppable()) if saver is not None else lambda: None
-        bar.advance(int(state.transition.sum()))
-        whole_run = run(runner, record, rules, bar, saver, stop)
-        if saver is not None:
-            saver.now(runner.state(), record)
+        with progress_bar(sampler, total=total, show=progress) as bar:
+            bar.advance(int(state.transition.sum()))
+            whole_run = run(runner, record, rules, bar, keep)
     return _result(sampler, problem, runner.state(), record, rules, settings, whole_run)
 
 
@@ -285,20 +277,14 @@ def _empty(state: State, rules: Rules, samples: int) -> Record:
 
 
 def _found(
-    resume: Posterior | None, saver: Saver | None, settings: dict[str, Any]
+    resume: Posterior | None, kept: dict[str, Tensor] | None, settings: dict[str, Any]
 ) -> Snapshot | None:
     if resume is not None:
         if resume.chains is None or not resume.chains.state:
             raise InputError("resume must be what nuts or hmc returned; it holds no chains")
         refuse_other(settings, resume.chains.settings, "resume")
         return Snapshot.of(_with_draws(resume, settings["warmup"]))
-    found = None if saver is None else saver.checkpoints.latest()
-    if saver is None or found is None:
-        return None
-    named, about = found
-    with storage.reading(saver.checkpoints.folder):
-        refuse_other(settings, about["settings"], str(saver.checkpoints.folder))
-        return Snapshot.of(named)
+    return None if kept is None else Snapshot.of(kept)
 
 
 def _with_draws(posterior: Posterior, warmup: int) -> dict[str, Tensor]:

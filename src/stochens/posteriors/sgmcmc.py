@@ -3,13 +3,14 @@
 import math
 import warnings
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stochens.chains import Chains
-from stochens.checkpoints import refuse_other
+from stochens.checkpoints import kept_in, refuse_other
 from stochens.checks import positive, whole, whole_or_none
 from stochens.errors import InputError, did_you_mean
 from stochens.likelihoods import Likelihood
@@ -28,6 +29,7 @@ from stochens.posteriors.sgmcmc_steps import (
 from stochens.posteriors.target import flatten, unflatten
 from stochens.progress import progress_bar
 
+FORMAT = "stochens sgmcmc 1"
 KINDS = ("sgld", "sghmc", "csghmc")
 PRECONDITIONERS = ("rmsprop",)
 DEFAULT_RATES = {None: 1e-2, "rmsprop": 1e-3}
@@ -60,6 +62,7 @@ def sgmcmc(
     engine: str = "auto",
     progress: bool | None = None,
     resume: Posterior | None = None,
+    checkpoint: str | Path | None = None,
 ) -> Posterior:
     """The posterior by stochastic-gradient MCMC, all chains at once.
 
@@ -102,6 +105,7 @@ def sgmcmc(
         "loop", as in `fit`.
     resume: what an interrupted call returned, or, without cycles, a finished one when more samples
         are wanted. The draws are those that one long run would have made.
+    checkpoint: a folder to save the run in once a minute; a run found there is gone on with.
 
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
     >>> data = (x, (x[:, 0] > 0).long())
@@ -131,9 +135,12 @@ def sgmcmc(
     record = _empty(at.state.q, samples)
     if resume is not None:
         at = _go_on(resume, settings, record)
-    with context, progress_bar(kind, total=plan.steps * chains, show=progress) as bar:
+    bars = progress_bar(kind, total=plan.steps * chains, show=progress)
+    with context, bars as bar, kept_in(checkpoint, FORMAT, settings) as keep:
+        if keep.found is not None:
+            at = _found(keep.found, record)
         bar.advance(at.step * chains)
-        at = run(problem, plan, at, data_term, batch_size or len(problem.x), record, bar)
+        at = run(problem, plan, at, data_term, batch_size or len(problem.x), record, bar, keep)
     if at.made == 0:
         raise KeyboardInterrupt(f"{kind} was stopped before its first draw")
     if at.made < samples:
@@ -160,6 +167,17 @@ def _empty(q: Tensor, samples: int) -> Record:
     M, D = q.shape
     likelihood = torch.zeros(M, samples, dtype=torch.float64, device=q.device)
     return Record(q.new_zeros(M, samples, D), likelihood)
+
+
+def _found(named: dict[str, Tensor], record: Record) -> Progress:
+    """Fill the record with what a checkpoint holds, and tell how far the run was."""
+    at = Progress.of(named, record.draws.device)
+    room = record.draws.shape[1]
+    if named["draws"].shape[1] > room:
+        raise InputError(f"samples must be at least the {named['draws'].shape[1]} of the run there")
+    record.draws[:, : named["draws"].shape[1]] = named["draws"].to(record.draws)
+    record.likelihood[:, : named["likelihood"].shape[1]] = named["likelihood"].to(record.likelihood)
+    return at
 
 
 def _go_on(resume: Posterior, settings: dict[str, Any], record: Record) -> Progress:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from stochens import objective
+from stochens.checkpoints import Keeper
 from stochens.errors import InputError
 from stochens.fitting import ENGINES
 from stochens.hashed import MOMENTUM, normal
@@ -176,6 +177,7 @@ def run(
     batch_size: int,
     record: Record,
     bar: Bar,
+    keep: Keeper,
 ) -> Progress:
     """Take all the steps that are left; how far it came, which is less if Ctrl-C did."""
     at, chains, device = start, len(start.state.q), start.state.q.device
@@ -197,9 +199,16 @@ def run(
                 bar.note(f"draw {made} of {plan.samples}, {speed:,.1f} draws/s")
             at = Progress(state, step + 1, made)  # at once, so that Ctrl-C finds all or nothing
             bar.advance(chains)
+            keep(at.step, lambda: _kept(at, record))  # noqa: B023, called at once
+        keep.now(at.step, lambda: _kept(at, record))
     except KeyboardInterrupt:
         return at
     return at
+
+
+def _kept(at: Progress, record: Record) -> dict[str, Tensor]:
+    made = {"draws": record.draws[:, : at.made], "likelihood": record.likelihood[:, : at.made]}
+    return {**at.named(), **made}
 
 
 def _step(problem: Problem, plan: Plan, state: State, g: Tensor, key: Tensor, step: int) -> State:

@@ -129,15 +129,16 @@ class Tail:
         self.deviations = [deviation for deviation in found if deviation]
 
     def finish(self, params: Params) -> tuple[Params, Spread | None]:
+        mean = {name: self.mean[name] for name in params}  # in their order, not a file's
         if self.rank is None:
-            return self.mean, None
+            return mean, None
         if len(self.deviations) < self.rank:
             raise InputError(
                 f"the tail had {self.count} steps to take snapshots of, fewer than rank = "
                 f"{self.rank}; train longer, or ask for a smaller rank"
             )
-        variance = {name: s / self.count for name, s in self.scatter.items()}
+        variance = {name: self.scatter[name] / self.count for name in params}
         columns = {
             name: torch.stack([d[name] for d in self.deviations], dim=1) for name in params
         }  # [M, rank, ...]
-        return self.mean, Spread(variance, columns)
+        return mean, Spread(variance, columns)

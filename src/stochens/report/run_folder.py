@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from stochens.checkpoints import LOCK, alone_in
 from stochens.errors import InputError
 from stochens.predict import Predictive
 from stochens.storage import new_folder, reading
@@ -38,12 +39,13 @@ PAGE, TABLES = "report.html", "tables.md"
 
 
 class RunFolder:
-    """One being written: `put` what is known, when it is known."""
+    """One being written: `put` what is known, when it is known. Inside `with` it is locked."""
 
     def __init__(
         self, path: str | Path, *, experiment: str, config: Mapping[str, Any], device: str
     ) -> None:
         self.path = new_folder(path)
+        self._hold()
         self.arrays: dict[str, np.ndarray] = {}
         self._tables: dict[str, dict[str, Any]] = {METRICS: {}, TRAINING: {}, SAMPLER: {}}
         self._began = time.monotonic()
@@ -68,9 +70,10 @@ class RunFolder:
     @classmethod
     def again(cls, path: str | Path, *, config: Mapping[str, Any], device: str) -> "RunFolder":
         """One that was stopped, to go on with: all that it holds stays, and time adds up."""
-        before = Run(path)
         folder = cls.__new__(cls)
         folder.path = Path(path)
+        before = Run(path)
+        folder._hold()
         folder.arrays = dict(before.arrays)
         folder._tables = {
             METRICS: before.metrics,
@@ -86,6 +89,18 @@ class RunFolder:
         }
         folder.write()
         return folder
+
+    def _hold(self) -> None:
+        """The folder is ours alone until the run is whole, or this process ends."""
+        self._lock = contextlib.ExitStack()
+        (self.path / LOCK).touch()
+        self._lock.enter_context(alone_in(self.path))
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.close()
 
     def put(self, table: str, keys: tuple[str, ...], value: Any) -> None:
         """Store a value in one of the tables, under its keys."""
@@ -116,7 +131,8 @@ class RunFolder:
         try:
             yield
         finally:
-            self._about["timings"][what] = round(time.monotonic() - began, 2)
+            before = self._about["timings"].get(what, 0.0)  # of a run that was stopped in it
+            self._about["timings"][what] = round(before + time.monotonic() - began, 2)
 
     def write(self, *, complete: bool = False) -> None:
         """Everything so far, each file whole or as it was."""
@@ -130,6 +146,9 @@ class RunFolder:
             with part.open("wb") as file:
                 np.savez_compressed(file, **self.arrays)  # type: ignore[arg-type]
             part.replace(self.path / PREDICTIONS)
+        if complete:
+            self._lock.close()
+            (self.path / LOCK).unlink(missing_ok=True)
 
 
 def write_whole(path: Path, content: bytes) -> None:
