@@ -31,10 +31,10 @@ def make_net() -> nn.Module:
     return MLP(*NET)
 
 
-def fit(data, **options):
+def fit(data, net=None, **options):
     settings = {"method": "regular", "members": 3, "epochs": 4, "batch_size": 25, "lr": 0.01}
     settings["device"] = "cpu"
-    return stochens.fit(make_net, data, **(settings | options))
+    return stochens.fit(net or make_net, data, **(settings | options))
 
 
 def alone(data, member: int, *, epochs: int, batch: int, lr: float, precision: float, seed=0):
@@ -124,14 +124,56 @@ def test_fused_and_vmap_agree_where_the_noise_is_on_weights(data):
             torch.testing.assert_close(fused.params[name], p, **CLOSE)
 
 
-def test_a_member_that_is_lost_does_not_harm_the_others(data):
+@pytest.mark.parametrize("engine", ["auto", "vmap"])
+def test_a_member_that_is_lost_does_not_harm_the_others(data, engine):
     start = init(builder(make_net), members=range(3), seed=0)
     start["0.weight"][1, 0, 0] = float("nan")
-    healthy = fit(data)
-    with pytest.warns(UserWarning, match=r"1 of 3 members diverged \(ids \[1\]\)"):
-        harmed = fit(data, start=start)
+    healthy = fit(data, engine=engine)
+    said = r"1 of 3 members diverged and are %s \(member 1 at step 0 with loss nan\)"
+    with pytest.warns(UserWarning, match=said % "kept as they are"):
+        harmed = fit(data, start=start, lost="keep", engine=engine)
+    with pytest.warns(UserWarning, match=said % "left out"):
+        fewer = fit(data, start=start, engine=engine)  # nothing to try again from
+    assert fewer.members == (0, 2)
     for name, p in healthy.params.items():
         torch.testing.assert_close(harmed.params[name][[0, 2]], p[[0, 2]], **CLOSE)
+        assert torch.equal(fewer.params[name], harmed.params[name][[0, 2]])
+    assert torch.equal(harmed.params["0.weight"][1, 1:], start["0.weight"][1, 1:])  # frozen
+    start = {name: p[1:2] for name, p in start.items()}
+    with pytest.raises(InputError, match="all 1 members diverged"), pytest.warns(match="1 of 1"):
+        fit(data, start=start, members=[1])
+
+
+class Fragile(nn.Module):
+    """Says NaN where its first weight began above a bound: about half of the members do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) / (self.layer.bias[0] < 0).to(x)  # x / 0
+
+
+def test_lost_members_are_trained_again_from_other_seeds(data):
+    options = {"members": 8, "epochs": 1, "lr": 1e-9}
+    with pytest.warns(UserWarning, match="of 8 members diverged"):
+        kept = fit(data, lost="keep", net=Fragile, **options)
+    fine = kept.params["layer.weight"].isfinite().flatten(1).all(1) & (
+        kept.params["layer.bias"][:, 0] < 0
+    )
+    assert 0 < int(fine.sum()) < 8
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some may be lost three times
+        tried = fit(data, net=Fragile, **options)
+        dropped = fit(data, lost="drop", net=Fragile, **options)
+    assert dropped.members == tuple(fine.nonzero().flatten().tolist())
+    assert len(tried) > len(dropped)
+    assert bool((tried.params["layer.bias"][:, 0] < 0).all())
+    for k, member in enumerate(tried.members):
+        if bool(fine[member]):
+            assert torch.equal(tried.params["layer.bias"][k], kept.params["layer.bias"][member])
+    assert tried.history.loss.isfinite().all()
 
 
 def test_a_dataset_is_its_tensors_and_a_loader_gives_its_own_batches(data):

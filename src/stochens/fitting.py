@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stochens import likelihoods, methods, storage
-from stochens.checkpoints import EVERY, Checkpoints, alone_in, refuse_other
+from stochens import likelihoods, methods
+from stochens.checkpoints import EVERY, Checkpoints, Keeper, alone_in, stoppable
 from stochens.checks import check_network, positive, probe_outputs, whole, whole_or_none
 from stochens.data.source import Source, source
 from stochens.errors import InputError
@@ -39,10 +39,10 @@ from stochens.memory import members_that_fit
 from stochens.methods import MethodLike, output_layer, stochastic, stochastic_layers
 from stochens.posterior import Posterior, Recipe
 from stochens.progress import Log, log_to, progress_bar
-from stochens.randomness import SECOND_SET, derive, seeded
+from stochens.randomness import RETRY, SECOND_SET, derive, seeded
 from stochens.schedules import rate_for, schedule_named
 from stochens.spread import Spread, join_spreads
-from stochens.train import Collector, Settings, steps_per_epoch, train
+from stochens.train import Collector, Lost, Settings, Trained, steps_per_epoch, train
 
 ENGINES = ("auto", "fused", "compile", "vmap", "loop")
 
@@ -65,6 +65,7 @@ def fit(
     skip: str | Sequence[str] = (),
     start: str | Params = "default",
     repulsion: float | None = None,
+    lost: str = "retry",
     seed: int = 0,
     device: str | torch.device | None = None,
     bf16: bool = False,
@@ -96,6 +97,9 @@ def fit(
     start: "default", "prior" (a draw from it), or Params to go on from.
     repulsion: sigma of the repulsive force between members; None for none (its value at machine
         precision). It couples the members.
+    lost: what becomes of members whose loss or parameters are no numbers any more: "retry" (they
+        are trained again from other seeds, three times at most, and then left out), "drop" (left
+        out) or "keep". The others are the same in any case.
     chunk: members trained together; chosen by the memory that is free when None.
     engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "compile" (vmap through
         torch.compile: a minute to begin with, and then the fastest for large networks on a GPU),
@@ -118,6 +122,8 @@ def fit(
         raise InputError(f"temperature must not be negative, got {temperature!r}")
     if repulsion is not None:
         positive(repulsion=repulsion)
+    if lost not in ("retry", "drop", "keep"):
+        raise InputError(f"lost must be 'retry', 'drop' or 'keep', got {lost!r}")
     rules = tuple(methods.resolve(method))
     like = likelihoods.resolve(likelihood)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -177,71 +183,70 @@ def fit(
         )
     write_log = log_to(log)  # last, since a logger writes files as soon as it exists
     step_count = settings.epochs * steps_per_epoch(on_device, settings)
-    blocks: list[tuple[Params, Spread | None, History]] = []
-    bars = progress_bar("training", total=step_count * len(ids), show=progress)
-    with _kept(checkpoint, lambda: _identity(settings, template, recipe, on_device)), bars as bar:
-        for first in range(0, len(ids), together):
-            rows = slice(first, first + together)
-            part = {name: p.to(place) for name, p in take(params, rows).items()}
-            blocks.append(
-                train(
-                    template,
-                    part,
-                    on_device,
-                    like,
-                    ids[rows],
-                    settings,
-                    collect() if collect else None,
-                    bar,
-                    write_log,
-                    _checkpoints(checkpoint, ids[rows], checkpoint_every),
-                )
+    identity = _identity(settings, template, recipe, on_device) if checkpoint else {}
+    with contextlib.ExitStack() as held:
+        stop = _held(checkpoint, held)
+        total = step_count * len(ids)
+        bar = held.enter_context(progress_bar("training", total=total, show=progress))
+
+        def block(start: Params, own: tuple[int, ...], settings: Settings, name: str) -> Trained:
+            part = {name: p.to(place) for name, p in start.items()}
+            kept = checkpoint and Checkpoints(
+                Path(checkpoint) / name, FORMAT, every=checkpoint_every
             )
-    history = History.join([h for _, _, h in blocks])
-    _report_divergence(history, ids)
-    spreads = [s for _, s, _ in blocks if s is not None]
+            keep = Keeper(kept or None, identity, stop)
+            watch = collect() if collect else None
+            return train(
+                template, part, on_device, like, own, settings, watch, bar, write_log, keep
+            )
+
+        blocks = []
+        for first in range(0, len(ids), together):
+            own = ids[first : first + together]
+            few_params = take(params, slice(first, first + together))
+            blocks.append(block(few_params, own, settings, f"members-{own[0]:05d}-{own[-1]:05d}"))
+        trained = _joined(blocks)
+        if lost == "retry" and trained.lost and isinstance(start, str) and repulsion is None:
+            for attempt in range(1, TRIES + 1):
+                again = tuple(trained.lost)
+                anew = derive(seed, RETRY, attempt)
+                fresh = _start(template, prepared, start, again, anew, prior_precision)
+                other = dataclasses.replace(settings, seed=anew)
+                found = block(fresh, again, other, f"again-{attempt}")
+                trained = _with(trained, found, ids)
+                if not trained.lost:
+                    break
+    _report_lost(trained.lost, ids, lost)
+    left = ids
+    if trained.lost and lost != "keep":
+        left = tuple(member for member in ids if member not in trained.lost)
+        trained = _without(trained, ids)
     return Posterior(
         net=template.eval(),
-        params=join([p for p, _, _ in blocks]),
+        params=trained.params,
         likelihood=like,
         recipe=recipe,
-        members=ids,
+        members=left,
         data_size=given.size,
         prior_precision=prior_precision,
         seed=seed,
-        history=history,
-        spread=join_spreads(spreads) if spreads else None,
+        history=trained.history,
+        spread=trained.spread,
         engine=chosen,
     )
 
 
 FORMAT = "stochens training 1"
-IDENTITY = "training"  # the folder that says what is trained
 
 
-@contextlib.contextmanager
-def _kept(folder: str | Path | None, identity: Callable[[], dict[str, Any]]) -> Iterator[None]:
-    """The checkpoint folder is ours alone, and of this very training."""
-    if folder is None:
-        yield
-        return
-    with alone_in(folder):
-        path = Path(folder) / IDENTITY
-        now = json.loads(json.dumps(identity()))
-        if path.exists():
-            _, then = storage.read_folder(path, FORMAT)
-            refuse_other(now, then, str(folder))
-        else:
-            storage.write_folder(path, FORMAT, {}, now)
-        yield
-
-
-def _checkpoints(
-    folder: str | Path | None, ids: tuple[int, ...], every: float
-) -> Checkpoints | None:
-    if folder is None:
-        return None
-    return Checkpoints(Path(folder) / f"members-{ids[0]:05d}-{ids[-1]:05d}", FORMAT, every=every)
+def _held(
+    checkpoint: str | Path | None, held: contextlib.ExitStack
+) -> Callable[[], BaseException | None]:
+    """The checkpoint folder is ours alone, and signals wait for the end of a step."""
+    if checkpoint is None:
+        return lambda: None
+    held.enter_context(alone_in(checkpoint))
+    return held.enter_context(stoppable())
 
 
 def _identity(
@@ -253,12 +258,75 @@ def _identity(
     for t in (data.x, data.y) if data.loader is None else ():
         digest.update(str((tuple(t.shape), t.dtype)).encode())
         digest.update(t.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-    return {
+    found = {
         **plain,
         "network": str(template),
         "methods": [{"name": m.name, "options": m.options()} for m in recipe.methods],
         "data": digest.hexdigest(),
     }
+    as_read: dict[str, Any] = json.loads(json.dumps(found))
+    return as_read
+
+
+# Members that are lost ----------------------------------------------------------------------------
+
+TRIES = 3
+
+
+def _joined(blocks: list[Trained]) -> Trained:
+    spreads = [b.spread for b in blocks if b.spread is not None]
+    return Trained(
+        join([b.params for b in blocks]),
+        join_spreads(spreads) if spreads else None,
+        History.join([b.history for b in blocks]),
+        {member: lost for b in blocks for member, lost in b.lost.items()},
+    )
+
+
+def _with(trained: Trained, again: Trained, ids: tuple[int, ...]) -> Trained:
+    """The members that were lost in the places that they had, from another training of them."""
+    rows = [ids.index(member) for member in trained.lost]
+    params = {name: p.clone() for name, p in trained.params.items()}
+    for name, p in again.params.items():
+        params[name][rows] = p
+    history = History(*(t.clone() for t in trained.history))
+    for mine, other in zip(history, again.history, strict=True):
+        mine[:, rows] = other
+    spread = trained.spread
+    if spread is not None and again.spread is not None:
+        for one, other_part in zip(spread, again.spread, strict=True):
+            for name, t in other_part.items():
+                one[name][rows] = t
+    return Trained(params, spread, history, again.lost)
+
+
+def _without(trained: Trained, ids: tuple[int, ...]) -> Trained:
+    rows = [row for row, member in enumerate(ids) if member not in trained.lost]
+    if not rows:
+        raise InputError(f"all {len(ids)} members diverged; a smaller lr usually mends it")
+    return Trained(
+        take(trained.params, rows),
+        trained.spread and Spread(*(take(part, rows) for part in trained.spread)),
+        History(*(t[:, rows] for t in trained.history)),
+        {},
+    )
+
+
+def _report_lost(lost: dict[int, Lost], ids: tuple[int, ...], choice: str) -> None:
+    if not lost:
+        return
+    told = ", ".join(
+        f"member {member} at step {one.step} with loss {one.loss:g}"
+        if one.step >= 0
+        else f"member {member} in its last step"
+        for member, one in list(lost.items())[:10]
+    )
+    what = "kept as they are" if choice == "keep" else "left out"
+    warnings.warn(
+        f"{len(lost)} of {len(ids)} members diverged and are {what} ({told}); the others are "
+        "unharmed. A smaller lr usually mends it",
+        stacklevel=3,
+    )
 
 
 def _member_ids(members: int | Sequence[int]) -> tuple[int, ...]:
@@ -331,15 +399,3 @@ def _choose_engine(engine: str, template: nn.Module, params: Params, few: Tensor
         )
         return "loop"
     return "vmap"
-
-
-def _report_divergence(history: History, ids: tuple[int, ...]) -> None:
-    bad = ~history.loss.isfinite()  # [E, M]
-    if bool(bad.any()):
-        epoch, row = (int(i) for i in bad.nonzero()[0])
-        lost = [ids[k] for k in bad.any(0).nonzero().flatten().tolist()]
-        warnings.warn(
-            f"{len(lost)} of {len(ids)} members diverged (ids {lost[:10]}), member {ids[row]} "
-            f"first, in epoch {epoch}; the others are unharmed. A smaller lr usually mends it",
-            stacklevel=3,
-        )

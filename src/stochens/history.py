@@ -36,12 +36,22 @@ class Recorder:
         self.rows: list[Tensor] = []  # [4, M] each
         self.sums = torch.zeros(4, members, dtype=torch.float64, device=device)
         self.steps = 0
+        # of each member the first step whose loss was no number, or -1, and that loss
+        self.lost_at = torch.full((members,), -1, device=device)
+        self.lost_by = torch.zeros(members, dtype=torch.float64, device=device)
+        self.any_lost = False  # as far as it is known without waiting for a GPU
 
-    def step(self, nll: Tensor, loss: Tensor) -> None:
-        """nll, loss [M]"""
+    def step(self, nll: Tensor, loss: Tensor, number: int | Tensor) -> None:
+        """nll, loss [M], of the step with that number."""
         values = torch.stack([nll, loss]).double()
         self.sums += torch.cat([values, values.square()])
         self.steps += 1
+        finite = loss.isfinite()
+        if loss.is_cuda or not bool(finite.all()):
+            new = ~finite & (self.lost_at < 0)
+            self.lost_by.copy_(torch.where(new, values[1], self.lost_by))
+            self.lost_at.copy_(torch.where(new, number, self.lost_at))
+            self.any_lost = not loss.is_cuda
 
     def end_epoch(self) -> None:
         mean_nll, mean_loss, square_nll, square_loss = self.sums / max(self.steps, 1)
@@ -61,9 +71,13 @@ class Recorder:
     def state(self) -> dict[str, Tensor]:
         """To go on with later."""
         rows = torch.stack(self.rows) if self.rows else self.sums.new_zeros(0)
-        return {"sums": self.sums, "rows": rows, "steps": torch.tensor(self.steps)}
+        lost = {"lost_at": self.lost_at, "lost_by": self.lost_by}
+        return {"sums": self.sums, "rows": rows, "steps": torch.tensor(self.steps), **lost}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         self.sums.copy_(state["sums"])
         self.rows = list(state["rows"].to(self.sums.device))
         self.steps = int(state["steps"])
+        self.lost_at.copy_(state["lost_at"])
+        self.lost_by.copy_(state["lost_by"])
+        self.any_lost = bool((self.lost_at >= 0).any()) and not self.sums.is_cuda

@@ -128,7 +128,7 @@ def _refuse_unresettable(net: nn.Module) -> None:
 
 
 def init(
-    build: Factory, *, members: Sequence[int], seed: int, purpose: int = INITIALISATION
+    build: Builder, *, members: Sequence[int], seed: int, purpose: int = INITIALISATION
 ) -> Params:
     """Each member's own initialisation, exactly as the author of the network wrote it.
 
@@ -140,13 +140,14 @@ def init(
     """
     stacked: Params = {}
     shared: dict[str, Tensor] = {}
+    again = build.again if isinstance(build, Factory) else None
     net: nn.Module | None = None
     for row, member in enumerate(members):
         with seeded(member_seed(seed, member, purpose)):
-            if net is None or build.again is None:
+            if net is None or again is None:
                 net = build()
             else:
-                build.again(net)  # to copy a module takes longer than all the rest
+                again(net)  # to copy a module takes longer than all the rest
         own = trainable(net)
         fixed = {name: t for name, t in net.state_dict().items() if name not in own}
         if row == 0:

@@ -67,9 +67,21 @@ class Eager:
         """The step at the rate that the optimiser has."""
         loss = self._loss_of(self.params, batch, number)
         loss.minimised.sum().backward()  # summed: each member has its own gradient, whole
+        self.recorder.step(loss.nll.detach(), loss.kl.detach(), number)
+        if self.recorder.any_lost:
+            self._freeze(self.recorder.lost_at >= 0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.recorder.step(loss.nll.detach(), loss.kl.detach())
+
+    def _freeze(self, lost: Tensor) -> None:
+        """Members whose loss is no number stay where they are. (Inside a CUDA graph they go on, in
+        vain: to look at them would make every step wait.)"""
+        for p in self.params.values():
+            if p.grad is not None:
+                p.grad[lost] = 0
+            for value in self.optimizer.state[p].values():
+                if isinstance(value, Tensor) and value.shape == p.shape:
+                    value[lost] = 0
 
     def restart(self) -> None:
         for state in self.optimizer.state.values():
@@ -153,7 +165,8 @@ def _no_waiting() -> Iterator[None]:
 @contextlib.contextmanager
 def _undone(step: Eager) -> Iterator[None]:
     """Leaves everything as it was, but for the optimiser's state, which exists then."""
-    held = [p.detach() for p in step.params.values()] + [step.recorder.sums]
+    held = [p.detach() for p in step.params.values()]
+    held += [step.recorder.sums, step.recorder.lost_at, step.recorder.lost_by]
     held += _state(step.optimizer)
     before, steps = [t.clone() for t in held], step.recorder.steps
     random = torch.cuda.get_rng_state()

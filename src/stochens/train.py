@@ -7,13 +7,13 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from stochens import objective
-from stochens.checkpoints import Checkpoints, stoppable
+from stochens.checkpoints import Keeper
 from stochens.data.source import Source
 from stochens.history import History, Recorder
 from stochens.kernels.fused import fused_nll
@@ -63,6 +63,20 @@ class Settings:
     compile: bool  # whether torch.compile does
 
 
+class Lost(NamedTuple):
+    """When a member's loss was no number for the first time, and what it was."""
+
+    step: int  # -1: never, but its parameters are none
+    loss: float
+
+
+class Trained(NamedTuple):
+    params: Params
+    spread: Spread | None
+    history: History
+    lost: dict[int, Lost]  # by member
+
+
 def train(
     net: nn.Module,
     start: Params,
@@ -73,9 +87,9 @@ def train(
     collector: Collector | None,
     bar: Bar,
     log: Log | None,
-    checkpoints: Checkpoints | None = None,
-) -> tuple[Params, Spread | None, History]:
-    """Train one block of members: the loop itself. It goes on from the last of its checkpoints."""
+    keep: Keeper,
+) -> Trained:
+    """Train one block of members: the loop itself. It goes on from what `keep` has found."""
     params = {name: p.detach().clone().requires_grad_() for name, p in start.items()}
     loss_of, context = _loss(net, params, data, likelihood, members, settings)
     rate = schedule_named(settings.schedule)
@@ -94,9 +108,8 @@ def train(
     held = (params, optimizer, recorder, collector, settings.device)
     net.train()
     seed = member_seed(settings.seed, members[0], NOISE)
-    stopping = stoppable() if checkpoints is not None else contextlib.nullcontext(lambda: None)
-    with context, seeded(seed, settings.device), stopping as stop:
-        step = _go_on(checkpoints, held)
+    with context, seeded(seed, settings.device):
+        step = _go_on(keep, held)
         bar.advance(step * len(members))
         done, began = step, time.monotonic()
         for epoch, batches in _epochs(data, members, settings, first=step):
@@ -111,45 +124,44 @@ def train(
                     collector.update(params, step=step, steps=steps)
                 bar.advance(len(members))
                 if data.loader is None and step % per_epoch:  # a loader has no place inside
-                    _keep(checkpoints, step, held, stop())
+                    keep(step, lambda: _taken(step, held))  # noqa: B023, called at once
             recorder.end_epoch()
             if bar.watched:  # a look at the loss waits for the GPU
                 speed = (step - done) * len(members) / (time.monotonic() - began)
                 bar.note(f"loss {recorder.mean_loss():.4g}, {speed:,.0f} member-steps/s")
             if log is not None:
                 log(epoch, {"loss": recorder.mean_loss(), "lr": settings.lr * rate(step / steps)})
-            _keep(checkpoints, step, held, stop())
-        if checkpoints is not None:
-            checkpoints.save(steps, taken(*held), {"step": steps})
+            keep(step, lambda: _taken(step, held))  # noqa: B023, called at once
+        keep.now(steps, lambda: _taken(steps, held))
     trained = {name: p.detach() for name, p in params.items()}
-    if collector is None:
-        return trained, None, recorder.history()
-    averaged, spread = collector.finish(trained)
-    return averaged, spread, recorder.history()
+    averaged, spread = (trained, None) if collector is None else collector.finish(trained)
+    return Trained(averaged, spread, recorder.history(), _lost(members, averaged, recorder))
+
+
+def _lost(members: tuple[int, ...], params: Params, recorder: Recorder) -> dict[int, Lost]:
+    """Of each member that is lost the step and its loss there."""
+    at, by = recorder.lost_at.cpu(), recorder.lost_by.cpu()
+    whole = torch.stack([p.isfinite().flatten(1).all(1) for p in params.values()]).all(0).cpu()
+    return {
+        member: Lost(int(at[row]), float(by[row]))
+        for row, member in enumerate(members)
+        if at[row] >= 0 or not whole[row]
+    }
 
 
 Held = tuple[Params, torch.optim.Optimizer, Recorder, Collector | None, torch.device]
 
 
-def _go_on(checkpoints: Checkpoints | None, held: Held) -> int:
+def _taken(step: int, held: Held) -> Params:
+    return {"step": torch.tensor(step), **taken(*held)}
+
+
+def _go_on(keep: Keeper, held: Held) -> int:
     """How many steps are done, with everything as it was then."""
-    found = checkpoints.latest() if checkpoints is not None else None
-    if found is None:
+    if keep.found is None:
         return 0
-    tensors, about = found
-    put_back(tensors, *held)
-    return int(about["step"])
-
-
-def _keep(
-    checkpoints: Checkpoints | None, step: int, held: Held, stop: BaseException | None
-) -> None:
-    """Write a checkpoint if it is time for one, or if somebody wants to stop, and then stop."""
-    if checkpoints is None or not (checkpoints.due() or stop is not None):
-        return
-    checkpoints.save(step, taken(*held), {"step": step})
-    if stop is not None:
-        raise stop
+    put_back(keep.found, *held)
+    return int(keep.found["step"])
 
 
 def _recordable(data: Source, settings: Settings) -> bool:
