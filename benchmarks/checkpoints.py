@@ -15,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -53,12 +54,8 @@ def saving(case: dict[str, Any]) -> list[float]:
         save(self, *args)
         found.append(time.perf_counter() - began)
 
-    Checkpoints.save = timed  # type: ignore[method-assign]
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            seconds(case, 2, checkpoint=folder, checkpoint_every=0.0)
-    finally:
-        Checkpoints.save = save  # type: ignore[method-assign]
+    with mock.patch.object(Checkpoints, "save", timed), tempfile.TemporaryDirectory() as folder:
+        seconds(case, 2, checkpoint=folder, checkpoint_every=0.0)
     return found
 
 
@@ -76,14 +73,15 @@ def main() -> None:
                 kept = seconds(case, epochs, checkpoint=folder, checkpoint_every=NEVER)
             looks.append(kept / seconds(case, epochs) - 1)
         one = statistics.median(saving(case))
+        looking = statistics.median(looks)
         results[name] = {
-            "looking": statistics.median(looks),
+            "looking": looking,
             "looking_range": [min(looks), max(looks)],
             "checkpoint_seconds": one,
             "writing": one / EVERY,
         }
         print(
-            f"{name:18} looking {100 * results[name]['looking']:+.2f} % "
+            f"{name:18} looking {100 * looking:+.2f} % "
             f"({100 * min(looks):+.2f} to {100 * max(looks):+.2f}), writing "
             f"{100 * one / EVERY:.3f} % ({1000 * one:.0f} ms each {EVERY:.0f} s)"
         )
