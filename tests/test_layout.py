@@ -21,6 +21,7 @@ ORDER = [
     ["predict", "history", "progress", "schedules", "chains"],
     ["posterior", "step", "snapshot"],
     ["train"],
+    ["blocks"],
     ["fitting"],
     ["posteriors"],
     ["metric_inputs"],

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from stochens import likelihoods, methods
+from stochens.blocks import in_blocks, report_lost, tried_again, without_lost
 from stochens.checkpoints import EVERY, Checkpoints, Keeper, alone_in, stoppable
 from stochens.checks import check_network, positive, probe_outputs, whole, whole_or_none
 from stochens.data.source import Source, source
 from stochens.errors import InputError
-from stochens.history import History
 from stochens.kernels.fused import fused_nll
 from stochens.likelihoods import Likelihood
 from stochens.members import (
@@ -31,7 +31,6 @@ from stochens.members import (
     forward,
     init,
     init_from_prior,
-    join,
     take,
     trainable,
 )
@@ -41,8 +40,7 @@ from stochens.posterior import Posterior, Recipe
 from stochens.progress import Log, log_to, progress_bar
 from stochens.randomness import RETRY, SECOND_SET, derive, seeded
 from stochens.schedules import rate_for, schedule_named
-from stochens.spread import Spread, join_spreads
-from stochens.train import Collector, Lost, Settings, Trained, steps_per_epoch, train
+from stochens.train import Collector, Settings, Trained, steps_per_epoch, train
 
 ENGINES = ("auto", "fused", "compile", "vmap", "loop")
 
@@ -189,44 +187,41 @@ def fit(
         total = step_count * len(ids)
         bar = held.enter_context(progress_bar("training", total=total, show=progress))
 
-        def block(start: Params, own: tuple[int, ...], settings: Settings, name: str) -> Trained:
-            part = {name: p.to(place) for name, p in start.items()}
-            kept = checkpoint and Checkpoints(
-                Path(checkpoint) / name, FORMAT, every=checkpoint_every
-            )
-            keep = Keeper(kept or None, identity, stop)
-            watch = collect() if collect else None
+        def block(part: Params, own: tuple[int, ...], *, seed: int = seed, name: str) -> Trained:
+            kept = None
+            if checkpoint is not None:
+                kept = Checkpoints(Path(checkpoint) / name, FORMAT, every=checkpoint_every)
             return train(
-                template, part, on_device, like, own, settings, watch, bar, write_log, keep
+                template,
+                {name: p.to(place) for name, p in part.items()},
+                on_device,
+                like,
+                own,
+                dataclasses.replace(settings, seed=seed),
+                collect() if collect else None,
+                bar,
+                write_log,
+                Keeper(kept, identity, stop),
             )
 
-        blocks = []
-        for first in range(0, len(ids), together):
-            own = ids[first : first + together]
-            few_params = take(params, slice(first, first + together))
-            blocks.append(block(few_params, own, settings, f"members-{own[0]:05d}-{own[-1]:05d}"))
-        trained = _joined(blocks)
-        if lost == "retry" and trained.lost and isinstance(start, str) and repulsion is None:
-            for attempt in range(1, TRIES + 1):
-                again = tuple(trained.lost)
+        trained = in_blocks(block, params, ids, together, coupled=repulsion is not None)
+        if lost == "retry" and isinstance(start, str) and repulsion is None:
+
+            def once_more(own: tuple[int, ...], attempt: int) -> Trained:
                 anew = derive(seed, RETRY, attempt)
-                fresh = _start(template, prepared, start, again, anew, prior_precision)
-                other = dataclasses.replace(settings, seed=anew)
-                found = block(fresh, again, other, f"again-{attempt}")
-                trained = _with(trained, found, ids)
-                if not trained.lost:
-                    break
-    _report_lost(trained.lost, ids, lost)
-    left = ids
-    if trained.lost and lost != "keep":
-        left = tuple(member for member in ids if member not in trained.lost)
-        trained = _without(trained, ids)
+                fresh = _start(template, prepared, start, own, anew, prior_precision)
+                return block(fresh, own, seed=anew, name=f"again-{attempt}")
+
+            trained = tried_again(trained, ids, once_more)
+    report_lost(trained.lost, ids, kept=lost == "keep")
+    if lost != "keep":
+        trained, ids = without_lost(trained, ids)
     return Posterior(
         net=template.eval(),
         params=trained.params,
         likelihood=like,
         recipe=recipe,
-        members=left,
+        members=ids,
         data_size=given.size,
         prior_precision=prior_precision,
         seed=seed,
@@ -266,67 +261,6 @@ def _identity(
     }
     as_read: dict[str, Any] = json.loads(json.dumps(found))
     return as_read
-
-
-# Members that are lost ----------------------------------------------------------------------------
-
-TRIES = 3
-
-
-def _joined(blocks: list[Trained]) -> Trained:
-    spreads = [b.spread for b in blocks if b.spread is not None]
-    return Trained(
-        join([b.params for b in blocks]),
-        join_spreads(spreads) if spreads else None,
-        History.join([b.history for b in blocks]),
-        {member: lost for b in blocks for member, lost in b.lost.items()},
-    )
-
-
-def _with(trained: Trained, again: Trained, ids: tuple[int, ...]) -> Trained:
-    """The members that were lost in the places that they had, from another training of them."""
-    rows = [ids.index(member) for member in trained.lost]
-    params = {name: p.clone() for name, p in trained.params.items()}
-    for name, p in again.params.items():
-        params[name][rows] = p
-    history = History(*(t.clone() for t in trained.history))
-    for mine, other in zip(history, again.history, strict=True):
-        mine[:, rows] = other
-    spread = trained.spread
-    if spread is not None and again.spread is not None:
-        for one, other_part in zip(spread, again.spread, strict=True):
-            for name, t in other_part.items():
-                one[name][rows] = t
-    return Trained(params, spread, history, again.lost)
-
-
-def _without(trained: Trained, ids: tuple[int, ...]) -> Trained:
-    rows = [row for row, member in enumerate(ids) if member not in trained.lost]
-    if not rows:
-        raise InputError(f"all {len(ids)} members diverged; a smaller lr usually mends it")
-    return Trained(
-        take(trained.params, rows),
-        trained.spread and Spread(*(take(part, rows) for part in trained.spread)),
-        History(*(t[:, rows] for t in trained.history)),
-        {},
-    )
-
-
-def _report_lost(lost: dict[int, Lost], ids: tuple[int, ...], choice: str) -> None:
-    if not lost:
-        return
-    told = ", ".join(
-        f"member {member} at step {one.step} with loss {one.loss:g}"
-        if one.step >= 0
-        else f"member {member} in its last step"
-        for member, one in list(lost.items())[:10]
-    )
-    what = "kept as they are" if choice == "keep" else "left out"
-    warnings.warn(
-        f"{len(lost)} of {len(ids)} members diverged and are {what} ({told}); the others are "
-        "unharmed. A smaller lr usually mends it",
-        stacklevel=3,
-    )
 
 
 def _member_ids(members: int | Sequence[int]) -> tuple[int, ...]:
