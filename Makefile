@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: install demo test lint bench clean
+.PHONY: install demo test lint bench faults clean
 
 install: $(READY)
 
@@ -29,6 +29,11 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/nuts.py
+
+# The long form of tests/faults: ten minutes.
+faults: $(READY)
+	$(BIN)/python -m tests.faults.kills --kills 200
+	$(BIN)/python -m tests.faults.damage --files 10000
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist

@@ -1,0 +1,60 @@
+"""Fuzzing of the readers that take bytes from strangers, by atheris where it is installed.
+
+    pip install atheris
+    python -m tests.faults.fuzz pickle|checksums [options of libFuzzer]
+
+Whatever the bytes, a reader returns plain data or raises InputError.
+"""
+
+import contextlib
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from stochens import InputError, storage
+from stochens.data import plain_pickle
+
+PLACE = Path(tempfile.mkdtemp()) / "saved"
+
+
+def one_pickle(data: bytes) -> None:
+    with contextlib.suppress(InputError):
+        plain_pickle.read_pickle(data)
+
+
+def one_folder(data: bytes) -> None:
+    """The bytes in the place of a saved folder's checksums, description or tensors."""
+    if not PLACE.exists():
+        storage.write_folder(PLACE, "fuzz", {"t": torch.arange(4.0)}, {"step": 1})
+    names = (storage.CHECKSUMS, storage.DESCRIPTION, storage.TENSORS)
+    file = PLACE / names[data[0] % 3 if data else 0]
+    whole = file.read_bytes()
+    file.write_bytes(data[1:])
+    try:
+        tensors, about = storage.read_folder(PLACE, "fuzz")
+        assert about["step"] == 1
+        assert torch.equal(tensors["t"], torch.arange(4.0))
+    except InputError:
+        pass
+    finally:
+        file.write_bytes(whole)
+
+
+TARGETS = {"pickle": one_pickle, "checksums": one_folder}
+
+
+def main() -> None:
+    try:
+        import atheris
+    except ImportError:
+        raise SystemExit("fuzzing needs atheris: pip install atheris") from None
+    target = TARGETS[sys.argv.pop(1)]
+    atheris.instrument_all()
+    atheris.Setup(sys.argv, target)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
