@@ -121,9 +121,9 @@ def run(
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(config).items()}
     row = row_name(config.method, config.rate)
     with opened(config.out, "cifar", settings, device, resume=resume) as folder:
-        ensemble = _trained(config, folder, images, row, device, note)
+        ensemble, whole = _trained(config, folder, images, row, device, note)
         _measure(config, folder, images, reference, row, ensemble, note)
-        if len(ensemble) >= config.members:
+        if whole:
             return finished(folder)
         folder.write()
         return folder.path
@@ -180,8 +180,8 @@ def _trained(
     row: str,
     device: str,
     note: Callable[[str], None],
-) -> Posterior:
-    """The blocks that are there, and those that there is time for."""
+) -> tuple[Posterior, bool]:
+    """The blocks that are there and those that there is time for, and whether these are all."""
     began, longest = time.monotonic(), 0.0
     net = lambda: ResNet20FRN(images.classes)  # noqa: E731
     blocks = {}
@@ -189,7 +189,7 @@ def _trained(
         blocks[path] = load(path, net, device=device)
         note(f"{row}: members {path.name} are there")
     data: tuple[Tensor, Tensor] | None = None
-    size = config.block or config.members
+    size, whole = config.block or config.members, True
     for first in range(0, config.members, size):
         ids = range(first, min(first + size, config.members))
         path = folder.path / BLOCKS / f"{ids[0]:04d}-{ids[-1]:04d}"
@@ -199,6 +199,7 @@ def _trained(
             left = 60 * config.minutes - (time.monotonic() - began)
             if left < longest:
                 note(f"{row}: no time for members {ids[0]} to {ids[-1]}; go on with --resume")
+                whole = False
                 break
         if data is None:
             data = normalised(images.train[0], config.name, device=device), images.train[1]
@@ -211,7 +212,7 @@ def _trained(
         folder.write()
         blocks[path] = posterior
     ordered = [blocks[path] for path in sorted(blocks)]
-    return join_posteriors(ordered) if len(ordered) > 1 else ordered[0]
+    return join_posteriors(ordered) if len(ordered) > 1 else ordered[0], whole
 
 
 # Measuring ----------------------------------------------------------------------------------------

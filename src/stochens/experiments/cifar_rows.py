@@ -57,8 +57,14 @@ def _common(options: Options, ids: Sequence[int], device: str) -> dict[str, Any]
         "seed": options.seed,
         "device": device,
         "bf16": device.startswith("cuda"),
-        "engine": options.engine,
+        "engine": _engine(options, device),
     }
+
+
+def _engine(options: Options, device: str) -> str:
+    """The kernels have regular ensembles and dropout; the rest is fastest by torch.compile."""
+    slow = options.method in ("dropconnect", "np-dropout") and device.startswith("cuda")
+    return "compile" if slow and options.engine == "auto" else options.engine
 
 
 def _by_fit(method_of: Callable[[float], MethodLike]) -> Make:
