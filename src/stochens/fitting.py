@@ -184,6 +184,7 @@ def fit(
     identity = _identity(settings, template, recipe, on_device) if checkpoint else {}
     with contextlib.ExitStack() as held:
         stop = _held(checkpoint, held)
+        together = _size_kept(checkpoint, ids) or together
         total = step_count * len(ids)
         bar = held.enter_context(progress_bar("training", total=total, show=progress))
 
@@ -242,6 +243,15 @@ def _held(
         return lambda: None
     held.enter_context(alone_in(checkpoint))
     return held.enter_context(stoppable())
+
+
+def _size_kept(checkpoint: str | Path | None, ids: tuple[int, ...]) -> int | None:
+    """Of the blocks that are kept there: memory may be another now, and noise is drawn by block."""
+    for path in sorted(Path(checkpoint).glob("members-*/0*")) if checkpoint else ():
+        first, last = (int(word) for word in path.parent.name.split("-")[1:])
+        if first in ids and last in ids:
+            return ids.index(last) - ids.index(first) + 1
+    return None
 
 
 def _identity(

@@ -189,3 +189,20 @@ def test_a_damaged_last_checkpoint_costs_only_the_time_since_the_one_before(tmp_
         warnings.simplefilter("error")
         for name, p in whole.params.items():
             assert torch.equal(again.params[name], p)
+
+
+def test_blocks_are_those_of_before_though_memory_is_another_now(tmp_path):
+    """Noise by torch's own numbers is drawn block by block, so that their size is part of it."""
+    data = stochens.toy_set("a", n=60)
+    options = {"members": 5, "epochs": 4, "batch_size": 20, "engine": "vmap"}
+    whole = stochens.fit(stochens.MLP(2, 4, 2), data, chunk=2, **options)
+
+    def stop(epoch, values):
+        raise KeyboardInterrupt
+
+    options["checkpoint"], options["checkpoint_every"] = tmp_path / "kept", 0.0
+    with pytest.raises(KeyboardInterrupt):
+        stochens.fit(stochens.MLP(2, 4, 2), data, chunk=2, log=stop, **options)
+    again = stochens.fit(stochens.MLP(2, 4, 2), data, **options)
+    for name, p in whole.params.items():
+        assert torch.equal(again.params[name], p)
