@@ -25,11 +25,18 @@ TRIES = 3
 
 
 def in_blocks(
-    train: Block, params: Params, ids: tuple[int, ...], size: int, *, coupled: bool
+    train: Block,
+    params: Params,
+    ids: tuple[int, ...],
+    size: int,
+    *,
+    coupled: bool = False,
+    prefix: str = "",
 ) -> Trained:
     """All members, at most `size` at a time; fewer from where the device's memory is exhausted on.
 
-    Members are independent, so they are the same in blocks of any size, unless they are `coupled`.
+    Members are independent unless they are `coupled`: in blocks of another size each has the same
+    start, data and law, though noise that torch draws for a whole block is another draw.
     """
     blocks: list[Trained] = []
     first, said = 0, False
@@ -37,7 +44,7 @@ def in_blocks(
         own = ids[first : first + size]
         try:
             part = take(params, slice(first, first + size))
-            blocks.append(train(part, own, name=f"members-{own[0]:05d}-{own[-1]:05d}"))
+            blocks.append(train(part, own, name=f"{prefix}members-{own[0]:05d}-{own[-1]:05d}"))
             first += len(own)
         except torch.OutOfMemoryError as error:
             if len(own) == 1 or coupled:
@@ -63,6 +70,7 @@ def tried_again(trained: Trained, ids: tuple[int, ...], train: Again) -> Trained
     for attempt in range(1, TRIES + 1):
         if not trained.lost:
             break
+        report_lost(trained.lost, ids, "trained again")
         trained = _replaced(trained, train(tuple(trained.lost), attempt), ids)
     return trained
 
@@ -110,7 +118,7 @@ def without_lost(trained: Trained, ids: tuple[int, ...]) -> tuple[Trained, tuple
     return left, tuple(ids[row] for row in rows)
 
 
-def report_lost(lost: dict[int, Lost], ids: tuple[int, ...], *, kept: bool) -> None:
+def report_lost(lost: dict[int, Lost], ids: tuple[int, ...], what: str) -> None:
     """One warning that names them."""
     if not lost:
         return
@@ -120,9 +128,8 @@ def report_lost(lost: dict[int, Lost], ids: tuple[int, ...], *, kept: bool) -> N
         else f"member {member} in its last step"
         for member, one in list(lost.items())[:10]
     )
-    what = "kept as they are" if kept else "left out"
     warnings.warn(
         f"{len(lost)} of {len(ids)} members diverged and are {what} ({told}); the others are "
         "unharmed. A smaller lr usually mends it",
-        stacklevel=3,
+        stacklevel=4,
     )

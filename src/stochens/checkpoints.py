@@ -7,28 +7,31 @@ Two are kept, so that one that is damaged costs no more than the time since the 
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from stochens.errors import InputError
-from stochens.storage import read_folder, write_folder
+from stochens.storage import LOCK, read_folder, write_folder
 
 try:
     import fcntl
 except ImportError:  # Windows has no such locks, and so no protection from oneself
     fcntl = None  # type: ignore[assignment]
 
-KEPT, LOCK = 2, ".lock"
+KEPT = 2
+ASIDE = ".damaged-"
 EVERY = 60.0  # seconds between checkpoints
 TERMINATED = 128 + signal.SIGTERM  # the exit code that shells give it
 
@@ -44,15 +47,22 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"cannot write to {folder}: {error.strerror}") from error
+        for left in self.folder.glob(".*.part"):  # by a process that was killed while it wrote
+            shutil.rmtree(left, ignore_errors=True)
         self._last = time.monotonic()
 
     def latest(self) -> Content | None:
-        """The last one that is whole; a damaged one is passed over with a warning."""
-        for path in reversed(self._all()):
+        """The last one that is whole; a damaged one is laid aside with a warning."""
+        found = self._all()
+        while found:
+            path = found.pop()
             try:
                 return read_folder(path, self.format)
             except InputError as error:
-                warnings.warn(f"{error}; the checkpoint before it is used", stacklevel=3)
+                then = "the checkpoint before it is used" if found else "work begins anew"
+                warnings.warn(f"{error}; {then}", stacklevel=3)
+                with contextlib.suppress(OSError):
+                    path.rename(path.with_name(ASIDE + path.name))
         return None
 
     def due(self) -> bool:
@@ -61,14 +71,29 @@ class Checkpoints:
     def save(self, number: int, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
         """Keep the work as it is after `number` steps, and forget all but the one before it."""
         path = self.folder / f"{number:09d}"
-        if not path.exists():
-            write_folder(path, self.format, tensors, about)
+        write_folder(path, self.format, tensors, about, overwrite=True)
         for old in self._all()[:-KEPT]:
             shutil.rmtree(old, ignore_errors=True)
         self._last = time.monotonic()
 
     def _all(self) -> list[Path]:
-        return sorted(path for path in self.folder.iterdir() if path.name.isdigit())
+        inside = (path for path in self.folder.iterdir() if path.name.isdigit())
+        return sorted(inside, key=lambda path: int(path.name))
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Of all their names, shapes and numbers."""
+    found = hashlib.sha256()
+    for name, t in tensors.items():
+        found.update(str((name, tuple(t.shape), t.dtype)).encode())
+        found.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def as_read(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings as JSON gives them back; numpy's numbers are plain ones then."""
+    plain: dict[str, Any] = json.loads(json.dumps(settings, default=lambda value: value.item()))
+    return plain
 
 
 class Keeper:
@@ -113,7 +138,7 @@ def kept_in(
     if folder is None:
         yield Keeper(None, settings, lambda: None)
         return
-    settings = json.loads(json.dumps(settings))  # as they will be read
+    settings = as_read(settings)
     with alone_in(folder), stoppable() as stop:
         yield Keeper(Checkpoints(folder, format, every=every), settings, stop)
 

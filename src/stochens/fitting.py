@@ -2,8 +2,7 @@
 
 import contextlib
 import dataclasses
-import hashlib
-import json
+import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,15 @@ from torch import Tensor, nn
 
 from stochens import likelihoods, methods
 from stochens.blocks import in_blocks, report_lost, tried_again, without_lost
-from stochens.checkpoints import EVERY, Checkpoints, Keeper, alone_in, stoppable
+from stochens.checkpoints import (
+    EVERY,
+    Checkpoints,
+    Keeper,
+    alone_in,
+    as_read,
+    digest,
+    stoppable,
+)
 from stochens.checks import check_network, positive, probe_outputs, whole, whole_or_none
 from stochens.data.source import Source, source
 from stochens.errors import InputError
@@ -112,7 +119,7 @@ def fit(
     >>> posterior.predict(x).probs.shape
     torch.Size([4, 60, 2])
     """
-    ids = _member_ids(members)
+    ids, seed = _member_ids(members), int(seed)
     whole(epochs=epochs)
     whole_or_none(batch_size=batch_size, chunk=chunk)
     positive(prior_precision=prior_precision)
@@ -166,7 +173,8 @@ def fit(
         fast=engine in ("auto", "fused", "compile"),
         compile=engine == "compile",
     )
-    together = chunk or members_that_fit(template, few, batch_size=batch, device=place)
+    together = _size_kept(checkpoint, ids, chunk) or chunk
+    together = together or members_that_fit(template, few, batch_size=batch, device=place)
     if repulsion is not None and together < len(ids):
         raise InputError(
             f"repulsion couples all {len(ids)} members, but only {together} fit into memory at "
@@ -181,17 +189,18 @@ def fit(
         )
     write_log = log_to(log)  # last, since a logger writes files as soon as it exists
     step_count = settings.epochs * steps_per_epoch(on_device, settings)
-    identity = _identity(settings, template, recipe, on_device) if checkpoint else {}
+    identity = _identity(settings, template, like, recipe, on_device) if checkpoint else {}
     with contextlib.ExitStack() as held:
         stop = _held(checkpoint, held)
-        together = _size_kept(checkpoint, ids) or together
         total = step_count * len(ids)
         bar = held.enter_context(progress_bar("training", total=total, show=progress))
 
         def block(part: Params, own: tuple[int, ...], *, seed: int = seed, name: str) -> Trained:
-            kept = None
+            watch = collect() if collect else None
+            kept, whose = None, identity
             if checkpoint is not None:
                 kept = Checkpoints(Path(checkpoint) / name, FORMAT, every=checkpoint_every)
+                whose = identity | _of_block(part, own, watch)
             return train(
                 template,
                 {name: p.to(place) for name, p in part.items()},
@@ -199,10 +208,10 @@ def fit(
                 like,
                 own,
                 dataclasses.replace(settings, seed=seed),
-                collect() if collect else None,
+                watch,
                 bar,
                 write_log,
-                Keeper(kept, identity, stop),
+                Keeper(kept, whose, stop),
             )
 
         trained = in_blocks(block, params, ids, together, coupled=repulsion is not None)
@@ -211,10 +220,12 @@ def fit(
             def once_more(own: tuple[int, ...], attempt: int) -> Trained:
                 anew = derive(seed, RETRY, attempt)
                 fresh = _start(template, prepared, start, own, anew, prior_precision)
-                return block(fresh, own, seed=anew, name=f"again-{attempt}")
+                once = functools.partial(block, seed=anew)
+                return in_blocks(once, fresh, own, together, prefix=f"again-{attempt}-")
 
             trained = tried_again(trained, ids, once_more)
-    report_lost(trained.lost, ids, kept=lost == "keep")
+    if trained.lost:
+        report_lost(trained.lost, ids, "kept as they are" if lost == "keep" else "left out")
     if lost != "keep":
         trained, ids = without_lost(trained, ids)
     return Posterior(
@@ -245,32 +256,49 @@ def _held(
     return held.enter_context(stoppable())
 
 
-def _size_kept(checkpoint: str | Path | None, ids: tuple[int, ...]) -> int | None:
+def _size_kept(
+    checkpoint: str | Path | None, ids: tuple[int, ...], chunk: int | None
+) -> int | None:
     """Of the blocks that are kept there: memory may be another now, and noise is drawn by block."""
     for path in sorted(Path(checkpoint).glob("members-*/0*")) if checkpoint else ():
         first, last = (int(word) for word in path.parent.name.split("-")[1:])
         if first in ids and last in ids:
-            return ids.index(last) - ids.index(first) + 1
+            size = ids.index(last) - ids.index(first) + 1
+            if chunk not in (None, size) and size < len(ids):
+                raise InputError(
+                    f"{checkpoint} holds blocks of {size} members, which cannot go on in blocks of "
+                    f"chunk = {chunk}; leave chunk out, or choose another folder"
+                )
+            return size if chunk is None else chunk
     return None
 
 
 def _identity(
-    settings: Settings, template: nn.Module, recipe: Recipe, data: Source
+    settings: Settings, template: nn.Module, like: Likelihood, recipe: Recipe, data: Source
 ) -> dict[str, Any]:
-    """What a training that goes on must share with the one before it."""
-    plain = dataclasses.asdict(settings) | {"device": settings.device.type}
-    digest = hashlib.sha256()
-    for t in (data.x, data.y) if data.loader is None else ():
-        digest.update(str((tuple(t.shape), t.dtype)).encode())
-        digest.update(t.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-    found = {
-        **plain,
-        "network": str(template),
-        "methods": [{"name": m.name, "options": m.options()} for m in recipe.methods],
-        "data": digest.hexdigest(),
-    }
-    as_read: dict[str, Any] = json.loads(json.dumps(found))
-    return as_read
+    """What a training that goes on must share with the one before it; how it is run is no part."""
+    plain = dataclasses.asdict(settings)
+    for how in ("device", "fast", "compile"):
+        del plain[how]
+    own = trainable(template)
+    shared = {n: t for n, t in template.state_dict().items() if n not in own}
+    in_memory = {"x": data.x, "y": data.y} if data.loader is None else {}
+    return as_read(
+        {
+            **plain,
+            "network": str(template),
+            "shared": digest(shared),
+            "methods": [{"name": m.name, "options": m.options()} for m in recipe.methods],
+            "likelihood": {"name": like.name, "options": like.options()},
+            "data": digest(in_memory),
+        }
+    )
+
+
+def _of_block(part: Params, own: tuple[int, ...], watch: Collector | None) -> dict[str, Any]:
+    """Likewise, of a block of members."""
+    collected = {} if watch is None else watch.settings()
+    return as_read({"members": own, "start": digest(part), "averages": collected})
 
 
 def _member_ids(members: int | Sequence[int]) -> tuple[int, ...]:

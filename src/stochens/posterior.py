@@ -117,8 +117,7 @@ class Posterior:
                         # A draw that a batch shares is the same for every batch: one function.
                         stream = derive(seed, PREDICTION, number, first, 0 if shared else top)
                         part = _padded(x[top : top + rows], rows).to(device)
-                        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-                            outputs = self._forward(block, part, stream, bf16)  # [m, rows, C]
+                        outputs = self._forward(block, part, stream, bf16)  # [m, rows, C]
                         at = slice(top, min(top + rows, len(x)))
                         got = outputs[:, : at.stop - at.start]  # [m, b, C]
                         sums.add(got, rows=at, first_draw=number * len(self) + first)
@@ -133,7 +132,8 @@ class Posterior:
                     fused = resnet_forward(self.net, params, x, seed=chosen)
                 if fused is not None:
                     return fused
-            return forward(self.net, params, x, engine=self.engine)
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
+                return forward(self.net, params, x, engine=self.engine)
 
     def _draw(self, seed: int, number: int) -> Params:
         """Every member's parameters for one draw; the noise of layers comes on top."""
@@ -174,14 +174,21 @@ class Posterior:
         one.pop("log_variance", None)  # the likelihood's, not the network's
         return one
 
-    def take(self, members: slice) -> "Posterior":
-        """Some of the members, as a posterior of their own."""
+    def replica(self, d: int, sets: int) -> "Posterior":
+        """The members that learned from the d-th of so many Replicas."""
+        rows = [k for k, member in enumerate(self.members) if member % sets == d]
+        if not rows:
+            raise InputError(f"no member learned from set {d} of {sets}")
+        return self.take(rows)
+
+    def take(self, members: slice | list[int]) -> "Posterior":
+        """Some of the members, by their places, as a posterior of their own."""
         spread = self.spread and Spread(*(take(part, members) for part in self.spread))
         history = self.history and History(*(t[:, members] for t in self.history))
         return dataclasses.replace(
             self,
             params=take(self.params, members),
-            members=self.members[members],
+            members=tuple(torch.tensor(self.members)[members].tolist()),
             spread=spread,
             history=history,
             chains=None,  # some of the draws are no chain

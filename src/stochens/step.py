@@ -140,6 +140,8 @@ def replayed(step: Eager, batch: Batch) -> Step:
     """`step` as a CUDA graph, or as it is where the network does something no graph can hold."""
     try:
         return Replayed(step, batch)
+    except torch.OutOfMemoryError:
+        raise  # fewer members may fit
     except RuntimeError as error:
         log.info("training runs without a CUDA graph: %s", error)
         return step
@@ -173,6 +175,7 @@ def _undone(step: Eager) -> Iterator[None]:
     try:
         yield
     finally:
+        torch.cuda.synchronize()  # an error may have left steps under way on the other stream
         for group in step.optimizer.param_groups:
             for p in group["params"]:
                 p.grad = None

@@ -5,6 +5,8 @@ import hashlib
 import json
 import os
 import shutil
+import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,26 @@ from stochens.errors import InputError
 from stochens.version import __version__
 
 TENSORS, DESCRIPTION = "tensors.safetensors", "description.json"
+LOCK = ".lock"  # of a folder that somebody works in
 CHECKSUMS = "SHA256SUMS"  # of both, as the program sha256sum writes and checks them
+
+
+# What readers of JSON, safetensors and npz raise when a file is not what they wrote
+DAMAGE = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    EOFError,
+    OverflowError,
+    NotImplementedError,
+    RecursionError,
+    MemoryError,
+    zlib.error,
+    zipfile.BadZipFile,
+    SafetensorError,
+)
 
 
 def new_folder(path: str | Path) -> Path:
@@ -26,7 +47,7 @@ def new_folder(path: str | Path) -> Path:
     path = Path(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if any(path.iterdir()):
+        if any(inside.name != LOCK for inside in path.iterdir()):
             raise InputError(f"{path} is not empty; choose another folder")
         if not os.access(path, os.W_OK):
             raise InputError(f"{path} cannot be written to")
@@ -52,6 +73,7 @@ def write_folder(
         raise InputError(f"{path} exists and is not an empty folder; pass overwrite=True")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        shutil.rmtree(part, ignore_errors=True)  # of a process that had our number and was killed
         part.mkdir(parents=True)
         plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
         save_file(plain, part / TENSORS)
@@ -122,7 +144,7 @@ def reading(path: str | Path) -> Iterator[None]:
         raise InputError(f"{path} is no saved folder: {error.filename} is missing") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, SafetensorError) as error:
+    except DAMAGE as error:
         raise InputError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 

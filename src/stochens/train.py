@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,9 @@ class Collector(Protocol):
         """To go on with later; `restore` takes it back."""
 
     def restore(self, state: Params) -> None: ...
+
+    def settings(self) -> dict[str, Any]:
+        """What one that goes on must share with the one before it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,7 +111,7 @@ def train(
     held = (params, optimizer, recorder, collector, settings.device)
     net.train()
     seed = member_seed(settings.seed, members[0], NOISE)
-    with context, seeded(seed, settings.device):
+    with context, _on(settings.device), seeded(seed, settings.device):
         step = _go_on(keep, held)
         bar.advance(step * len(members))
         done, began = step, time.monotonic()
@@ -147,6 +150,11 @@ def _lost(members: tuple[int, ...], params: Params, recorder: Recorder) -> dict[
         for row, member in enumerate(members)
         if at[row] >= 0 or not whole[row]
     }
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Graphs are recorded, and random numbers kept, on the device that is the current one."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 Held = tuple[Params, torch.optim.Optimizer, Recorder, Collector | None, torch.device]

@@ -21,13 +21,22 @@ def test_members_are_those_of_their_own_set_alone(engine, batch_size, float64):
     for d in range(3):
         ids = range(d, 7, 3)
         alone = stochens.fit(MLP(2, 5, 2), data[d], members=list(ids), **options)
-        mine = together.take(slice(d, None, 3))
+        mine = together.replica(d, 3)
         assert mine.members == alone.members == tuple(ids)
         for name, p in alone.params.items():
             # all rows in another order than the data's: rounding
             torch.testing.assert_close(mine.params[name], p, rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(mine.history.loss, alone.history.loss)
     assert together.data_size == 30
+
+
+def test_a_member_that_is_left_out_moves_no_other_to_another_set():
+    trained = stochens.fit(MLP(2, 3, 2), Replicas(sets(2)), members=4, epochs=1)
+    posterior = trained.take([1, 2, 3])
+    assert posterior.replica(0, 2).members == (2,)
+    assert posterior.replica(1, 2).members == (1, 3)
+    with pytest.raises(InputError, match="no member learned from set 0"):
+        posterior.take([0]).replica(0, 2)
 
 
 def test_what_does_not_fit_together_is_refused():

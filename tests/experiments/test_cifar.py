@@ -1,5 +1,6 @@
 """The CIFAR experiment on a few small images: blocks, resuming, every measure."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -41,7 +42,7 @@ def own_cache(monkeypatch, tmp_path):
 
 
 def configured(data, out, **changes):
-    return cifar.configured(data, out=out, **{**SMALL, **changes})
+    return dataclasses.replace(cifar.configured(data, out=out, **SMALL), **changes)
 
 
 def test_a_run_has_its_row_measured_everywhere(data, tmp_path, monkeypatch):
@@ -114,8 +115,18 @@ def test_a_run_goes_on_with_the_blocks_that_are_missing(data, tmp_path):
     np.testing.assert_allclose(
         run.arrays["cifar10/SE1 0.1/test/mean"], whole.arrays["cifar10/SE1 0.1/test/mean"]
     )
+    (out / "members" / ".0003-0003.77.part").mkdir()  # by a process that was killed
     more = Run(cifar.run(cifar.resumed(out, members=4), resume=True))
     assert more.training["cifar10"]["SE1 0.1"]["members curve"]["members"][-1] == 4
+
+
+def test_more_members_are_added_to_a_block_that_had_all(data, tmp_path):
+    out = tmp_path / "run"
+    cifar.run(configured(data, out, members=2, block=None))
+    run = Run(cifar.run(cifar.resumed(out, members=3), resume=True))
+    names = sorted(p.name for p in (out / "members").iterdir())
+    assert names == ["0000-0001", "0002-0002"]
+    assert run.training["cifar10"]["SE1 0.1"]["members curve"]["members"][-1] == 3
 
 
 def test_what_would_change_the_members_cannot_be_resumed(data, tmp_path):

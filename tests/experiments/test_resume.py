@@ -51,6 +51,8 @@ def test_toy(word, tmp_path):
     assert config == toy.configured("quick", out=cut, **small)
     toy.run(config, resume=True)
     same(Run(cut), Run(whole))
+    toy.run(config, resume=True, note=stops_at("set a"))  # nothing is left to do
+    assert Run(cut).about["complete"]
     assert not (cut / "checkpoints").exists()
     assert sorted(p.name for p in cut.iterdir()) == sorted(p.name for p in whole.iterdir())
 

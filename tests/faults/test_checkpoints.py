@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -63,14 +64,30 @@ def test_one_that_is_cut_short_or_lacks_a_file_gives_way_too(tmp_path, name):
         damage()
         with pytest.warns(UserWarning, match="before it"):
             assert kept.latest()[1]["step"] == 1
+        kept.save(2, numbers(2), {"step": 2})
 
 
-def test_where_all_are_damaged_work_begins_anew(tmp_path):
-    kept = written(tmp_path, 1, 2)
+def test_where_all_are_damaged_work_begins_anew_and_is_kept(tmp_path):
+    kept = written(tmp_path, 880, 900)
     for path in tmp_path.glob("0*/" + storage.TENSORS):
         path.write_bytes(b"")
-    with pytest.warns(UserWarning, match="damaged"):
+    with pytest.warns(UserWarning, match="work begins anew"):
         assert kept.latest() is None
+    kept.save(100, numbers(100), {"step": 100})
+    assert kept.latest()[1]["step"] == 100
+    kept.save(900, numbers(3), {"step": 900})  # the number of one that was damaged
+    assert torch.equal(kept.latest()[0]["t"], numbers(3)["t"])
+
+
+def test_what_a_killed_process_left_half_written_is_swept_away(tmp_path):
+    left = tmp_path / f".000000007.{os.getpid()}.part"
+    left.mkdir()
+    (left / storage.TENSORS).write_bytes(b"half")
+    kept = Checkpoints(tmp_path, FORMAT)
+    assert not left.exists()
+    left.mkdir()
+    kept.save(7, numbers(7), {"step": 7})  # the same number of a process
+    assert kept.latest()[1]["step"] == 7
 
 
 def test_a_full_disk_is_one_error_and_the_last_good_one_stays(tmp_path, monkeypatch):
@@ -174,6 +191,56 @@ def test_checkpoints_of_another_training_are_refused_by_name(tmp_path):
             stochens.fit(stochens.MLP(2, 3, 2), data, **{**options, **change})
     with pytest.raises(InputError, match="the data differ"):
         stochens.fit(stochens.MLP(2, 3, 2), stochens.toy_set("b", n=40), **options)
+    with pytest.raises(InputError, match="start was"):
+        stochens.fit(stochens.MLP(2, 3, 2), data, **options, start="prior")
+
+
+def test_a_checkpoint_knows_whose_it_is(tmp_path):
+    data = stochens.toy_set("a", n=40)
+    common = {"epochs": 1, "method": "regular"}
+    first, net = tmp_path / "members", stochens.MLP(2, 3, 2)
+    stochens.fit(net, data, members=[0, 1, 3], checkpoint=first, **common)
+    with pytest.raises(InputError, match=r"members was \[0, 1, 3\] there and is \[0, 2, 3\] now"):
+        stochens.fit(net, data, members=[0, 2, 3], checkpoint=first, **common)
+    swa = tmp_path / "swa"
+    stochens.multiswa(net, data, members=2, epochs=4, checkpoint=swa)
+    with pytest.raises(InputError, match="averages was"):
+        stochens.multiswa(net, data, members=2, epochs=4, average_from=0.9, checkpoint=swa)
+    noise, target = tmp_path / "noise", data[0][:, :1]
+    one = stochens.MLP(2, 3, 1)
+    for sd, said in ((0.1, None), (2.0, "likelihood was")):
+        options = {"likelihood": stochens.Homoscedastic(noise=sd), "checkpoint": noise, **common}
+        if said is None:
+            stochens.fit(one, (data[0], target), members=2, **options)
+            continue
+        with pytest.raises(InputError, match=said):
+            stochens.fit(one, (data[0], target), members=2, **options)
+    chains = tmp_path / "chains"
+    stochens.nuts(net, data, chains=1, samples=2, warmup=2, checkpoint=chains)
+    with pytest.raises(InputError, match="start was"):
+        stochens.nuts(net, data, chains=1, samples=2, warmup=2, checkpoint=chains, start="default")
+
+
+def test_coupled_members_and_a_chunk_of_ones_own_are_not_overruled(tmp_path):
+    data, net = stochens.toy_set("a", n=40), stochens.MLP(2, 3, 2)
+    options = {"epochs": 1, "method": "regular", "checkpoint": tmp_path / "kept"}
+    stochens.fit(net, data, members=2, repulsion=0.1, **options)
+    with pytest.raises(InputError, match="repulsion couples all 4"):
+        stochens.fit(net, data, members=4, repulsion=0.1, **options)
+    options["checkpoint"] = tmp_path / "other"
+    stochens.fit(net, data, members=4, chunk=2, **options)
+    with pytest.raises(InputError, match="blocks of 2 members, which cannot go on in blocks of"):
+        stochens.fit(net, data, members=4, chunk=3, **options)
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    data, net = stochens.toy_set("a", n=40), stochens.MLP(2, 3, 2)
+    options = {"members": 2, "method": "regular", "checkpoint": tmp_path / "kept"}
+    one = stochens.fit(
+        net, data, lr=np.float32(0.5), epochs=np.int64(2), seed=np.int64(1), **options
+    )
+    two = stochens.fit(net, data, lr=0.5, epochs=2, seed=1, **options)
+    assert torch.equal(one.params["0.weight"], two.params["0.weight"])
 
 
 def test_a_damaged_last_checkpoint_costs_only_the_time_since_the_one_before(tmp_path):

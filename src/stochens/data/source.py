@@ -36,7 +36,7 @@ class Source(NamedTuple):
 class Replicas(tuple[Any, ...]):
     """Several training sets of one size, side by side: member k learns from set k mod D.
 
-    So D data draws cost one training. `posterior.take(slice(d, None, D))` is the ensemble of set d.
+    So D data draws cost one training. `posterior.replica(d, D)` is the ensemble of set d.
 
     >>> x, y = torch.randn(2, 30, 1), torch.zeros(2, 30, dtype=torch.long)
     >>> len(Replicas(zip(x, y)))

@@ -6,7 +6,7 @@ done, and a run that was stopped goes on with the first that is missing.
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,15 @@ from stochens.experiments.cifar_measures import (
     ood,
 )
 from stochens.experiments.cifar_rows import METHODS, block_of, row_name
-from stochens.experiments.rows import Training, course, finished, kept, opened, stopped_run
+from stochens.experiments.rows import (
+    Training,
+    course,
+    finished,
+    kept,
+    made_again,
+    opened,
+    stopped_run,
+)
 from stochens.metrics import Interval
 from stochens.networks import ResNet20FRN
 from stochens.posterior import Posterior, join_posteriors, load
@@ -39,6 +47,7 @@ from stochens.report.run_folder import METRICS, TRAINING, RunFolder
 REFERENCE = "HMC"
 NAMES = ("cifar10", "cifar100")
 BLOCKS = "members"  # the folder of the blocks
+TIMED_BLOCK = 10  # members of a block where time is limited and none is asked for
 PAPER_IMAGES = 40_960  # of 50,000, which the authors trained on
 MEMBER_COUNTS = (1, 2, 3, 5, 10, 15, 20, 25, 30, 40, 50, 75, 100)
 INFERENCES = (1, 4, 16)  # of each member; the paper saw little change
@@ -87,7 +96,7 @@ def resumed(path: Path, **changes: Any) -> Config:
     before = stopped_run(path, "cifar")
     before["data"] = Path(before["data"])
     for name, value in changes.items():
-        if value is None or value == before[name]:
+        if value is None or value == before.get(name):
             continue
         if name not in CHANGEABLE:
             raise InputError(
@@ -95,7 +104,7 @@ def resumed(path: Path, **changes: Any) -> Config:
                 "begin another run"
             )
         before[name] = value
-    return Config(**before)
+    return made_again(Config, before)
 
 
 def check(config: Config) -> None:
@@ -184,17 +193,18 @@ def _trained(
     """The blocks that are there and those that there is time for, and whether these are all."""
     began, longest = time.monotonic(), 0.0
     net = lambda: ResNet20FRN(images.classes)  # noqa: E731
-    blocks = {}
-    for path in sorted((folder.path / BLOCKS).glob("*-*")):
+    blocks, there = {}, set[int]()
+    for path in sorted((folder.path / BLOCKS).glob("[0-9]*-*")):
         blocks[path] = load(path, net, device=device)
+        first, last = (int(word) for word in path.name.split("-"))
+        there |= set(range(first, last + 1))  # some may be lost, and stay so
+        longest = max(longest, folder.timings.get(f"{config.name}/{row} {path.name}", 0.0))
         note(f"{row}: members {path.name} are there")
     data: tuple[Tensor, Tensor] | None = None
-    size, whole = config.block or config.members, True
-    for first in range(0, config.members, size):
-        ids = range(first, min(first + size, config.members))
+    size = config.block or (config.members if config.minutes is None else TIMED_BLOCK)
+    missing, whole = [k for k in range(config.members) if k not in there], True
+    for ids in _runs(missing, size):
         path = folder.path / BLOCKS / f"{ids[0]:04d}-{ids[-1]:04d}"
-        if path in blocks:
-            continue
         if config.minutes is not None and blocks:
             left = 60 * config.minutes - (time.monotonic() - began)
             if left < longest:
@@ -213,6 +223,22 @@ def _trained(
         blocks[path] = posterior
     ordered = [blocks[path] for path in sorted(blocks)]
     return join_posteriors(ordered) if len(ordered) > 1 else ordered[0], whole
+
+
+def _runs(numbers: list[int], size: int) -> Iterator[list[int]]:
+    """Cut into runs of numbers that follow each other, of at most so many.
+
+    >>> list(_runs([0, 1, 2, 5, 6], 2))
+    [[0, 1], [2], [5, 6]]
+    """
+    run: list[int] = []
+    for number in numbers:
+        if run and (len(run) == size or number != run[-1] + 1):
+            yield run
+            run = []
+        run.append(number)
+    if run:
+        yield run
 
 
 # Measuring ----------------------------------------------------------------------------------------

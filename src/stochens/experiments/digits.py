@@ -21,7 +21,9 @@ from stochens.experiments.rows import (
     course,
     fields,
     finished,
+    is_whole,
     kept,
+    made_again,
     opened,
     schedule,
     stopped_run,
@@ -127,7 +129,7 @@ METHODS: dict[str, Train] = {
 
 def resumed(path: Path) -> Config:
     """That of a run that was stopped."""
-    return Config(**stopped_run(path, "digits"))
+    return made_again(Config, stopped_run(path, "digits"))
 
 
 def run(
@@ -137,6 +139,9 @@ def run(
 
     `resume`: what the folder holds is done already, and the rest is gone on with.
     """
+    if resume and is_whole(config.out):
+        note(f"{config.out} is complete")
+        return config.out
     data, places, labels = _images(config)
     settings = dataclasses.asdict(config) | {"out": str(config.out)}
     device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,14 +1,16 @@
 """A run in several processes at a time, gathered as one."""
 
+import contextlib
 import multiprocessing
 import shutil
 import signal
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Protocol
 
+from stochens.checkpoints import TERMINATED
 from stochens.errors import InputError
 from stochens.report.run_folder import RUN, Run, RunFolder
 
@@ -29,7 +31,7 @@ def side_by_side(
     """
     # spawned: a forked process cannot use CUDA
     pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
-    with pool:
+    with pool, _ended_with(pool):
         working = [pool.submit(_quietly, run, part) for part in parts]
         try:
             for done in as_completed(working):
@@ -43,6 +45,25 @@ def side_by_side(
                     continue  # it had not begun
             folder.write()
         shutil.rmtree(folder.path / PARTS, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _ended_with(pool: ProcessPoolExecutor) -> Iterator[None]:
+    """SIGTERM to this process is one to those that work for it, and each keeps what it has."""
+
+    def end(number: int, frame: object) -> None:
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
+        raise SystemExit(TERMINATED)
+
+    before = None
+    with contextlib.suppress(ValueError):  # not the main thread: signals are not ours
+        before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _quietly(run: Callable[..., Any], part: PartConfig) -> None:

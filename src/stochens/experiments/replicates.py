@@ -24,9 +24,11 @@ class Replicates:
         self._curves: dict[Key, dict[int, list[float]]] = {}
         self._distances: dict[str, dict[int, list[float]]] = {}
 
-    def add(self, key: Key, p: Predictive, reference: Predictive, *, draw: int) -> None:
-        """One prediction against the reference of the same data draw."""
-        row = closeness(p, reference, resamples=self._resamples)
+    def add(
+        self, key: Key, p: Predictive, reference: Predictive, *, draw: int, alone: bool = False
+    ) -> None:
+        """One prediction against the reference of the same data draw; `alone`: the only one."""
+        row = closeness(p, reference, resamples=RESAMPLES if alone else self._resamples)
         self._found.setdefault(key, []).append((draw, row))
 
     def curve(self, key: Key, steps: int, p: Predictive, reference: Predictive) -> None:

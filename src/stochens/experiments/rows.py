@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,6 +43,21 @@ def finished(folder: RunFolder) -> Path:
     folder.write(complete=True)
     shutil.rmtree(folder.path / CHECKPOINTS, ignore_errors=True)
     return folder.path
+
+
+def is_whole(path: Path) -> bool:
+    return bool(Run(path).about.get("complete"))
+
+
+Made = TypeVar("Made")
+
+
+def made_again(kind: Callable[..., Made], fields: dict[str, Any]) -> Made:
+    """A Config from what a run wrote of it."""
+    try:
+        return kind(**fields)
+    except TypeError as error:
+        raise InputError(f"{fields['out']} was made by another version: {error}") from None
 
 
 def stopped_run(path: Path, experiment: str) -> dict[str, Any]:

@@ -24,7 +24,9 @@ from stochens.experiments.rows import (
     course,
     fields,
     finished,
+    is_whole,
     kept,
+    made_again,
     opened,
     schedule,
     stopped_run,
@@ -115,7 +117,7 @@ def resumed(path: Path) -> Config:
     """That of a run that was stopped."""
     found = stopped_run(path, "toy")
     lists = {k: tuple(v) for k, v in found.items() if isinstance(v, list)}
-    return Config(**{**found, **lists})
+    return made_again(Config, {**found, **lists})
 
 
 def _by_fit(method: Any) -> Train:
@@ -178,6 +180,9 @@ def run(
 
     `resume`: what the folder holds is done already, and the rest is gone on with.
     """
+    if resume and is_whole(config.out):
+        note(f"{config.out} is complete")
+        return config.out
     for name in config.sets:
         toy_set(name, n=config.points)  # refuses an unknown one before any work
         trainings(config, name)  # likewise
@@ -280,9 +285,10 @@ def _sampled(
     few = _as_few(reference, config.members)
     for domain in DOMAINS:
         one, other = halves(truth[domain])
-        replicates.add((set_name, CEILING, domain), one, other, draw=number)
+        alone = config.draws == 1  # however many ensembles there are
+        replicates.add((set_name, CEILING, domain), one, other, draw=number, alone=alone)
         p = few.predict(places[domain], keep_draws=False)
-        replicates.add((set_name, FLOOR, domain), p, other, draw=number)
+        replicates.add((set_name, FLOOR, domain), p, other, draw=number, alone=alone)
     return Draw(number, data, truth)
 
 
@@ -299,8 +305,8 @@ def _ensembles(
         data = Replicas(draw.data for draw in draws)
         options |= {"members": members, "seed": config.seed, "checkpoint": kept(folder, *place)}
         trained = row.train(data, **options)
-        parts = [trained.take(slice(d, None, len(draws))) for d in range(len(draws))]
-        numbers = [tuple(range(len(part))) for part in parts]
+        parts = [trained.replica(d, len(draws)) for d in range(len(draws))]
+        numbers = [tuple(m // len(draws) for m in part.members) for part in parts]
     else:
         parts = [
             row.train(

@@ -14,7 +14,7 @@ from stochens.kernels import conv
 from stochens.kernels.conv import Kept, Noise, Norm
 from stochens.kernels.conv_plan import QUAD, Layer, plan_for
 from stochens.likelihoods import Likelihood
-from stochens.members import Params, size
+from stochens.members import Params, size, trainable
 from stochens.methods import StochasticLayer
 from stochens.methods.dropout import DropoutLayer
 from stochens.networks import ResNet20FRN
@@ -77,7 +77,7 @@ def resnet_nll(
     if not x.is_cuda or x.dim() != 4 or not conv.available():
         return None
     steps = steps_of(net, x.shape[-2:])
-    if steps is None:
+    if steps is None or not _fits(steps, trainable(net)):
         return None
     compile_steps(steps, x.device, backward=True)
     images = conv.quads(x[None])[0]  # [N, H, W, 4]: made once, gathered at each step

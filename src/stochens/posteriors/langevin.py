@@ -153,7 +153,10 @@ def langevin(
     key = torch.tensor(keys, device=q.device)  # [M]
     p = normal(key, torch.full_like(key, -1), MOMENTUM, q.shape[1]).to(q)  # [M, D]
     g = prior_precision * q  # of U_0, which is the prior's alone
-    settings = {"batch_size": batch, **plan._asdict(), **problem.settings()}
+    settings: dict[str, Any] = {}
+    if checkpoint is not None:
+        settings = {"batch_size": batch, **plan._asdict(), **problem.settings()}
+        settings |= problem.begun(bf16=bf16)
     bars = progress_bar("langevin", total=steps * members, show=progress)
     with context, bars as bar, kept_in(checkpoint, FORMAT, settings) as keep:
         done = 0

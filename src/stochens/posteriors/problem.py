@@ -1,12 +1,12 @@
 """What every sampler prepares: the network, the data and where each chain begins, checked."""
 
-import hashlib
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from stochens import likelihoods, methods
+from stochens.checkpoints import digest
 from stochens.checks import check_network, own_dropout, positive, probe_outputs
 from stochens.data.source import source
 from stochens.errors import InputError
@@ -58,14 +58,14 @@ class Problem(NamedTuple):
             **fields,
         )
 
+    def begun(self, **options: Any) -> dict[str, Any]:
+        """What a checkpoint must share beside the settings: where it began, and such options."""
+        return {"start": digest(self.start), **options}
+
     def settings(self) -> dict[str, Any]:
         """What a run that goes on must share with the one before it."""
         first = next(iter(self.start.values()))
-        digest = hashlib.sha256()
         shapes = ", ".join(f"{name} {tuple(shape)}" for name, shape in self.shapes.items())
-        for t in (self.x, self.y):
-            digest.update(str((tuple(t.shape), t.dtype)).encode())
-            digest.update(t.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return {
             "chains": len(first),
             "seed": self.seed,
@@ -74,7 +74,7 @@ class Problem(NamedTuple):
             "likelihood": {"name": self.likelihood.name, **self.likelihood.options()},
             "parameters": shapes,
             "network": str(self.net),
-            "data": digest.hexdigest(),
+            "data": digest({"x": self.x, "y": self.y}),
         }
 
 

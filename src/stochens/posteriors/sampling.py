@@ -185,7 +185,8 @@ def _sample(
     rules = rules._replace(windows=Windows(*(t.to(problem.x.device) for t in rules.windows)))
     target = _target(problem, engine)
     settings = _settings(sampler, rules, problem)
-    with kept_in(checkpoint, FORMAT, settings) as keep:
+    own = problem.begun(step_size=step_size) if checkpoint is not None else {}
+    with kept_in(checkpoint, FORMAT, {**settings, **own}) as keep:
         snapshot = _found(resume, keep.found, settings)
         if snapshot is None:
             state = _beginning(problem, target, rules, chains, step_size)

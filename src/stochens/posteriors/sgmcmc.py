@@ -136,7 +136,8 @@ def sgmcmc(
     if resume is not None:
         at = _go_on(resume, settings, record)
     bars = progress_bar(kind, total=plan.steps * chains, show=progress)
-    with context, bars as bar, kept_in(checkpoint, FORMAT, settings) as keep:
+    own = problem.begun(bf16=bf16) if checkpoint is not None else {}
+    with context, bars as bar, kept_in(checkpoint, FORMAT, {**settings, **own}) as keep:
         if keep.found is not None:
             at = _found(keep.found, record)
         bar.advance(at.step * chains)

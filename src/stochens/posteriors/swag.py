@@ -112,6 +112,10 @@ class Tail:
         if self.rank is not None:
             self.deviations = [*self.deviations[1 - self.rank :], kept]
 
+    def settings(self) -> dict[str, Any]:
+        own = {"snapshots": self.snapshots, "rank": self.rank}
+        return {"average_from": self.average_from, **own}
+
     def state(self) -> Params:
         """To go on with later."""
         parts = {"mean": self.mean, "scatter": self.scatter}

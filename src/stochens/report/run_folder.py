@@ -14,28 +14,32 @@ Files are written whole and often: what a stopped run leaves can be read and sho
 
 import contextlib
 import datetime
+import io
 import json
+import math
 import os
 import platform
 import shlex
 import sys
 import time
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from stochens.checkpoints import LOCK, alone_in
+from stochens.checkpoints import alone_in
 from stochens.errors import InputError
 from stochens.predict import Predictive
-from stochens.storage import new_folder, reading
+from stochens.storage import LOCK, new_folder, reading, sync
 from stochens.version import __version__
 
 RUN, METRICS, TRAINING, SAMPLER = "run.json", "metrics.json", "training.json", "sampler.json"
 PREDICTIONS, FIGURES = "predictions.npz", "figures"
 PAGE, TABLES = "report.html", "tables.md"
+MOST_BYTES = 1 << 31  # of one array
 
 
 class RunFolder:
@@ -93,7 +97,8 @@ class RunFolder:
     def _hold(self) -> None:
         """The folder is ours alone until the run is whole, or this process ends."""
         self._lock = contextlib.ExitStack()
-        (self.path / LOCK).touch()
+        with _writing(self.path):
+            (self.path / LOCK).touch()
         self._lock.enter_context(alone_in(self.path))
 
     def __enter__(self) -> "RunFolder":
@@ -101,6 +106,11 @@ class RunFolder:
 
     def __exit__(self, *error: object) -> None:
         self._lock.close()
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Seconds of what was timed so far, by name."""
+        return dict(self._about["timings"])
 
     def put(self, table: str, keys: tuple[str, ...], value: Any) -> None:
         """Store a value in one of the tables, under its keys."""
@@ -138,14 +148,19 @@ class RunFolder:
         """Everything so far, each file whole or as it was."""
         self._about["seconds"] = round(time.monotonic() - self._began, 1)
         self._about["complete"] = complete
-        for name, value in ((RUN, self._about), *self._tables.items()):
+        for name, value in (
+            *self._tables.items(),
+            (RUN, self._about),
+        ):  # run.json says: it is there
             text = json.dumps(value, indent=2, allow_nan=False) + "\n"
             write_whole(self.path / name, text.encode())
         if self.arrays:
             part = self.path / f".{PREDICTIONS}"
-            with part.open("wb") as file:
+            with _writing(self.path / PREDICTIONS), part.open("wb") as file:
                 np.savez_compressed(file, **self.arrays)  # type: ignore[arg-type]
-            part.replace(self.path / PREDICTIONS)
+            with _writing(self.path / PREDICTIONS):
+                sync(part)
+                part.replace(self.path / PREDICTIONS)
         if complete:
             self._lock.close()
             (self.path / LOCK).unlink(missing_ok=True)
@@ -154,11 +169,40 @@ class RunFolder:
 def write_whole(path: Path, content: bytes) -> None:
     """Beside its place first, so that a reader never sees half a file."""
     part = path.with_name(f".{path.name}")
-    try:
+    with _writing(path):
         part.write_bytes(content)
+        sync(part)
         part.replace(path)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from error
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an npz file. None is larger than what the file holds of it."""
+    arrays: dict[str, np.ndarray] = {}
+    with zipfile.ZipFile(path) as file:
+        for about in file.infolist():
+            if about.file_size > MOST_BYTES:
+                raise InputError(f"{path}: {about.filename} has {about.file_size} bytes")
+            content = io.BytesIO(file.read(about))  # its checksum is compared by this
+            version = np.lib.format.read_magic(content)
+            read = {(1, 0): np.lib.format.read_array_header_1_0}.get(
+                version, np.lib.format.read_array_header_2_0
+            )
+            shape, fortran, dtype = read(content)
+            data = content.read()
+            if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(data):
+                raise InputError(f"{path} is damaged: {about.filename} is not of the size it says")
+            order: Literal["F", "C"] = "F" if fortran else "C"
+            array = np.frombuffer(data, dtype).reshape(shape, order=order)
+            arrays[about.filename.removesuffix(".npy")] = array.copy()
+    return arrays
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -177,8 +221,7 @@ class Run:
             self.sampler = self._json(SAMPLER)
             self.arrays: dict[str, np.ndarray] = {}
             if (self.path / PREDICTIONS).exists():
-                with np.load(self.path / PREDICTIONS, allow_pickle=False) as arrays:
-                    self.arrays = {name: arrays[name] for name in arrays.files}
+                self.arrays = read_arrays(self.path / PREDICTIONS)
 
     def _json(self, name: str) -> dict[str, Any]:
         found = json.loads((self.path / name).read_text())
