@@ -19,7 +19,7 @@ demo: $(READY)
 	$(BIN)/stochens toy
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 8
 
 lint: $(READY)
 	$(BIN)/ruff check .
