@@ -48,7 +48,7 @@ def test_draws_differ_and_seeds_repeat(xor, method):
 def test_streaming_does_not_change_the_answer(xor, monkeypatch):
     posterior = fit(xor, members=7)
     whole = posterior.predict(xor[0])
-    monkeypatch.setattr(posterior_module, "ACTIVATION_BUDGET", 2000)  # a few members and rows
+    monkeypatch.setattr(posterior_module, "ACTIVATIONS", 2000)  # a few members and rows
     rows, chunk = posterior._plan(xor[0], None)
     assert rows < 60 or chunk < 7
     parts = posterior.predict(xor[0])

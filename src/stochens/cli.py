@@ -132,6 +132,13 @@ def cifar(
         typer.Option(help="regular, multiswa, dropout, dropconnect, np-dropout or csghmc."),
     ] = None,
     rate: Annotated[float | None, typer.Option(help="Drop rate: 0.1 if not given.")] = None,
+    node: Annotated[
+        str | None,
+        typer.Option(help="A convolution's node: position (the authors') or channel (faster)."),
+    ] = None,
+    start: Annotated[
+        Path | None, typer.Option(help="A run whose members to begin with, as for multiswa.")
+    ] = None,
     members: Members = None,
     epochs: Annotated[int | None, typer.Option(help="300, as the paper.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="64, as the paper.")] = None,

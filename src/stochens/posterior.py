@@ -26,13 +26,14 @@ from stochens.members import (
     take,
     trainable,
 )
-from stochens.memory import activation_bytes
+from stochens.memory import activation_bytes, free_bytes
 from stochens.methods import METHODS, Method, stochastic, stochastic_layers
 from stochens.predict import sums_for
 from stochens.randomness import PREDICTION, SPREAD, derive, seeded
 from stochens.spread import Spread, draw, join_spreads
 
-ACTIVATION_BUDGET = 64 << 20  # bytes of activations at once in prediction
+ACTIVATIONS = 64 << 20  # bytes of activations at once in prediction, which a CPU's caches like
+MOST_ACTIVATIONS = 16 << 30  # likewise, to keep a large GPU busy
 FORMAT = "stochens posterior 1"
 
 
@@ -151,8 +152,9 @@ class Posterior:
             raise InputError(
                 f"the network fails on x {tuple(x.shape)} of {x.dtype}: {error}"
             ) from error
-        chunk = min(len(self), max(1, ACTIVATION_BUDGET // (one * min(len(x), 256))))
-        rows = min(len(x), batch_size or max(1, ACTIVATION_BUDGET // (one * chunk)))
+        budget = _budget(next(iter(self.params.values())).device)
+        chunk = min(len(self), max(1, budget // (one * min(len(x), 256))))
+        rows = min(len(x), batch_size or max(1, budget // (one * chunk)))
         return rows, chunk
 
     # -- what it is -----------------------------------------------------------------------------
@@ -241,6 +243,15 @@ class Posterior:
             "engine": self.engine,
             "chains": self.chains and self.chains.description(),
         }
+
+
+def _budget(device: torch.device) -> int:
+    """Bytes of activations at once. A power of two, so that a seed's draws, which depend on how x
+    is cut, do not change with every byte that is free."""
+    if device.type != "cuda":
+        return ACTIVATIONS
+    quarter = free_bytes(device) // 4
+    return min(MOST_ACTIVATIONS, max(ACTIVATIONS, 1 << quarter.bit_length() - 1))
 
 
 def _padded(x: Tensor, rows: int) -> Tensor:

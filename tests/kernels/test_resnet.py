@@ -8,10 +8,12 @@ from tests.kernels import emulated
 from torch import nn
 
 import stochens
-from stochens import DropConnect, Dropout, Gaussian, NPDropout
+from stochens import DropConnect, Dropout, Gaussian, NPDropout, Regular, methods
 from stochens.kernels import conv, mlp, resnet
+from stochens.kernels.drawn import all_drawn
 from stochens.members import builder, forward_each, init
 from stochens.networks import ResNet20FRN, SmallResNetFRN
+from stochens.randomness import seeded
 
 GPU = conv.available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -32,12 +34,18 @@ def test_plain_and_dropout_networks_are_taken():
     assert rates["conv"] == 0
 
 
+def test_noise_on_weights_is_drawn_before_the_kernels_run():
+    for method in (DropConnect(0.1), NPDropout(node="channel")):
+        assert taken(stochens.stochastic(ResNet20FRN(), method))
+
+
 def test_everything_else_is_left_to_vmap():
     hooked = ResNet20FRN()
     hooked.blocks[3].register_forward_hook(lambda *_: None)
     assert not taken(hooked)
     assert not taken(SmallResNetFRN())
-    for method in (Dropout(0.2, node="channel"), NPDropout(), DropConnect(0.1), Gaussian(0.1)):
+    both = [DropConnect(0.1), Gaussian(0.1)]
+    for method in (Dropout(0.2, node="channel"), NPDropout(), Gaussian(0.1), both):
         assert not taken(stochens.stochastic(ResNet20FRN(), method))
     with_head = stochens.stochastic(ResNet20FRN(), Dropout(0.2, rates={"head": 0.2}))
     assert not taken(with_head)
@@ -49,7 +57,10 @@ def test_the_cpu_is_left_to_vmap():
     assert resnet.resnet_forward(ResNet20FRN(), params, x, seed=seed) is None
 
 
-def test_outputs_and_gradients_are_those_of_vmap(monkeypatch):
+@pytest.mark.parametrize(
+    "method", [Regular(), DropConnect(0.2), NPDropout(node="channel")], ids=lambda m: m.name
+)
+def test_outputs_and_gradients_are_those_of_vmap(method, monkeypatch):
     """Without FRN's thresholds: those turn the rounding of bf16 into other gradients altogether.
 
     On them a change of 0.1% in x changes float32 gradients by 7%; the kernels have their own tests.
@@ -59,32 +70,52 @@ def test_outputs_and_gradients_are_those_of_vmap(monkeypatch):
     if not GPU:
         monkeypatch.setattr(conv, "kernel", emulated.kernel)
     torch.manual_seed(0)
-    net = ResNet20FRN(classes=5).to(DEVICE)
-    params = init(builder(lambda: ResNet20FRN(classes=5)), members=range(2), seed=0)
-    params = {n: p - 100 if n.endswith("tau") else p for n, p in params.items()}
+    plain = ResNet20FRN(classes=5).to(DEVICE)
+    net = stochens.stochastic(plain, method).to(DEVICE)
+    first, second = (
+        init(builder(lambda: ResNet20FRN(classes=5)), members=range(2), seed=s) for s in (0, 1)
+    )
+    params = methods.start(net, first, second)
+    params = {n: p - 100 if "tau" in n else p for n, p in params.items()}
     params = {n: p.to(DEVICE) for n, p in params.items()}
     x, dy = torch.randn(2, 1, 3, 16, 16, device=DEVICE), torch.randn(2, 1, 5, device=DEVICE)
     found = []
     for way in ("kernels", "vmap"):
         own = {name: p.clone().requires_grad_() for name, p in params.items()}
+        with seeded(0, DEVICE):
+            theta = all_drawn(net, own)
         if way == "vmap":
-            outputs = forward_each(net, own, x)
+            outputs = forward_each(plain, theta, x)
         else:
             steps = resnet.steps_of(net, (16, 16))
             seed = torch.zeros(1, dtype=torch.int64, device=DEVICE)
-            outputs = resnet.run(steps, own, conv.quads(x), seed=seed)
+            outputs = resnet.run(steps, theta, conv.quads(x), seed=seed)
         outputs.backward(dy)
         found.append({"outputs": outputs.detach(), **{n: p.grad for n, p in own.items()}})
     errors = {
         name: float((found[0][name] - known).norm() / known.norm())
         for name, known in found[1].items()
-        if not name.endswith("tau")  # exactly zero
+        if "tau" not in name  # exactly zero
     }
     # bf16's 0.002, layer upon layer
     assert errors.pop("outputs") < 0.01
     assert statistics.median(errors.values()) < 0.06
     assert max(errors.values()) < 0.15
-    assert all(not found[0][name].any() for name in found[0] if name.endswith("tau"))
+    assert all(not found[0][name].any() for name in found[0] if "tau" in name)
+
+
+def test_every_weight_is_drawn_by_its_layer():
+    net = stochens.stochastic(ResNet20FRN(), DropConnect(0.2))
+    params = init(builder(ResNet20FRN), members=range(3), seed=0)
+    theta = all_drawn(net, params)
+    assert set(theta) == set(params)
+    assert theta["head.weight"] is params["head.weight"]  # the output layer has no noise
+    w, drawn = params["blocks.4.conv1.weight"], theta["blocks.4.conv1.weight"]
+    kept = drawn != 0
+    assert torch.equal(drawn[kept], (w * kept / 0.8)[kept])
+    # 3 x 9216 weights: 5 standard deviations of a share, which are 0.0024 each
+    assert abs(float(kept.float().mean()) - 0.8) < 0.012
+    assert not torch.equal(kept[0], kept[1])
 
 
 @pytest.mark.skipif(not GPU, reason="no Hopper GPU here")

@@ -28,7 +28,7 @@ from stochens.experiments.cifar_measures import (
     of_labelled,
     ood,
 )
-from stochens.experiments.cifar_rows import METHODS, block_of, row_name
+from stochens.experiments.cifar_rows import METHODS, Block, block_of, row_name
 from stochens.experiments.rows import (
     Training,
     course,
@@ -38,6 +38,8 @@ from stochens.experiments.rows import (
     opened,
     stopped_run,
 )
+from stochens.members import Params
+from stochens.methods.base import check_node
 from stochens.metrics import Interval
 from stochens.networks import ResNet20FRN
 from stochens.posterior import Posterior, join_posteriors, load
@@ -61,6 +63,8 @@ class Config:
     name: str = "cifar10"
     method: str = "dropout"
     rate: float = 0.1  # of dropout and DropConnect
+    node: str = "position"  # of dropout and non-parametric dropout: what a convolution's node is
+    start: Path | None = None  # a run whose members to begin with
     members: int = 50
     epochs: int = 300
     batch_size: int = 64
@@ -95,6 +99,8 @@ def resumed(path: Path, **changes: Any) -> Config:
     """What the run in this folder is made of; only what leaves its members alone may change."""
     before = stopped_run(path, "cifar")
     before["data"] = Path(before["data"])
+    if before.get("start") is not None:
+        before["start"] = Path(before["start"])
     for name, value in changes.items():
         if value is None or value == before.get(name):
             continue
@@ -113,6 +119,9 @@ def check(config: Config) -> None:
         raise InputError(f"name must be one of {', '.join(NAMES)}, got {config.name!r}")
     if config.method not in METHODS:
         raise InputError(f"method must be one of {', '.join(METHODS)}, got {config.method!r}")
+    check_node(config.node)
+    if config.start is not None and not (config.start / BLOCKS).is_dir():
+        raise InputError(f"start = {config.start}, but there are no members of a run")
     for field in ("members", "epochs", "batch_size", "draws", "block", "images", "test_images"):
         value = getattr(config, field)
         if value is not None and value < 1:
@@ -128,7 +137,7 @@ def run(
     images = _images(config)
     reference = _reference(config, images)
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(config).items()}
-    row = row_name(config.method, config.rate)
+    row = row_name(config)
     with opened(config.out, "cifar", settings, device, resume=resume) as folder:
         ensemble, whole = _trained(config, folder, images, row, device, note)
         _measure(config, folder, images, reference, row, ensemble, note)
@@ -193,9 +202,8 @@ def _trained(
     """The blocks that are there and those that there is time for, and whether these are all."""
     began, longest = time.monotonic(), 0.0
     net = lambda: ResNet20FRN(images.classes)  # noqa: E731
-    blocks, there = {}, set[int]()
-    for path in sorted((folder.path / BLOCKS).glob("[0-9]*-*")):
-        blocks[path] = load(path, net, device=device)
+    blocks, there = _saved(folder.path, net, device), set[int]()
+    for path in blocks:
         first, last = (int(word) for word in path.name.split("-"))
         there |= set(range(first, last + 1))  # some may be lost, and stay so
         longest = max(longest, folder.timings.get(f"{config.name}/{row} {path.name}", 0.0))
@@ -214,15 +222,35 @@ def _trained(
         if data is None:
             data = normalised(images.train[0], config.name, device=device), images.train[1]
         note(f"{row}: members {ids[0]} to {ids[-1]}, {config.epochs} epochs")
-        start = time.monotonic()
+        before = time.monotonic()
         with folder.timed(f"{config.name}/{row} {path.name}"):
-            posterior = block_of(config, net, data, ids, device, kept(folder, path.name))
-        longest = max(longest, time.monotonic() - start)
+            keep, start = kept(folder, path.name), _start(config, net, ids)
+            posterior = block_of(config, Block(net, data, ids, device, keep, start))
+        longest = max(longest, time.monotonic() - before)
         posterior.save(path)
         folder.write()
         blocks[path] = posterior
     ordered = [blocks[path] for path in sorted(blocks)]
     return join_posteriors(ordered) if len(ordered) > 1 else ordered[0], whole
+
+
+def _saved(run: Path, net: Callable[[], ResNet20FRN], device: str) -> dict[Path, Posterior]:
+    """The blocks of members that lie in a run folder, in their order."""
+    paths = sorted((run / BLOCKS).glob("[0-9]*-*"))
+    return {path: load(path, net, device=device) for path in paths}
+
+
+def _start(config: Config, net: Callable[[], ResNet20FRN], ids: list[int]) -> Params | None:
+    """The parameters of the members with these numbers in the run to begin with."""
+    if config.start is None:
+        return None
+    blocks = list(_saved(config.start, net, "cpu").values())
+    if not blocks:
+        raise InputError(f"{config.start} has no members to begin with")
+    there = join_posteriors(blocks) if len(blocks) > 1 else blocks[0]
+    if missing := [k for k in ids if k not in there.members]:
+        raise InputError(f"{config.start} has no member {missing[0]} to begin with")
+    return there.take([there.members.index(k) for k in ids]).params
 
 
 def _runs(numbers: list[int], size: int) -> Iterator[list[int]]:
@@ -254,8 +282,8 @@ def _measure(
     note: Callable[[str], None],
 ) -> None:
     x_test, y_test = images.test
-    on_gpu = next(iter(ensemble.params.values())).is_cuda
-    ask = {"draws": config.draws, "seed": config.seed, "bf16": on_gpu}
+    device = next(iter(ensemble.params.values())).device
+    ask = {"draws": config.draws, "seed": config.seed, "bf16": device.type == "cuda"}
 
     def predicted(x: Tensor, **options: Any) -> Predictive:
         found: Predictive = ensemble.predict(normalised(x, config.name), **{**ask, **options})
@@ -285,7 +313,7 @@ def _measure(
     folder.put(TRAINING, (config.name, row), told)
     folder.write()
     if config.corruptions:
-        _corrupted(config, folder, images, row, predicted, note)
+        _corrupted(config, folder, images, row, device, predicted, note)
 
 
 def _steps(config: Config, images: Images) -> int:
@@ -309,11 +337,12 @@ def _corrupted(
     folder: RunFolder,
     images: Images,
     row: str,
+    device: torch.device,
     predicted: Callable[..., Predictive],
     note: Callable[[str], None],
 ) -> None:
     """The test images under every corruption and intensity, and the mean over all of them."""
-    x, y = images.test
+    x, y = images.test[0].to(device), images.test[1]
     found: dict[tuple[str, int], dict[str, Interval]] = {}
     for corruption in CORRUPTIONS:
         note(f"{row}: {corruption}")

@@ -3,11 +3,13 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
+from stochens.errors import InputError
 from stochens.fitting import fit
+from stochens.members import Params
 from stochens.methods import DropConnect, Dropout, MethodLike, NPDropout, Regular
 from stochens.posterior import Posterior
 from stochens.posteriors.sgmcmc import sgmcmc
@@ -29,6 +31,8 @@ class Options(Protocol):
     @property
     def rate(self) -> float: ...
     @property
+    def node(self) -> str: ...
+    @property
     def epochs(self) -> int: ...
     @property
     def batch_size(self) -> int: ...
@@ -44,69 +48,78 @@ class Options(Protocol):
     def engine(self) -> str: ...
 
 
-Make = Callable[[Options, Net, Data, Sequence[int], str, Path], Posterior]
+class Block(NamedTuple):
+    """Which members to make, of what, where."""
+
+    net: Net
+    data: Data
+    ids: Sequence[int]
+    device: str
+    keep: Path  # where the work is kept meanwhile
+    start: Params | None = None  # what to begin with, [len(ids), ...]
 
 
-def _common(options: Options, ids: Sequence[int], device: str) -> dict[str, Any]:
+Make = Callable[[Options, Block], Posterior]
+
+
+def _common(options: Options, block: Block) -> dict[str, Any]:
     return {
-        "members": ids,
+        "members": block.ids,
         "epochs": options.epochs,
         "batch_size": options.batch_size,
         "optimizer": "sgd",
         "prior_precision": options.prior_precision,
         "seed": options.seed,
-        "device": device,
-        "bf16": device.startswith("cuda"),
-        "engine": _engine(options, device),
+        "device": block.device,
+        "bf16": block.device.startswith("cuda"),
+        "engine": _engine(options, block.device),
+        "checkpoint": block.keep,
+        **({} if block.start is None else {"start": block.start}),
     }
 
 
 def _engine(options: Options, device: str) -> str:
-    """The kernels have regular ensembles and dropout; the rest is fastest by torch.compile."""
-    slow = options.method in ("dropconnect", "np-dropout") and device.startswith("cuda")
+    """The kernels have all but two convolutions at each node, which torch.compile does fastest."""
+    two = options.method == "np-dropout" and options.node == "position"
+    slow = two and device.startswith("cuda")
     return "compile" if slow and options.engine == "auto" else options.engine
 
 
-def _by_fit(method_of: Callable[[float], MethodLike]) -> Make:
-    def make(
-        options: Options, net: Net, data: Data, ids: Sequence[int], device: str, keep: Path
-    ) -> Posterior:
+def _by_fit(method_of: Callable[[Options], MethodLike]) -> Make:
+    def make(options: Options, block: Block) -> Posterior:
         return fit(
-            net,
-            data,
-            method=method_of(options.rate),
+            block.net,
+            block.data,
+            method=method_of(options),
             lr=options.lr,
             schedule=options.schedule,
-            checkpoint=keep,
-            **_common(options, ids, device),
+            **_common(options, block),
         )
 
     return make
 
 
-def _by_swa(
-    options: Options, net: Net, data: Data, ids: Sequence[int], device: str, keep: Path
-) -> Posterior:
+def _by_swa(options: Options, block: Block) -> Posterior:
+    """From scratch, or from members that are trained: then all of it is the tail."""
     return multiswa(
-        net,
-        data,
+        block.net,
+        block.data,
         lr=SWA_RATE * options.lr,
-        average_from=1 - SWA_TAIL,
-        checkpoint=keep,
-        **_common(options, ids, device),
+        average_from=1 - SWA_TAIL if block.start is None else 0.0,
+        **_common(options, block),
     )
 
 
-def _by_sghmc(
-    options: Options, net: Net, data: Data, ids: Sequence[int], device: str, keep: Path
-) -> Posterior:
+def _by_sghmc(options: Options, block: Block) -> Posterior:
     """Chains of CYCLES draws each, as many as make the block; its members are those draws."""
-    chains = -(-len(ids) // CYCLES)
-    steps = options.epochs * -(-len(data[0]) // options.batch_size) // CYCLES  # of a cycle
+    if block.start is not None:
+        raise InputError("csghmc begins with draws of its own; start is for the other methods")
+    chains = -(-len(block.ids) // CYCLES)
+    steps = options.epochs * -(-len(block.data[0]) // options.batch_size) // CYCLES  # of a cycle
     explore = max(1, round(EXPLORATION * steps))
     drawn = sgmcmc(
-        net,
-        data,
+        block.net,
+        block.data,
         kind="csghmc",
         chains=chains,
         samples=CYCLES,
@@ -116,22 +129,22 @@ def _by_sghmc(
         batch_size=options.batch_size,
         lr=options.lr,
         prior_precision=options.prior_precision,
-        seed=options.seed + ids[0],  # another block has other chains
-        device=device,
-        bf16=device.startswith("cuda"),
+        seed=options.seed + block.ids[0],  # another block has other chains
+        device=block.device,
+        bf16=block.device.startswith("cuda"),
         engine=options.engine,
-        checkpoint=keep,
+        checkpoint=block.keep,
     )
-    first = drawn.take(slice(0, len(ids)))
-    return dataclasses.replace(first, members=tuple(ids), seed=options.seed)
+    first = drawn.take(slice(0, len(block.ids)))
+    return dataclasses.replace(first, members=tuple(block.ids), seed=options.seed)
 
 
 METHODS: dict[str, Make] = {
-    "regular": _by_fit(lambda rate: Regular()),
+    "regular": _by_fit(lambda options: Regular()),
     "multiswa": _by_swa,
-    "dropout": _by_fit(lambda rate: Dropout(rate)),
-    "dropconnect": _by_fit(lambda rate: DropConnect(rate)),
-    "np-dropout": _by_fit(lambda rate: NPDropout()),
+    "dropout": _by_fit(lambda options: Dropout(options.rate, node=options.node)),
+    "dropconnect": _by_fit(lambda options: DropConnect(options.rate)),
+    "np-dropout": _by_fit(lambda options: NPDropout(node=options.node)),
     "csghmc": _by_sghmc,
 }
 ROWS = {  # as the paper names them
@@ -144,16 +157,12 @@ ROWS = {  # as the paper names them
 }
 
 
-def row_name(method: str, rate: float) -> str:
-    """
-    >>> row_name("dropout", 0.1)
-    'SE1 0.1'
-    """
-    return ROWS[method].format(rate=rate)
+def row_name(options: Options) -> str:
+    """As the paper has it, and what differs from the authors' choice of nodes."""
+    noted = options.node == "channel" and options.method in ("dropout", "np-dropout")
+    return ROWS[options.method].format(rate=options.rate) + (" by channel" if noted else "")
 
 
-def block_of(
-    options: Options, net: Net, data: Data, ids: Sequence[int], device: str, keep: Path
-) -> Posterior:
-    """The members with these numbers, trained; `keep` is where the work is kept meanwhile."""
-    return METHODS[options.method](options, net, data, ids, device, keep)
+def block_of(options: Options, block: Block) -> Posterior:
+    """The block's members, trained."""
+    return METHODS[options.method](options, block)

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
 from stochens.kernels import mlp
+from stochens.kernels.drawn import drawn
 from stochens.likelihoods import Categorical, Heteroscedastic, Homoscedastic, Likelihood
 from stochens.members import Params, size
 from stochens.methods import StochasticLayer
@@ -144,9 +144,7 @@ def _theta(step: Step, params: Params) -> Params:
     layer = _around_weights(step.layer)
     names = layer.names if isinstance(layer, StochasticLayer) else ["weight", "bias"]
     omega = {n: params[step.prefix + n] for n in names if step.prefix + n in params}
-    if not isinstance(layer, StochasticLayer) or not layer.noise_on_weights:
-        return omega
-    return vmap(layer.draw, randomness="different")(omega)
+    return drawn(layer, omega)
 
 
 def _around_weights(layer: nn.Module) -> nn.Module:

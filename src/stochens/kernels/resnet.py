@@ -13,10 +13,13 @@ from torch import Tensor, nn
 from stochens.kernels import conv
 from stochens.kernels.conv import Kept, Noise, Norm
 from stochens.kernels.conv_plan import QUAD, Layer, plan_for
+from stochens.kernels.drawn import all_drawn
 from stochens.likelihoods import Likelihood
 from stochens.members import Params, size, trainable
-from stochens.methods import StochasticLayer
+from stochens.methods import StochasticLayer, stochastic_layers
+from stochens.methods.dropconnect import DropConnectLayer
 from stochens.methods.dropout import DropoutLayer
+from stochens.methods.np_dropout import NPDropoutLayer
 from stochens.networks import ResNet20FRN
 from stochens.randomness import NOISE, derive
 
@@ -50,16 +53,17 @@ def resnet_forward(
 ) -> Tensor | None:
     """Outputs of every member, [M, B, C] in float32, or None where the kernels do not fit.
 
-    They fit ResNet20FRN on CUDA, plain or with dropout of each position, images of up to 4 channels
-    and float32 parameters. The noise depends only on (seed, member id).
+    They fit ResNet20FRN on CUDA, plain, with dropout of each position or with noise on weights,
+    images of up to 4 channels and float32 parameters. Dropout depends only on (seed, member id);
+    noise on weights comes from torch's stream.
     """
     if not x.is_cuda or not conv.available():
         return None
     steps = steps_of(net, x.shape[-2:])
-    if steps is None or not _fits(steps, params):
+    if steps is None or not _fits(net, steps, params):
         return None
     images = conv.quads(x if x.dim() == 5 else x[None])
-    return run(steps, params, images, seed=seed, members=members)
+    return run(steps, all_drawn(net, params), images, seed=seed, members=members)
 
 
 def resnet_nll(
@@ -77,7 +81,7 @@ def resnet_nll(
     if not x.is_cuda or x.dim() != 4 or not conv.available():
         return None
     steps = steps_of(net, x.shape[-2:])
-    if steps is None or not _fits(steps, trainable(net)):
+    if steps is None or not _fits(net, steps, trainable(net)):
         return None
     compile_steps(steps, x.device, backward=True)
     images = conv.quads(x[None])[0]  # [N, H, W, 4]: made once, gathered at each step
@@ -87,7 +91,8 @@ def resnet_nll(
     def nll(params: Params, rows: Tensor | None, step: int | Tensor) -> Tensor:
         everything = rows is None
         batch = images.expand(len(ids), *images.shape) if everything else images[rows]
-        outputs = run(steps, params, batch.contiguous(), seed=first + step, members=ids)
+        theta = all_drawn(net, params)
+        outputs = run(steps, theta, batch.contiguous(), seed=first + step, members=ids)
         return likelihood.nll(outputs, y.expand(len(ids), *y.shape) if everything else y[rows])
 
     return nll
@@ -149,15 +154,21 @@ def steps_of(net: nn.Module, image: tuple[int, ...]) -> list[Step] | None:
 
 
 def _taken(module: nn.Module) -> bool:
-    """Whether the kernels have this layer's noise: dropout of each position of a convolution."""
+    """Whether this layer's noise is dropout of each position of a convolution, or on weights alone
+    and so drawn before the kernels run."""
     if not isinstance(module, StochasticLayer):
         return True
-    dropout = type(module) is DropoutLayer and type(module.inner) is nn.Conv2d
-    return dropout and not module.by_channel
+    if type(module) is DropoutLayer:
+        return type(module.inner) is nn.Conv2d and not module.by_channel
+    if type(module) is NPDropoutLayer:
+        return not module.by_position
+    return type(module) is DropConnectLayer
 
 
-def _fits(steps: list[Step], params: Params) -> bool:
+def _fits(net: nn.Module, steps: list[Step], params: Params) -> bool:
     names = {name for step in steps for name in step.names} | {"head.weight", "head.bias"}
+    for path, layer in stochastic_layers(net).items():
+        names |= {f"{path}.{name}" for name in layer.names}
     return names == set(params) and all(p.dtype == torch.float32 for p in params.values())
 
 
