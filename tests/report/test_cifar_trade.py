@@ -37,11 +37,17 @@ def test_epochs_are_compared_at_the_members_that_all_have(tmp_path):
     curve = runs[2].training[SET]["SE1 0.1"]["members curve"]
     at = curve["members"].index(10)
     assert trade.points[2].values["agreement"] == curve["agreement"][at]
+    assert trade.points[2].intervals == {}
+    stored = runs[0].metrics[SET]["SE1 0.1"]["test"]["variance"]
+    assert trade.points[1].intervals["variance"]._asdict() == stored
     assert [p.seconds for p in trade.points] == [4.0, 4.0, 0.8]
     table = Tables(together_part(build_page(runs))).found[TITLE]
     want = [f"{100 * curve['agreement'][at]:.2f}", f"{100 * curve['variance'][at]:.2f}"]
     assert table["SE1 0.1, 10 members"][:3] == ["300", *want]  # the last row of that name
-    assert "| SE1 0.1, 10 members | 15 | " in markdown.merged(runs)
+    span = f"({100 * stored['low']:.2f} to {100 * stored['high']:.2f})"
+    lines = [x for x in markdown.merged(runs).splitlines() if "10 members | 60 | " in x]
+    assert len(lines) == 1
+    assert span in lines[0]
     assert "epochs" in dict(cifar_figures(runs))
 
 

@@ -3,17 +3,19 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from stochens.metrics import Interval
 from stochens.report.cifar_names import SETTINGS, words
 from stochens.report.cifar_numbers import curve
 from stochens.report.cifar_rows import Row, Rows, shown
 from stochens.report.page_html import DASH, Html, table, tag
+from stochens.report.paper import TEST
 
 METRICS = ("agreement", "variance", "accuracy", "NLL")
 FREE = ("members", "epochs", "draws", "seed", "test_images")  # the rest must be the same
 NOTE = (
     "The same method with fewer and more epochs, all read at the same number of members: the mean "
-    "over the ensembles of that size that share none, where a run has more. Time is that of "
-    "training, by member."
+    "over the ensembles of that size that share none, where a run has more, and else with its 95 % "
+    "interval over images. Time is that of training, by member."
 )
 
 
@@ -21,6 +23,7 @@ class Point(NamedTuple):
     epochs: int
     row: Row
     values: dict[str, float]
+    intervals: dict[str, Interval]  # where these members are all that the run has
     seconds: float | None  # of training, by member
 
 
@@ -70,7 +73,8 @@ def _trade(found: list[Row], *, with_images: bool) -> Trade:
         # The run with most members has most ensembles of this size to take the mean of.
         own = [row for row in found if row.made["epochs"] == epochs]
         row = max(own, key=lambda row: row.made["members"])
-        points.append(Point(epochs, row, _values(row, members), _seconds(row)))
+        point = Point(epochs, row, _values(row, members), _intervals(row, members), _seconds(row))
+        points.append(point)
     name = largest.method
     if with_images and "images" in largest.made:
         name += f", {words('images', largest.made['images'])}"
@@ -84,6 +88,14 @@ def _values(row: Row, members: float) -> dict[str, float]:
         if members in x:
             values[metric] = y[x.index(members)]
     return values
+
+
+def _intervals(row: Row, members: float) -> dict[str, Interval]:
+    """The curve has one inference of each member: more would be another value."""
+    if row.made["members"] != members or row.made.get("draws", 1) != 1:
+        return {}
+    found = {metric: row.interval(TEST, metric) for metric in METRICS}
+    return {metric: interval for metric, interval in found.items() if interval is not None}
 
 
 def _seconds(row: Row) -> float | None:
@@ -104,7 +116,11 @@ def trade_table(rows: Rows) -> Html | None:
     ]
     heads.append(tag("th", "training", tag("small", "s a member"), scope="col"))
     body = [
-        tag("tr", tag("th", name, scope="row", class_="name"), *(tag("td", cell) for cell in cells))
+        tag(
+            "tr",
+            tag("th", name, scope="row", class_="name"),
+            *(tag("td", value, tag("small", span) if span else None) for value, span in cells),
+        )
         for name, cells in _cells(found, names)
     ]
     caption = "Epochs of training against distance to HMC"
@@ -113,14 +129,17 @@ def trade_table(rows: Rows) -> Html | None:
     )
 
 
-def _cells(found: list[Trade], names: list[str]) -> Iterator[tuple[str, list[str]]]:
+def _cells(found: list[Trade], names: list[str]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Of each row its name, and the value and interval of each cell."""
     for trade in found:
         for point in trade.points:
-            cells = [f"{point.epochs:,}"]
+            cells = [(f"{point.epochs:,}", "")]
             for name in names:
-                value = point.values.get(name)
-                cells.append(DASH if value is None else shown(name).text(value))
-            cells.append(DASH if point.seconds is None else f"{point.seconds:.1f}")
+                value, interval = point.values.get(name), point.intervals.get(name)
+                text = DASH if value is None else shown(name).text(value)
+                ends = (interval.low, interval.high) if interval else ()
+                cells.append((text, " to ".join(map(shown(name).text, ends))))
+            cells.append((DASH if point.seconds is None else f"{point.seconds:.1f}", ""))
             yield f"{trade.name}, {words('members', trade.members)}", cells
 
 
@@ -135,4 +154,5 @@ def trade_lines(rows: Rows) -> Iterator[str]:
     yield f"| | epochs | {' | '.join(heads)} | training, s a member |"
     yield "| --- " * (len(heads) + 3) + "|"
     for name, cells in _cells(found, names):
-        yield f"| {name} | {' | '.join(cells)} |"
+        said = [f"{value} ({span})" if span else value for value, span in cells]
+        yield f"| {name} | {' | '.join(said)} |"
