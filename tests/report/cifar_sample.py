@@ -58,7 +58,8 @@ def cifar_run(
         far = (0.45 * own.roll(k + 1, 1)).softmax(-1)
         folder.predictive((set_name, method, other), Predictive.of(far))
     _corrupted(folder, (set_name, method), corruptions, float(_accuracy(p, labels)), rng)
-    folder.put(TRAINING, (set_name, method), training(closeness, config["members"]))
+    measured = _measures(p, labels, hmc)
+    folder.put(TRAINING, (set_name, method), training(closeness, config["members"], measured))
     with folder.timed(f"{set_name}/{method} 0000-{config['members'] - 1:04d}"):
         pass
     folder.write(complete=complete)
@@ -125,7 +126,8 @@ def _corrupted(
         _put(folder, (*keys, "corrupted"), means)
 
 
-def training(closeness: float, members: int = 50) -> dict[str, Any]:
+def training(closeness: float, members: int, whole: dict[str, float]) -> dict[str, Any]:
+    """The curve over members ends with the whole ensemble."""
     steps = [1000 * (i + 1) for i in range(30)]
     about: dict[str, Any] = {
         "steps": 30000,
@@ -151,4 +153,6 @@ def training(closeness: float, members: int = 50) -> dict[str, Any]:
             "NLL": [0.45 - 0.15 * closeness + 0.2 / (n * first) ** 0.5 for n in places],
             "accuracy": [0.86 + 0.05 * closeness - 0.05 / (n * first) ** 0.5 for n in places],
         }
+    for metric in ("agreement", "variance", "NLL", "accuracy"):
+        about["members curve"][metric][-1] = whole[metric]
     return about

@@ -10,9 +10,9 @@ from stochens.report.page_run import Metric
 
 HOW = (
     "How much closer to HMC the first row is than the second, on the same test images. Under the "
-    f"difference stand its 95 % interval, over {RESAMPLES:,} draws of those images, the same for "
-    "both rows, and the two distances to HMC. The distance is the absolute difference to HMC's own "
-    "value for accuracy and NLL; the share of images without agreement; the variance; and for the "
+    f"difference stand its 95\u00a0% interval, over {RESAMPLES:,} draws of those images, the same "
+    "for both rows, and the two distances to HMC. The distance is the absolute difference to HMC's "
+    "own value for accuracy and NLL; the share of images without agreement; the variance; and for the "
     "entropy histogram the Wasserstein-1 distance: how many nats the predictive entropies would "
     "have to move, on average, to be distributed as HMC's. "
 )

@@ -14,8 +14,8 @@ METRICS = ("agreement", "variance", "accuracy", "NLL")
 FREE = ("members", "epochs", "draws", "seed", "test_images")  # the rest must be the same
 NOTE = (
     "The same method with fewer and more epochs, all read at the same number of members: the mean "
-    "over the ensembles of that size that share none, where a run has more, and else with its 95 % "
-    "interval over images. Time is that of training, by member."
+    "over the ensembles of that size that share none, where a run has more, and else with its "
+    "95\u00a0% interval over images. Time is that of training, by member."
 )
 
 
