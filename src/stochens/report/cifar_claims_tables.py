@@ -12,9 +12,9 @@ HOW = (
     "How much closer to HMC the first row is than the second, on the same test images. Under the "
     f"difference stand its 95\u00a0% interval, over {RESAMPLES:,} draws of those images, the same "
     "for both rows, and the two distances to HMC. The distance is the absolute difference to HMC's "
-    "own value for accuracy and NLL; the share of images without agreement; the variance; and for the "
-    "entropy histogram the Wasserstein-1 distance: how many nats the predictive entropies would "
-    "have to move, on average, to be distributed as HMC's. "
+    "own value for accuracy and NLL; the share of images without agreement; the variance; and for "
+    "the entropy histogram the Wasserstein-1 distance: how many nats the predictive entropies "
+    "would have to move, on average, to be distributed as HMC's. "
 )
 CLAIMS = (
     "A claim holds where the whole interval is above 0, and does not where it is below. Of each "
