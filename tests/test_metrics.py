@@ -4,6 +4,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -516,6 +517,26 @@ def test_infinite_terms_give_an_infinite_end_and_not_nan() -> None:
     interval = bootstrap(nll, probs, torch.ones(31, dtype=torch.long))
     assert interval.value == interval.high == math.inf
     assert interval.low == pytest.approx(math.log(2))  # many resamples miss the one
+
+
+@properties
+@given(problems, st.integers(0, 1000))
+def test_interval_of_ece_contains_its_value(problem: tuple[Tensor, Tensor], seed: int) -> None:
+    for metric in (ece, partial(ece, bins=5), partial(ece, binning="equal-width")):
+        interval = bootstrap(metric, *problem, resamples=50, seed=seed)
+        assert 0 <= interval.low <= interval.value <= interval.high
+
+
+def test_interval_of_ece_is_that_of_its_resamples_moved_by_their_bias() -> None:
+    probs, _ = predictions(24, 4000, 5)
+    labels = torch.multinomial(probs, 1, generator=torch.Generator().manual_seed(0)).squeeze(1)
+    many = partial(ece, bins=100)
+    raw = bootstrap(lambda p, y: many(p, y), probs, labels, resamples=200)  # not known to be ece
+    found = bootstrap(many, probs, labels, resamples=200)
+    # Calibrated, so that every gap is noise, which resampling makes sqrt(2) times as large.
+    assert raw.low > raw.value
+    assert found.low < found.value < found.high
+    assert found.high - found.low == pytest.approx(raw.high - raw.low, abs=ROUNDING)
 
 
 @properties

@@ -205,21 +205,26 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, one or several.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="The page to write; report.html in the only run folder."),
+        typer.Option(
+            "--out", "-o", help="The page to write, or its folder; that of the only run, else."
+        ),
     ] = None,
     figures: Annotated[
         bool,
         typer.Option("--figures", help="Also write figures/ and tables.md beside the page."),
     ] = False,
 ) -> None:
-    """Build the page of one run folder again, or of several side by side."""
+    """Build the page of one run folder again, or of several side by side.
+
+    Several CIFAR runs also leave the numbers of all their rows beside the page, in metrics.json and
+    tables.md, unless it lies in a run's own folder.
+    """
     if out is None and len(runs) > 1:
         raise InputError("several runs need a place for their page: --out FILE.html")
     page, console = finish.page(runs, out), Console()
     console.print(f"Page: {page}", highlight=False, soft_wrap=True)
-    if figures:
-        for line in finish.beside(runs, page):
-            console.print(line, highlight=False, soft_wrap=True)
+    for line in finish.beside(runs, page, figures=figures):
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _place(out: Path | None, name: str) -> Path:

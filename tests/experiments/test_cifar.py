@@ -13,6 +13,7 @@ from stochens.experiments import cifar
 from stochens.experiments.cifar_measures import corrupted_mean, inferences_curve, members_curve
 from stochens.metrics import Interval
 from stochens.networks import ResNet20FRN
+from stochens.report import finish
 from stochens.report.run_folder import Run
 
 TRAIN, TEST = 12, 20
@@ -79,6 +80,36 @@ def test_the_reference_has_its_own_row_and_distances(data, tmp_path, monkeypatch
     assert run.metrics["cifar10"]["HMC"]["test"]["accuracy"]["value"] == 1.0
     assert "MI" not in run.metrics["cifar10"]["HMC"]["test"]
     assert "agreement" in run.training["cifar10"]["regular"]["members curve"]
+
+
+def test_runs_side_by_side_have_claims_epochs_and_one_file_of_numbers(data, tmp_path, monkeypatch):
+    """What a real run writes is what the report reads."""
+    y = torch.arange(TEST) % 10
+    probs = torch.full((TEST, 10), 0.01)
+    probs[torch.arange(TEST), y] = 0.91
+    monkeypatch.setattr(cifar, "hmc_reference", lambda path, labels: probs)
+    rows = ({"method": "regular"}, {"images": 6}, {"images": None}, {"epochs": 2, "images": None})
+    paths = [
+        cifar.run(configured(data, tmp_path / f"row{i}", **changes))
+        for i, changes in enumerate(rows)
+    ]
+    page = finish.page(paths, tmp_path / "all")
+    list(finish.beside(paths, page, figures=True))
+    found = json.loads((tmp_path / "all" / "metrics.json").read_text())
+    names = ["SE1 0.1, 2 epochs", "SE1 0.1, 1 epoch, 50,000 images", "SE1 0.1, 1 epoch, 6 images"]
+    assert set(found) == {"HMC", "regular", *names}
+    assert found["regular"]["run"]["members"] == 2
+    assert set(found["regular"]["auroc"]) == {"svhn"}
+    assert found["regular"]["ece"]["low"] <= found["regular"]["ece"]["value"]
+    text = page.read_text()
+    for said in (
+        "SE1 0.1 is closer to HMC than regular",
+        "SE1 0.1: 6 images against 50,000 images",
+        "Epochs of training against distance to HMC",
+        "by definition",
+    ):
+        assert said in text
+    assert (tmp_path / "all" / "figures" / "epochs.png").exists()
 
 
 def test_a_misaligned_reference_stops_the_run_before_it_begins(data, tmp_path, monkeypatch):

@@ -27,10 +27,15 @@ def cifar_run(
     complete: bool = True,
     seed: int = 0,
     set_name: str = SET,
+    **settings: Any,
 ) -> Run:
-    """`closeness` to the reference is from 0 to 1; the images are the same whatever the seed."""
+    """`closeness` to the reference is from 0 to 1; the images are the same whatever the seed.
+
+    `images` are those of the test; `settings` change the configuration, images to learn from too.
+    """
     config = {"name": set_name, "method": method, "members": 50, "epochs": 300, "images": 50000}
     config |= {"batch_size": 128, "lr": 0.1, "draws": 1, "seed": seed}
+    config |= {name.removeprefix("train_"): value for name, value in settings.items()}
     folder = RunFolder(path, experiment="cifar", config=config, device="cpu")
     labels, hmc = _reference(images)
     rng = torch.Generator().manual_seed(seed + 1)
@@ -47,15 +52,15 @@ def cifar_run(
         # Published predictions are a mean without its draws.
         alone = {"accuracy": metrics.accuracy(hmc, labels), "NLL": metrics.nll(hmc, labels)}
         alone |= {"ECE": metrics.ece(hmc, labels), "Brier": metrics.brier(hmc, labels)}
-        alone |= {"agreement": 1.0, "variance": 0.0}
         _put(folder, (set_name, "HMC", "test"), alone)
     for k, other in enumerate(OTHERS):
         _put(folder, (set_name, method, other), {"OOD AUROC": 0.83 + 0.01 * k + 0.02 * closeness})
         far = (0.45 * own.roll(k + 1, 1)).softmax(-1)
         folder.predictive((set_name, method, other), Predictive.of(far))
     _corrupted(folder, (set_name, method), corruptions, float(_accuracy(p, labels)), rng)
-    folder.put(TRAINING, (set_name, method), training(closeness))
-    with folder.timed(f"{set_name}/{method}"):
+    measured = _measures(p, labels, hmc)
+    folder.put(TRAINING, (set_name, method), training(closeness, config["members"], measured))
+    with folder.timed(f"{set_name}/{method} 0000-{config['members'] - 1:04d}"):
         pass
     folder.write(complete=complete)
     return Run(path)
@@ -121,7 +126,8 @@ def _corrupted(
         _put(folder, (*keys, "corrupted"), means)
 
 
-def training(closeness: float) -> dict[str, Any]:
+def training(closeness: float, members: int, whole: dict[str, float]) -> dict[str, Any]:
+    """The curve over members ends with the whole ensemble."""
     steps = [1000 * (i + 1) for i in range(30)]
     about: dict[str, Any] = {
         "steps": 30000,
@@ -136,7 +142,7 @@ def training(closeness: float) -> dict[str, Any]:
         },
     }
     for key, x, places in (
-        ("members curve", "members", [1, 2, 4, 8, 16, 32, 50]),
+        ("members curve", "members", [*(n for n in (1, 2, 5, 10, 20) if n < members), members]),
         ("inferences curve", "draws", [1, 4, 16]),
     ):
         first = 1 if x == "members" else 40
@@ -147,4 +153,6 @@ def training(closeness: float) -> dict[str, Any]:
             "NLL": [0.45 - 0.15 * closeness + 0.2 / (n * first) ** 0.5 for n in places],
             "accuracy": [0.86 + 0.05 * closeness - 0.05 / (n * first) ** 0.5 for n in places],
         }
+    for metric in ("agreement", "variance", "NLL", "accuracy"):
+        about["members curve"][metric][-1] = whole[metric]
     return about

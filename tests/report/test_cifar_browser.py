@@ -47,6 +47,10 @@ def pages(tmp_path_factory) -> dict[str, Path]:
         cifar_run(folder / name.replace(" ", "-"), name, closeness=0.5 + 0.05 * i, seed=i)
         for i, name in enumerate((*methods, "MultiSWAG"))  # more than there are colours
     ]
+    again = {"members": 10, "epochs": 30}, {"train_images": 40960}
+    runs += [
+        cifar_run(folder / f"again{i}", seed=20 + i, **settings) for i, settings in enumerate(again)
+    ]
     found = {"one": folder / "one.html", "many": folder / "many.html"}
     found["one"].write_text(build_page(runs[3:4]), encoding="utf-8")
     found["many"].write_text(build_page(runs), encoding="utf-8")
@@ -85,12 +89,12 @@ def shown(browser, selector: str) -> list:
 def test_tables_and_charts_of_all_runs_are_seen(browser, pages):
     visit(browser, pages["many"])
     tables = shown(browser, "#all table.results")
-    assert len(tables) == 2
+    assert len(tables) == 5  # Tables 2 and 3, claims, fewer images, epochs
     text = tables[0].text
     for name in ("HMC", "SE1, paper", "cSGHMC", "MultiSWAG"):
         assert name in text
-    assert len(shown(browser, "#all svg.chart")) == 9 + 9 + 2 + 8  # fig3, fig4, fig5, curves
-    assert len(shown(browser, "#all g.box")) == 2 * 9 * 5
+    assert len(shown(browser, "#all svg.chart")) == 11 + 11 + 2 + 8 + 4  # fig3 to 5, curves
+    assert len(shown(browser, "#all g.box")) == 2 * 11 * 5
     first, last = (
         browser.find_element("css selector", f"#all g.box.c0{x}")
         for x in (":not(.again)", ".again")

@@ -79,12 +79,13 @@ def test_curves_are_read_as_they_are_written(runs, row):
 
 def test_figures_of_several_runs_lie_beside_the_page(runs, tmp_path):
     page = tmp_path / "page.html"
-    said = list(finish.beside([run.path for run in runs], page))
+    said = list(finish.beside([run.path for run in runs], page, figures=True))
     figures = tmp_path / "figures"
     for name in ("fig3", "fig4", "fig5", "members", "inferences"):
         assert (figures / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert "<svg" in (figures / f"{name}.svg").read_text()
-    assert said == [f"Figures: {figures}", f"Tables:  {tmp_path / 'tables.md'}"]
+    written = (("Figures: ", "figures"), ("Tables:  ", "tables.md"), ("Numbers: ", "metrics.json"))
+    assert said == [f"{what}{tmp_path / name}" for what, name in written]
     assert "SE1 0.1" in (tmp_path / "tables.md").read_text()
 
 
@@ -97,7 +98,7 @@ def test_figures_without_numbers_are_not_drawn(tmp_path):
 
 def test_other_runs_keep_their_own_figures(runs, tmp_path):
     toy = sample_run(tmp_path / "toy", sets=("a",), methods=("regular",))
-    list(finish.beside([runs[0].path, toy.path], tmp_path / "page.html"))
+    list(finish.beside([runs[0].path, toy.path], tmp_path / "page.html", figures=True))
     assert (tmp_path / "figures" / "fig3.png").exists()
     assert (tmp_path / "figures" / "toy" / "fig1.png").exists()
     text = (tmp_path / "tables.md").read_text()

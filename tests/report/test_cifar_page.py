@@ -212,7 +212,7 @@ def test_the_same_row_of_two_runs_is_shown_twice(runs, tmp_path):
     again = cifar_run(tmp_path / "again", "SE1 0.1", closeness=0.8, seed=9)
     text = build_page([runs["SE1 0.1"], again])
     found = Tables(together_part(text)).found[TABLE_2]
-    for run, name in ((runs["SE1 0.1"], "SE1 0.1 (SE1-0.1)"), (again, "SE1 0.1 (again)")):
+    for run, name in ((runs["SE1 0.1"], "SE1 0.1, seed 2"), (again, "SE1 0.1, seed 9")):
         assert found[name][0] == f"{100 * value(run, 'SE1 0.1', 'test', 'accuracy'):.2f}"
     assert "SE1 0.1" not in found
     assert list(found).count("HMC") == 1
@@ -223,7 +223,7 @@ def test_folders_of_one_name_are_told_apart(tmp_path):
     second = cifar_run(tmp_path / "b" / "run", "SE3", seed=5)
     views = [View(run, f"run{i}") for i, run in enumerate([first, second, first])]
     names = [row.name for row in gather(views)[0].methods]
-    assert names == ["SE3 (a/run)", "SE3 (b/run)", "SE3 (a/run')"]
+    assert names == ["SE3, seed 0 (a/run)", "SE3, seed 5", "SE3, seed 0 (a/run')"]
 
 
 def test_references_that_differ_stand_apart_and_each_row_has_its_own(runs, tmp_path):

@@ -1,4 +1,4 @@
-"""fig3, fig4 and fig5 of the paper and the curves over members, as inline SVG."""
+"""fig3, fig4 and fig5 of the paper, as inline SVG."""
 
 from collections.abc import Sequence
 
@@ -6,18 +6,14 @@ import numpy as np
 
 from stochens.report.charts import LEFT, RIGHT, Axes, Line, chart, legend
 from stochens.report.cifar_numbers import (
-    CURVES,
     Box,
     box,
     calibration,
-    curve,
-    curve_metrics,
     distance,
     entropies,
     entropy_edges,
     highest,
     intensities,
-    level,
     shares,
 )
 from stochens.report.cifar_rows import Row, Rows, shown
@@ -28,10 +24,6 @@ SMALL, LARGE = (250, 180), (330, 220)  # of a panel, in pixels
 FEW = 3  # panels that fill a line
 BOX, GAP, GROUP = 11, 4, 18  # pixels: a box, between boxes, between intensities
 BOX_METRICS = ("accuracy", "NLL")
-X_LABELS = {
-    "members curve": "members, log scale",
-    "inferences curve": "inferences per member, log scale",
-}
 
 
 def entropy_panels(rows: Rows) -> Html | None:
@@ -63,8 +55,8 @@ def entropy_panels(rows: Rows) -> Html | None:
             if cut:
                 caption.append(tag("small", _first_bins((row, other), heights)))
         title = f"{row.name}: share of test images by predictive entropy, %"
-        panels.append(_figure(caption, chart(stairs, axes, title=title)))
-    return _panels(panels)
+        panels.append(figure_of(caption, chart(stairs, axes, title=title)))
+    return panels_of(panels)
 
 
 def _first_bins(pair: Sequence[Row], heights: dict[str, np.ndarray]) -> str:
@@ -126,8 +118,8 @@ def calibration_panels(rows: Rows) -> Html | None:
                 across, up = ([100 * v for v in values] for values in c)
                 parts.append(Line(one.name, across, up, style=one.style, dots=True))
         title = f"{row.name}: accuracy minus confidence over confidence, %"
-        panels.append(_figure([row.name], chart(parts, axes, title=title)))
-    return _panels(panels)
+        panels.append(figure_of([row.name], chart(parts, axes, title=title)))
+    return panels_of(panels)
 
 
 def box_panels(rows: Rows) -> Html | None:
@@ -196,73 +188,14 @@ def _box_line(name: str, centre: float, half: float, b: Box, style: str) -> Line
     return Line(name, [*x, centre], [*y, b.first], style=f"box {style}")
 
 
-def curve_panels(rows: Rows) -> Html | None:
-    """Distance to the reference over the number of members, and of inferences per member."""
-    parts: list[Html] = []
-    names: dict[str, str] = {}
-    for which in CURVES:
-        panels = [
-            panel
-            for metric in curve_metrics(rows.methods, which)
-            if (panel := _curve(rows, which, metric, names)) is not None
-        ]
-        if panels:
-            parts.append(_panels(panels))
-    return join([legend(names), *parts]) if parts else None
-
-
-def _curve(rows: Rows, which: str, metric: str, names: dict[str, str]) -> Html | None:
-    width, height = SMALL
-    scale = shown(metric).scale
-    found = {row: c for row in rows.methods if (c := curve(row, which, metric)) is not None}
-    if not found:
-        return None
-    lines = []
-    for row, (x, y) in found.items():
-        names[row.name] = row.style
-        lines.append(Line(row.name, x, [scale * v for v in y], style=row.style, dots=True))
-    places = sorted({x for line in lines for x in line.x})
-    ends = places[0] * 0.9, places[-1] * 1.12
-    target = level(rows, metric)
-    if target is not None:
-        name, value = target.name, scale * target.value
-        style = "ideal" if target.of_paper else "hmc level"
-        names[name] = style
-        lines.insert(0, Line(name, list(ends), [value, value], style=style))
-    heights = [y for line in lines for y in line.y]
-    margin = 0.08 * (max(heights) - min(heights)) or 0.5
-    axes = Axes(
-        x=ends,
-        y=(min(heights) - margin, max(heights) + margin),
-        log_x=True,
-        x_ticks=_spaced(places),
-        x_label=X_LABELS[which],
-        width=width,
-        height=height,
-    )
-    unit = f", {shown(metric).unit}" if shown(metric).unit else ""
-    title = f"{shown(metric).label}{unit}"
-    over = f"{title} over {X_LABELS[which].split(',')[0]}"
-    return _figure([title], chart(lines, axes, title=over))
-
-
-def _spaced(places: Sequence[float]) -> list[float]:
-    """Those that can have a label without running into the one before."""
-    kept: list[float] = []
-    for place in places:
-        if not kept or place >= 1.9 * kept[-1]:
-            kept.append(place)
-    return kept
-
-
 def _size(count: int) -> tuple[int, int]:
     return SMALL if count > FEW else LARGE
 
 
-def _panels(panels: Sequence[Html]) -> Html:
+def panels_of(panels: Sequence[Html]) -> Html:
     """Larger where there are few."""
     return tag("div", *panels, class_="panels charts" if len(panels) > FEW else "panels wide")
 
 
-def _figure(caption: Sequence[object], picture: Html) -> Html:
+def figure_of(caption: Sequence[object], picture: Html) -> Html:
     return tag("figure", tag("figcaption", *caption), picture)

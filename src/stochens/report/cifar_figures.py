@@ -20,14 +20,17 @@ from stochens.report.cifar_numbers import (
     intensities,
     level,
     shares,
+    spaced,
 )
 from stochens.report.cifar_rows import Row, Rows, gather, set_title, shown
+from stochens.report.cifar_trade import METRICS, trades
 from stochens.report.figures import COLOURS, LABEL
 from stochens.report.page_run import View
 from stochens.report.paper import TEST
 from stochens.report.run_folder import Run
 
 REFERENCE_COLOUR = "0.15"
+DASHES = ("-", "--", ":", "-.")
 MOST_COLUMNS = 4
 X_LABELS = {"members curve": "members", "inferences curve": "inferences per member"}
 
@@ -42,6 +45,7 @@ def cifar_figures(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
             ("fig4", calibration_figure(rows)),
             ("fig5", box_figure(rows)),
             *((which.split(" ")[0], curve_figure(rows, which)) for which in CURVES),
+            ("epochs", trade_figure(rows)),
         ):
             if figure is not None:
                 yield name + suffix, figure
@@ -54,8 +58,9 @@ def _colour(rows: Rows, row: Row) -> str:
 
 
 def _dash(rows: Rows, row: Row) -> str:
-    """A colour that comes a second time is dashed."""
-    return "--" if row in rows.methods[len(COLOURS) :] else "-"
+    """A colour that comes a second time is dashed, then dotted."""
+    times = rows.methods.index(row) // len(COLOURS) if row in rows.methods else 0
+    return DASHES[min(times, len(DASHES) - 1)]
 
 
 def _grid(count: int) -> tuple[Figure, list[Axes]]:
@@ -87,7 +92,7 @@ def entropy_figure(rows: Rows) -> Figure | None:
         theirs = None if other is None else entropies(other)
         if other is not None and theirs is not None:
             ax.stairs(shares(theirs, edges), edges, fill=True, color="0.8", label=other.name)
-            title += f": {distance(own, theirs):.3f} nats"
+            title += f"\n{distance(own, theirs):.3f} nats"
         colour = _colour(rows, row)
         ax.stairs(shares(own, edges), edges, color=colour, linewidth=1.4, label=row.name)
         ax.set_ylim(0, top)
@@ -182,30 +187,48 @@ def _boxes(
 
 def curve_figure(rows: Rows, which: str) -> Figure | None:
     """Distance to the reference over the number of members, or of inferences of each."""
-    names = [
-        metric
-        for metric in curve_metrics(rows.methods, which)
-        if any(curve(row, which, metric) for row in rows.methods)
-    ]
-    if not names:
-        return None
-    figure = Figure(figsize=(3.0 * len(names) + 1.6, 2.9), layout="constrained")
-    axes = figure.subplots(1, len(names), squeeze=False)[0]
-    for ax, metric in zip(axes, names, strict=True):
+    found: Series = {}
+    for metric in curve_metrics(rows.methods, which):
         for row in rows.methods:
-            found = curve(row, which, metric)
-            if found is not None:
-                colour, dash = _colour(rows, row), _dash(rows, row)
-                style = {"color": colour, "linestyle": dash, "label": row.name}
-                ax.plot(*found, marker="o", markersize=3, **style)
+            values = curve(row, which, metric)
+            if values is not None:
+                found.setdefault(metric, []).append((row.name, row, values))
+    return _curves(rows, found, X_LABELS[which])
+
+
+def trade_figure(rows: Rows) -> Figure | None:
+    """The same over epochs, at the same number of members."""
+    found: Series = {}
+    for trade in trades(rows):
+        name = f"{trade.name}, {trade.members} members"
+        for metric in METRICS:
+            values = trade.series(metric)
+            if values[0]:
+                found.setdefault(metric, []).append((name, trade.points[-1].row, values))
+    return _curves(rows, found, "epochs of training")
+
+
+Series = dict[str, list[tuple[str, Row, tuple[list[float], list[float]]]]]  # by metric
+
+
+def _curves(rows: Rows, found: Series, x_label: str) -> Figure | None:
+    if not found:
+        return None
+    figure = Figure(figsize=(3.0 * len(found) + 1.6, 2.9), layout="constrained")
+    axes = figure.subplots(1, len(found), squeeze=False)[0]
+    for ax, (metric, series) in zip(axes, found.items(), strict=True):
+        for name, row, values in series:
+            colour, dash = _colour(rows, row), _dash(rows, row)
+            ax.plot(*values, marker="o", markersize=3, color=colour, linestyle=dash, label=name)
         target = level(rows, metric)
         if target is not None:
             colour = "0.5" if target.of_paper else REFERENCE_COLOUR
             ax.axhline(target.value, color=colour, linestyle=":", label=target.name)
         ax.set_xscale("log", base=2)
+        ax.set_xticks(spaced([x for *_, (xs, _) in series for x in xs], 1.5))
         ax.xaxis.set_major_formatter("{x:g}")
         ax.set_title(shown(metric).label, fontsize=LABEL)
-        ax.set_xlabel(X_LABELS[which], fontsize=LABEL)
+        ax.set_xlabel(x_label, fontsize=LABEL)
         ax.tick_params(labelsize=LABEL - 1)
     entries: dict[str, Any] = {}
     for ax in axes:

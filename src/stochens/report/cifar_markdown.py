@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from rich import box
 from rich.table import Table
 
+from stochens.report.cifar_claims_tables import claim_lines
 from stochens.report.cifar_numbers import corrupted_values, intensities
 from stochens.report.cifar_rows import (
     OOD,
@@ -15,6 +16,7 @@ from stochens.report.cifar_rows import (
     shown,
 )
 from stochens.report.cifar_tables import FURTHER, lines, paper_text
+from stochens.report.cifar_trade import trade_lines
 from stochens.report.paper import CORRUPTED, TEST
 
 SHORT = {"agreement": "agree", "variance": "var", "accuracy": "acc"}  # for 80 columns
@@ -37,6 +39,9 @@ def cifar_lines(sets: Sequence[Rows]) -> Iterator[str]:
         if corrupted:
             yield from ("", f"## {name}: mean over the corrupted sets (Table 3)", "")
             yield from _table(rows, corrupted, CORRUPTED)
+        if rows.several:
+            yield from claim_lines(rows)
+            yield from trade_lines(rows)
         if further:
             yield from ("", f"## {name}: further measures on test images", "")
             yield from _table(rows, further, "")
@@ -56,7 +61,7 @@ def _table(rows: Rows, columns: Sequence[Column], paper_domain: str) -> Iterator
             )
         elif any(row.interval(*column) is not None for column in columns):
             best = [marks[column].get(row.name) == "best" for column in columns]
-            cells = [_cell(row, c, bold=b) for c, b in zip(columns, best, strict=True)]
+            cells = [_cell(rows, row, c, bold=b) for c, b in zip(columns, best, strict=True)]
             yield _joined([row.name.replace("|", "\\|"), *cells])
 
 
@@ -75,10 +80,11 @@ def _head(column: Column) -> str:
     return ", ".join([*words, set_title(column[0])] if column[1] == OOD else words)
 
 
-def _cell(row: Row, column: Column, *, bold: bool) -> str:
+def _cell(rows: Rows, row: Row, column: Column, *, bold: bool) -> str:
     interval = row.interval(*column)
     if interval is None:
-        return ""
+        known = rows.by_definition(row, *column)
+        return "" if known is None else f"{known * shown(column[1]).scale:g}"
     value, low, high = (shown(column[1]).text(v) for v in interval)
     span = f" ({low} to {high})" if interval.low < interval.high else ""
     return (f"**{value}**" if bold else value) + span
@@ -114,8 +120,12 @@ def cifar_terminal(rows: Rows) -> Iterator[Table]:
             short = domain if metric == OOD else SHORT.get(metric, metric)
             table.add_column(short, justify="right", no_wrap=True)
         for row in rows.all:
-            found = [row.interval(*column) for column in columns]
-            if any(found):
-                cells = ["-" if v is None else f"{v.value:.3f}" for v in found]
-                table.add_row(row.name, *cells)
+            if any(row.interval(*column) for column in columns):
+                table.add_row(row.name, *(_short(rows, row, column) for column in columns))
         yield table
+
+
+def _short(rows: Rows, row: Row, column: Column) -> str:
+    interval = row.interval(*column)
+    value = rows.by_definition(row, *column) if interval is None else interval.value
+    return "-" if value is None else f"{value:.3f}"

@@ -139,6 +139,19 @@ def curve_metrics(rows: Sequence[Row], which: str) -> list[str]:
     return [name for name in unique([*first, *found]) if name != CURVES[which]]
 
 
+def spaced(places: Iterable[float], ratio: float) -> list[float]:
+    """Those that have room for a label on a logarithmic axis.
+
+    >>> spaced([1, 2, 3, 5, 10], 1.9)
+    [1, 2, 5, 10]
+    """
+    kept: list[float] = []
+    for place in sorted(set(places)):
+        if not kept or place >= ratio * kept[-1]:
+            kept.append(place)
+    return kept
+
+
 class Level(NamedTuple):
     """What to hold a curve against."""
 

@@ -5,11 +5,13 @@ from collections.abc import Callable, Sequence
 from stochens.report.cifar_charts import (
     box_panels,
     calibration_panels,
-    curve_panels,
     entropy_panels,
 )
+from stochens.report.cifar_claims_tables import claims_table
+from stochens.report.cifar_curves import curve_panels, trade_panels
 from stochens.report.cifar_rows import Rows, gather, set_title
 from stochens.report.cifar_tables import further, headline, heat, table_2, table_3
+from stochens.report.cifar_trade import NOTE as TRADE
 from stochens.report.page_details import sampler, timings
 from stochens.report.page_html import Html, join, tag
 from stochens.report.page_run import View
@@ -22,7 +24,12 @@ READING = (
         "mean total-variation distance between a method's mean prediction and HMC's; 0 is the same "
         "prediction everywhere.",
     ),
-    ("ECE", "mean distance between confidence and accuracy, in bins of equally many images."),
+    (
+        "ECE",
+        "mean distance between confidence and accuracy, in 20 bins of equally many images. Images "
+        "drawn more than once raise it, so its interval is that of the resamples less how much "
+        "higher they lie on average.",
+    ),
     (
         "OOD AUROC",
         "how often an image of the set that was learnt has a higher largest probability than one "
@@ -96,10 +103,12 @@ def cifar_together(views: Sequence[View]) -> Html:
         for title, part, note in (
             ("Table 2: test images", table_2, ""),
             ("Table 3: corrupted images", table_3, ""),
+            ("Claims", claims_table, ""),
             ("Predictive entropy", entropy_panels, ENTROPY),
             ("Calibration", calibration_panels, CALIBRATION),
             ("Corruptions by intensity", box_panels, BOXES),
             ("More members, more inferences", curve_panels, CURVES),
+            ("More epochs", trade_panels, TRADE),
         ):
             content = part(rows)
             if content is not None:

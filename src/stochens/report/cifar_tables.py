@@ -160,7 +160,7 @@ def _line(
     if row is None:
         return _paper_line(rows, line.paper, columns, paper_domain)
     cells = [tag("th", row.name, _note(rows, row), scope="row", class_="name")]
-    cells += [_cell(row, column, marks[column].get(row.name)) for column in columns]
+    cells += [_cell(rows, row, column, marks[column].get(row.name)) for column in columns]
     return tag("tr", *cells)
 
 
@@ -168,7 +168,7 @@ def _note(rows: Rows, row: Row) -> Html | None:
     if row in rows.apart:
         return tag("small", "the reference") if row is rows.reference_of(row) else None
     words = [] if _common(rows) else [row.about]
-    if rows.several and row.name == row.method:  # else the name has it
+    if rows.several and row.views[0].run.name not in row.name:
         words.insert(0, row.views[0].run.name)
     said = ": ".join(filter(None, words))
     return tag("small", said) if said else None
@@ -180,11 +180,13 @@ def _common(rows: Rows) -> str:
     return made.pop() if len(made) == 1 else ""
 
 
-def _cell(row: Row, column: Column, mark: str | None) -> Html:
-    interval = row.interval(*column)
+def _cell(rows: Rows, row: Row, column: Column, mark: str | None) -> Html:
+    interval, metric = row.interval(*column), shown(column[1])
     if interval is None:
-        return tag("td", DASH)
-    metric = shown(column[1])
+        known = rows.by_definition(row, *column)
+        if known is None:
+            return tag("td", DASH)
+        return tag("td", f"{known * metric.scale:g}", tag("small", "by definition"))
     value = tag("data", metric.text(interval.value), value=repr(interval.value))
     unseen = tag("span", " (closest)", class_="unseen") if mark == "best" else None
     low, high = metric.text(interval.low), metric.text(interval.high)

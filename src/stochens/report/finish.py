@@ -1,5 +1,6 @@
 """The end of a run: its figures, its page, and its tables on the terminal."""
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ from stochens.errors import InputError
 from stochens.report import markdown
 from stochens.report.cifar_figures import cifar_figures
 from stochens.report.cifar_markdown import cifar_terminal
+from stochens.report.cifar_metrics import cifar_metrics
 from stochens.report.cifar_rows import gather, is_cifar
 from stochens.report.figures import save_figure, uncertainty_figure
 from stochens.report.maps import map_figures
 from stochens.report.page import build_page
 from stochens.report.page_run import View
-from stochens.report.run_folder import FIGURES, METRICS, PAGE, TABLES, Run, write_whole
+from stochens.report.run_folder import FIGURES, METRICS, PAGE, RUN, TABLES, Run, write_whole
 
 SHOWN = {  # metric: its short name, so that two domains fit 80 columns
     "agreement": "agreement",
@@ -72,24 +74,40 @@ def _save(figures: Iterable[tuple[str, Figure]], folder: Path) -> None:
             save_figure(figure, folder / (name + suffix))
 
 
-def beside(paths: Sequence[Path], page: Path) -> Iterator[str]:
-    """What lies beside a page: figures/ and tables.md of its runs; yields lines that say where.
+def beside(paths: Sequence[Path], page: Path, *, figures: bool) -> Iterator[str]:
+    """What lies beside a page; yields lines that say where.
 
-    The runs of CIFAR share their figures, as they share their tables; other runs have a folder
-    each where there are several.
+    Several runs of CIFAR: metrics.json and tables.md of all their rows, always. With `figures`:
+    tables.md and figures/ of any runs; those of CIFAR share their figures, as they share their
+    tables, and other runs have a folder each where there are several. A run's own folder keeps what
+    is its own.
     """
     runs = [Run(path) for path in paths]
-    folder = page.parent / FIGURES
     images = [run for run in runs if is_cifar(View(run, ""))]
+    alone = len(runs) == 1 and runs[0].path.resolve() == page.parent.resolve()
+    if (page.parent / RUN).exists() and not alone:
+        if figures or len(images) > 1:
+            yield f"No tables and numbers beside the page: {page.parent} is a run's own folder"
+        return
+    if figures:
+        yield from _figures(runs, images, page.parent / FIGURES)
+    if figures or len(images) > 1:
+        write_whole(page.parent / TABLES, markdown.merged(runs).encode())
+        yield f"Tables:  {page.parent / TABLES}"
+    if len(images) > 1:
+        text = json.dumps(cifar_metrics(images), indent=2, allow_nan=False) + "\n"
+        write_whole(page.parent / METRICS, text.encode())
+        yield f"Numbers: {page.parent / METRICS}"
+
+
+def _figures(runs: Sequence[Run], images: Sequence[Run], folder: Path) -> Iterator[str]:
     if images:
         _save(cifar_figures(images), folder)
     for run in runs:
         if run not in images:
             save_figures(run, folder / run.name if len(runs) > 1 else folder)
-    write_whole(page.parent / TABLES, markdown.merged(runs).encode())
     if folder.exists():
         yield f"Figures: {folder}"
-    yield f"Tables:  {page.parent / TABLES}"
 
 
 def _image_figures(run: Run) -> Iterator[tuple[str, Figure]]:
@@ -110,8 +128,14 @@ def _image_figures(run: Run) -> Iterator[tuple[str, Figure]]:
 
 
 def page(paths: Sequence[Path], out: Path | None) -> Path:
-    """Write the page of these runs and tell where."""
-    out = paths[0] / PAGE if out is None else out
+    """Write the page of these runs and tell where; `out` is the page, or the folder of it."""
+    out = paths[0] if out is None else out
+    if out.is_dir() or not out.suffix:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot write to {out}: {error.strerror}") from error
+        out = out / PAGE
     write_whole(out, build_page([Run(path) for path in paths]).encode())
     return out
 

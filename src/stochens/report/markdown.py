@@ -22,8 +22,10 @@ def merged(runs: Sequence[Run]) -> str:
     images = [view for view in views if is_cifar(view)]
     others = [list(_lines(view)) for view in views if not is_cifar(view)]
     if images:
-        made = [f"- {view.run.name}: {_made(view)}" for view in images]
-        others.insert(0, [*made, *cifar_lines(gather(images))])
+        sets = gather(images)
+        rows = {v.key: row.name for found in sets for row in found.methods for v in row.views}
+        made = [f"- {v.run.name}: {_made(v)} Row: {rows.get(v.key, 'none')}." for v in images]
+        others.insert(0, [*made, *cifar_lines(sets)])
     return "\n\n".join("\n".join(part) for part in others) + "\n"
 
 

@@ -68,7 +68,7 @@ def facts(view: View) -> Html:
     started = str(about.get("started", DASH)).replace("T", " ").replace("+00:00", " UTC")
     rows: list[tuple[str, object]] = [
         ("Experiment", view.experiment),
-        ("Preset", config.get("preset", DASH)),
+        *([("Preset", config["preset"])] if config.get("preset") else []),
         ("Command", tag("code", about.get("command", DASH))),
         ("Started", started),
         ("Wall time", duration(float(about.get("seconds") or 0))),

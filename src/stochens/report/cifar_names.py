@@ -1,0 +1,63 @@
+"""What rows of one method are told apart by: how they were made, and else their folders."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+ALL_IMAGES = 50_000  # that CIFAR has to train on; a run that asks for no number has them all
+# In the order in which they are tried. {s} is the plural's letter.
+SETTINGS = {
+    "members": "{:,} member{s}",
+    "epochs": "{:,} epoch{s}",
+    "images": "{:,} image{s}",
+    "draws": "{:,} inference{s} each",
+    "batch_size": "batches of {:,}",
+    "lr": "learning rate {:g}",
+    "schedule": "{} schedule",
+    "prior_precision": "prior precision {:g}",
+    "test_images": "{:,} test image{s}",
+    "seed": "seed {}",
+}
+
+
+def words(key: str, value: Any) -> str:
+    """
+    >>> words("images", 40960), words("members", 1)
+    ('40,960 images', '1 member')
+    """
+    return SETTINGS[key].format(value, s="" if value == 1 else "s")
+
+
+def settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a run's settings that make a difference to its row, as far as they are known."""
+    found = {key: config[key] for key in SETTINGS if _known(key, config.get(key))}
+    if "images" in config and config["images"] is None:
+        found["images"] = ALL_IMAGES
+    return found
+
+
+def _known(key: str, value: Any) -> bool:
+    """A run written by hand may have anything in its settings."""
+    return isinstance(value, str if key == "schedule" else int | float)
+
+
+def told_apart(made: Sequence[Mapping[str, Any]], folders: Sequence[str]) -> list[str]:
+    """What to add to the name that all of these have, no more than is needed.
+
+    >>> made = [{"members": 50, "epochs": 60}, {"members": 10, "epochs": 60}]
+    >>> told_apart([*made, {"members": 10, "epochs": 15}], ["a", "b", "c"])
+    [', 50 members', ', 10 members, 60 epochs', ', 10 members, 15 epochs']
+    """
+    if len(made) < 2:
+        return [""] * len(made)
+    for key in SETTINGS:
+        values = [one.get(key) for one in made]
+        if None in values or len(set(values)) == 1:
+            continue
+        ends = [""] * len(made)
+        for value in set(values):
+            at = [i for i in range(len(made)) if values[i] == value]
+            rest = told_apart([made[i] for i in at], [folders[i] for i in at])
+            for i, more in zip(at, rest, strict=True):
+                ends[i] = f", {words(key, value)}{more}"
+        return ends
+    return [f" ({folder})" for folder in folders]
