@@ -28,6 +28,7 @@ ORDER = [
     ["metrics"],
     ["report"],
     ["experiments"],
+    ["own"],
     ["cli"],
 ]
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}

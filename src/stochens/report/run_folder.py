@@ -14,23 +14,21 @@ Files are written whole and often: what a stopped run leaves can be read and sho
 
 import contextlib
 import datetime
-import io
 import json
-import math
 import os
 import platform
 import shlex
 import sys
 import time
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from stochens.checkpoints import alone_in
+from stochens.data.arrays import read_arrays
 from stochens.errors import InputError
 from stochens.predict import Predictive
 from stochens.storage import LOCK, new_folder, reading, sync
@@ -39,7 +37,6 @@ from stochens.version import __version__
 RUN, METRICS, TRAINING, SAMPLER = "run.json", "metrics.json", "training.json", "sampler.json"
 PREDICTIONS, FIGURES = "predictions.npz", "figures"
 PAGE, TABLES = "report.html", "tables.md"
-MOST_BYTES = 1 << 31  # of one array
 
 
 class RunFolder:
@@ -181,28 +178,6 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from error
-
-
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an npz file. None is larger than what the file holds of it."""
-    arrays: dict[str, np.ndarray] = {}
-    with zipfile.ZipFile(path) as file:
-        for about in file.infolist():
-            if about.file_size > MOST_BYTES:
-                raise InputError(f"{path}: {about.filename} has {about.file_size} bytes")
-            content = io.BytesIO(file.read(about))  # its checksum is compared by this
-            version = np.lib.format.read_magic(content)
-            read = {(1, 0): np.lib.format.read_array_header_1_0}.get(
-                version, np.lib.format.read_array_header_2_0
-            )
-            shape, fortran, dtype = read(content)
-            data = content.read()
-            if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(data):
-                raise InputError(f"{path} is damaged: {about.filename} is not of the size it says")
-            order: Literal["F", "C"] = "F" if fortran else "C"
-            array = np.frombuffer(data, dtype).reshape(shape, order=order)
-            arrays[about.filename.removesuffix(".npy")] = array.copy()
-    return arrays
 
 
 def machine(device: str) -> dict[str, Any]:

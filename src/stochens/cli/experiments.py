@@ -1,7 +1,6 @@
-"""The command line."""
+"""The experiments' commands: toy, digits and cifar, their data, and the pages of their runs."""
 
 import datetime
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,20 +9,13 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from stochens.cli.app import INTERRUPTED, app
 from stochens.errors import InputError
 from stochens.experiments import cifar as cifar_experiment
 from stochens.experiments import data_folder
 from stochens.experiments import digits as digits_experiment
 from stochens.experiments import toy as toy_experiment
 from stochens.report import finish
-from stochens.version import __version__
-
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=True,
-    help="Stochastic ensembles: how sure a neural network may be, close to its Bayesian posterior.",
-)
-INTERRUPTED = 130  # what shells say of Ctrl-C
 
 Preset = Annotated[str, typer.Option(help="What size of run: quick or paper; toy has table too.")]
 Members = Annotated[int | None, typer.Option(help="Members of each ensemble.", show_default=False)]
@@ -36,22 +28,6 @@ Out = Annotated[
     Path | None,
     typer.Option(help="Folder to write to, new or empty; runs/NAME-TIME if not given."),
 ]
-
-
-def _show_version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"stochens {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
-    ] = False,
-) -> None:
-    """Stochastic ensembles: how sure a neural network may be, close to its Bayesian posterior."""
 
 
 @app.command()
@@ -246,19 +222,3 @@ def _run(out: Path, work: Callable[[Callable[[str], None]], Any]) -> None:
             console.print(line, highlight=False, soft_wrap=True)
     if stopped:
         raise typer.Exit(INTERRUPTED)
-
-
-def main() -> None:
-    """Run a command; bad input is one line on stderr and exit code 2, Ctrl-C is 130."""
-    try:
-        app()
-    except InputError as error:
-        said = escape(str(error))  # else [n, 3072] would be read as a style, and left out
-        Console(stderr=True).print(f"[red]error:[/red] {said}", highlight=False, soft_wrap=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
-
-
-if __name__ == "__main__":
-    main()

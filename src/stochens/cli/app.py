@@ -1,0 +1,46 @@
+"""The command line itself, which the files beside this add their commands to."""
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from stochens.errors import InputError
+from stochens.version import __version__
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    help="Stochastic ensembles: how sure a neural network may be, close to its Bayesian posterior.",
+)
+INTERRUPTED = 130  # what shells say of Ctrl-C
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"stochens {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Stochastic ensembles: how sure a neural network may be, close to its Bayesian posterior."""
+
+
+def main() -> None:
+    """Run a command; bad input is one line on stderr and exit code 2, Ctrl-C is 130."""
+    try:
+        app()
+    except InputError as error:
+        said = escape(str(error))  # else [n, 3072] would be read as a style, and left out
+        Console(stderr=True).print(f"[red]error:[/red] {said}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
