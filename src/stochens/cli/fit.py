@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 
 from stochens.cli.app import INTERRUPTED, app
-from stochens.cli.measure import show
 from stochens.cli.own import (
     AsJson,
     Device,
@@ -20,6 +19,7 @@ from stochens.cli.own import (
     note,
     print_json,
     say,
+    show,
     warnings_as_notes,
 )
 from stochens.metrics import Interval
@@ -118,11 +118,14 @@ def fit(
         if name not in ("model", "data", "out", "resume", "same_model", "json")
     }
     if resume is not None:
-        config, net = _again(resume, model, same_model, out, data, given)
+        moved = None if out is None or out.resolve() == resume.resolve() else out
+        name = model or named(resume)
+        config = resumed(resume, model=name, data=data, out=moved, **given)
         if Run(resume).about.get("complete"):
             note(f"{resume} is whole; there is nothing left to do")
             _tell(config, json)
             return
+        net = model_of(resume, model, same_model)
     else:
         config = configured(model, data, out, **given)
         net = imported(config.model)
@@ -135,20 +138,6 @@ def fit(
             note(f"stopped; go on with it: {shlex.join(words)}")
         raise typer.Exit(INTERRUPTED) from None
     _tell(config, json)
-
-
-def _again(
-    path: Path,
-    model: str | None,
-    same: bool,
-    out: Path | None,
-    data: Path | None,
-    given: dict[str, Any],
-) -> tuple[Config, Any]:
-    """A stopped run, and its network by the user's own word."""
-    moved = None if out is None or out.resolve() == path.resolve() else out
-    config = resumed(path, model=model or named(path), data=data, out=moved, **given)
-    return config, model_of(path, model, same)
 
 
 def _tell(config: Config, as_json: bool) -> None:

@@ -1,12 +1,9 @@
 """stochens evaluate and stochens compare: how good runs are, and how close to a reference."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from stochens.cli.app import app
 from stochens.cli.own import (
@@ -20,17 +17,15 @@ from stochens.cli.own import (
     complete_run,
     print_json,
     say,
+    show,
     warnings_as_notes,
 )
 from stochens.errors import InputError
-from stochens.metrics import Interval
 from stochens.own import evaluation
 from stochens.own.config import device_named
 from stochens.own.fitted import fitted, model_of
 from stochens.own.measures import RESAMPLES, plain
-from stochens.report.compare import Comparison
 
-Rows = Mapping[str, dict[str, Interval]]
 Reference = Annotated[
     Path | None,
     typer.Option(
@@ -137,9 +132,3 @@ def _one_for_each(model: list[str] | None, runs: list[Path]) -> list[str | None]
     if len(model) not in (1, len(runs)):
         raise InputError(f"--model must be given once, or once for each of the {len(runs)} runs")
     return [*model] if len(model) == len(runs) else [model[0]] * len(runs)
-
-
-def show(rows: Rows) -> None:
-    """As a table; names are the user's, and no styles."""
-    named = {escape(name): row for name, row in rows.items()}
-    Console().print(Comparison(named).table())

@@ -4,7 +4,7 @@ import contextlib
 import json
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +14,9 @@ from rich.markup import escape
 
 from stochens.fitting import ENGINES
 from stochens.likelihoods import LIKELIHOODS
+from stochens.metrics import Interval
 from stochens.own.config import NAMES
+from stochens.report.compare import Comparison
 from stochens.report.run_folder import RUN
 
 SEARCHED = ("*", "*/*")  # where run folders are looked for, below what is typed
@@ -77,6 +79,12 @@ def warnings_as_notes() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: note(f"note: {message}")
         yield
+
+
+def show(rows: Mapping[str, dict[str, Interval]]) -> None:
+    """As a table; names are the user's, and no styles."""
+    named = {escape(name): row for name, row in rows.items()}
+    Console().print(Comparison(named).table())
 
 
 def say(text: str) -> None:

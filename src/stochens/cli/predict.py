@@ -23,6 +23,7 @@ from stochens.cli.own import (
     say,
     warnings_as_notes,
 )
+from stochens.data.pictures import file_names
 from stochens.own import prediction
 from stochens.own.config import device_named
 from stochens.own.fitted import fitted, model_of
@@ -66,6 +67,8 @@ def predict(
         columns = prediction.table(
             found.posterior, found.schema, x, level=level, draws=draws, seed=seed
         )
+    if data.is_dir():  # rows of a table are known by their order, images by their name
+        columns = {"file": np.array(file_names(data)), **columns}
     if out is not None:
         prediction.write(columns, found.schema, out)
     flat = prediction.flattened(columns, found.schema)
@@ -87,7 +90,8 @@ def _show(flat: prediction.Table, schema: Schema, rows: int) -> None:
         names = [name for name in names if not name.startswith("prob_")]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     for name in names:
-        table.add_column(escape(name.replace("mutual_information", "MI")), justify="right")
+        heading = escape(name.replace("mutual_information", "MI"))
+        table.add_column(heading, justify="right", overflow="fold")
     for row in range(min(rows, SHOWN)):
         table.add_row(*(_cell(flat[name][row]) for name in names))
     Console().print(table)

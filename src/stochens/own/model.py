@@ -23,9 +23,9 @@ Model = nn.Module | Callable[[], nn.Module]
 
 def check_name(name: str) -> None:
     """Whether it could be one; nothing is imported."""
-    if NAME.fullmatch(name) and len(name) <= MOST_LETTERS:
-        return
     module, _, function = name.partition(":")
+    if NAME.fullmatch(name) and len(name) <= MOST_LETTERS and not module.endswith(".py"):
+        return
     if module.endswith(".py") and NAME.fullmatch(f"{Path(module).stem}:{function}"):
         hint = f", say {Path(module).stem}:{function} in the folder of that file"
     else:

@@ -38,6 +38,7 @@ from stochens.storage import LOCK
 POSTERIOR, SCHEMA = "posterior", "schema"
 HELD_OUT, HELD_OUT_FILE = "validation", "held-out.json"
 SPLIT = 0x5B117  # a stream of its own among those of the seed
+FEW_STEPS = 500  # below which most trainings are not at their end
 UNEVEN = 100.0  # ratio of sizes among features from where on scaling is suggested
 
 Note = Callable[[str], None]
@@ -60,7 +61,7 @@ class HeldOut(NamedTuple):
 
 def prepare(config: Config, model: Model, note: Note) -> Prepared:
     """Read, check and scale the data; nothing is written."""
-    file = Path(config.data)
+    file = _as_typed(config.data)
     layout, examples = first_read(
         file, targets=config.target, features=config.feature, drop=config.drop
     )
@@ -82,6 +83,12 @@ def prepare(config: Config, model: Model, note: Note) -> Prepared:
     truth = schema.truth(examples, file)
     apart = HeldOut(x[held], truth[held], digest({"y": truth, "rows": held}))
     return Prepared(schema, x[rows], y[rows], apart)
+
+
+def _as_typed(path: str) -> Path:
+    """Shorter, where it lies below the current folder; errors name it."""
+    here = Path.cwd()
+    return Path(path).relative_to(here) if Path(path).is_relative_to(here) else Path(path)
 
 
 def split(size: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -122,6 +129,9 @@ def _advise(layout: Layout, examples: Examples, note: Note) -> None:
 def run(config: Config, model: Model, *, resume: bool = False, note: Note) -> Path:
     """Train, keep and measure; returns the run's folder. One that is whole is left as it is."""
     data = prepare(config, model, note)
+    steps = _steps(config, len(data.x))
+    if steps < FEW_STEPS:
+        note(f"{steps} steps of training are few; for more, --epochs or a smaller --batch-size")
     place = device_named(config.device)
     new = not config.out.exists()
     with opened(config.out, EXPERIMENT, config.written(), place.type, resume=resume) as folder:
@@ -136,7 +146,7 @@ def run(config: Config, model: Model, *, resume: bool = False, note: Note) -> Pa
         posterior = posterior.to("cpu")
         data.schema.save(config.out / SCHEMA)
         posterior.save(config.out / POSTERIOR, overwrite=True)
-        name, steps = method_name(config), _steps(config, len(data.x))
+        name = method_name(config)
         folder.put(TRAINING, (EXPERIMENT, name), course(posterior, _row(name, steps)))
         if data.held is not None:
             with folder.timed(HELD_OUT):
