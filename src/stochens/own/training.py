@@ -39,6 +39,7 @@ POSTERIOR, SCHEMA = "posterior", "schema"
 HELD_OUT, HELD_OUT_FILE = "validation", "held-out.json"
 SPLIT = 0x5B117  # a stream of its own among those of the seed
 FEW_STEPS = 500  # below which most trainings are not at their end
+RANK = 20  # what multiswag takes by itself
 UNEVEN = 100.0  # ratio of sizes among features from where on scaling is suggested
 
 Note = Callable[[str], None]
@@ -130,6 +131,11 @@ def run(config: Config, model: Model, *, resume: bool = False, note: Note) -> Pa
     """Train, keep and measure; returns the run's folder. One that is whole is left as it is."""
     data = prepare(config, model, note)
     steps = _steps(config, len(data.x))
+    if method_name(config) == "multiswag" and steps < 2 * RANK:
+        raise InputError(
+            f"--method multiswag takes {RANK} snapshots of the second half of training, which has "
+            f"{steps} steps in all; give it more --epochs, or a smaller --batch-size"
+        )
     if steps < FEW_STEPS:
         note(f"{steps} steps of training are few; for more, --epochs or a smaller --batch-size")
     place = device_named(config.device)
