@@ -6,7 +6,7 @@ from pathlib import Path
 import stochens
 
 ORDER = [
-    ["version", "errors", "hashed"],
+    ["version", "errors", "hashed", "graphs"],
     ["randomness", "information", "storage"],
     ["checkpoints"],
     ["data"],
@@ -29,6 +29,7 @@ ORDER = [
     ["report"],
     ["experiments"],
     ["cli"],
+    ["__main__"],
 ]
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 ROOT = Path(stochens.__file__).parent
