@@ -16,6 +16,7 @@ from stochens.experiments import data_folder
 from stochens.experiments import digits as digits_experiment
 from stochens.experiments import toy as toy_experiment
 from stochens.report import finish
+from stochens.report.run_folder import shown
 from stochens.version import __version__
 
 app = typer.Typer(
@@ -208,10 +209,11 @@ def report(
     """Build the page of one run folder again, or of several side by side."""
     if out is None and len(runs) > 1:
         raise InputError("several runs need a place for their page: --out FILE.html")
-    page, console = finish.page(runs, out), Console()
-    console.print(f"Page: {page}", highlight=False, soft_wrap=True)
-    if figures:
-        for line in finish.beside(runs, page):
+    console = Console()
+    with shown(runs):
+        page = finish.page(runs, out)
+        console.print(f"Page: {page}", highlight=False, soft_wrap=True)
+        for line in finish.beside(runs, page) if figures else ():
             console.print(line, highlight=False, soft_wrap=True)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from stochens.errors import InputError, did_you_mean
 from stochens.posterior import Posterior
 from stochens.posteriors.diagnostics import diagnose
-from stochens.report.run_folder import Run, RunFolder
+from stochens.report.run_folder import Run, RunFolder, shown
 
 BATCH, RATE = 100, 0.01  # the authors' code: Adam, divided by 10 at 1/2 and 3/4, fresh each time
 LAST_PART = 0.2  # of training, over which the loss and its fluctuation are told
@@ -67,7 +67,8 @@ def stopped_run(path: Path, experiment: str) -> dict[str, Any]:
         raise InputError(
             f"{path} is no run of stochens {experiment}, but of {about.get('experiment')!r}"
         )
-    return {**about["config"], "out": path}
+    with shown([path]):
+        return {**about["config"], "out": path}
 
 
 def fields(
