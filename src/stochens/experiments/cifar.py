@@ -37,6 +37,7 @@ from stochens.experiments.rows import (
     made_again,
     opened,
     stopped_run,
+    taken_over,
 )
 from stochens.metrics import Interval
 from stochens.networks import ResNet20FRN
@@ -95,16 +96,7 @@ def resumed(path: Path, **changes: Any) -> Config:
     """What the run in this folder is made of; only what leaves its members alone may change."""
     before = stopped_run(path, "cifar")
     before["data"] = Path(before["data"])
-    for name, value in changes.items():
-        if value is None or value == before.get(name):
-            continue
-        if name not in CHANGEABLE:
-            raise InputError(
-                f"{path} has {name} = {before[name]!r}, which cannot be changed to {value!r}; "
-                "begin another run"
-            )
-        before[name] = value
-    return made_again(Config, before)
+    return made_again(Config, taken_over(path, before, changes, CHANGEABLE))
 
 
 def check(config: Config) -> None:
