@@ -1,6 +1,6 @@
 """Damages files of every kind that we write, and reads them again.
 
-    python -m tests.faults.damage --files 10000
+    python -m tests.faults.damage --files 10000    # as many of either sort
 
 Where there are checksums, every change must be refused, by InputError. Files without them, which
 others write, may be damaged in a way that still reads: then what is read must be plain data of the
@@ -197,9 +197,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     chance, told = random.Random(args.seed), {}
-    share = {
-        kind: args.files // 2 // len(kinds) for kinds in (CHECKED, UNCHECKED) for kind in kinds
-    }
+    share = {kind: -(-args.files // len(kinds)) for kinds in (CHECKED, UNCHECKED) for kind in kinds}
     for kind, make in (CHECKED | UNCHECKED).items():
         folder = Path(tempfile.mkdtemp())
         try:
