@@ -13,6 +13,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from stochens import InputError, npz, storage
@@ -63,7 +64,9 @@ def main() -> None:
     except ImportError:
         raise SystemExit("fuzzing needs atheris: pip install atheris") from None
     target = TARGETS[sys.argv.pop(1)]
-    watched = ((plain_pickle, "_run"), (storage, "read_folder"), (npz, "read_npz"))
+    watched = [(plain_pickle, "_run"), (storage, "read_folder"), (npz, "read_npz"), (npz, "_array")]
+    of_numpy = sys.modules[np.lib.format.read_magic.__globals__["__name__"]]
+    watched += [(of_numpy, name) for name in ("_read_array_header", "_filter_header")]
     for module, name in watched:
         setattr(module, name, atheris.instrument_func(getattr(module, name)))
     atheris.Setup(sys.argv, target)

@@ -63,6 +63,7 @@ def side_by_side(
 def _work(run: Callable[..., Path], waiting: list[PartConfig], jobs: int) -> None:
     working: list[Worker] = []
     ends: Counter[str] = Counter()
+    lost: list[str] = []
     failed: BaseException | None = None
     try:
         while working or (waiting and failed is None):
@@ -74,22 +75,25 @@ def _work(run: Callable[..., Path], waiting: list[PartConfig], jobs: int) -> Non
                 failed = failed or error
                 if error is not None or how is None:
                     continue
-                told = f"the process of {worker.part.out.name} {how}"
-                ends[told] += 1
-                if ends[told] < TRIES:
-                    warnings.warn(f"{told}; its part is begun again", stacklevel=4)
+                name = worker.part.out.name
+                ends[name] += 1
+                if ends[name] < TRIES:
+                    warnings.warn(
+                        f"the process of {name} {how}; its part is begun again", stacklevel=4
+                    )
                     waiting.append(worker.part)
+                else:
+                    lost.append(f"the process of {name} {how}, the last of {TRIES} times")
     except BaseException as error:
         _stop(working, signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
         raise
     if failed is not None:
         raise failed
-    for told, times in ends.items():
-        if times >= TRIES:
-            raise InputError(
-                f"{told} {times} times; is there memory enough for {jobs} at a time? What is done "
-                "is kept, and --resume goes on with it"
-            )
+    if lost:
+        raise InputError(
+            f"{'; '.join(lost)}. Is there memory enough for {jobs} at a time? What is done is "
+            "kept, and --resume goes on with it"
+        )
 
 
 def _begun(run: Callable[..., Path], part: PartConfig) -> Worker:
