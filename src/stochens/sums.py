@@ -1,9 +1,10 @@
 """Checksums of files that are replaced again and again, as the program sha256sum checks them.
 
-    FOLDER/SHA256SUMS    a line "digest  name" for each file
+    FOLDER/SHA256SUMS         a line "digest  name" for each file
+    FOLDER/SHA256SUMS.next    likewise, while the files are being replaced
 
-Several files cannot be replaced at one moment. So while it happens a name has two lines: what is
-found under it is the file of before (zeros: there was none) or that of after, and either is whole.
+Several files cannot be replaced at one moment. So what is to come is written down first: a file
+that is found meanwhile is that of before or that of after, and either is whole.
 """
 
 import hashlib
@@ -14,29 +15,27 @@ from pathlib import Path
 from stochens.errors import InputError
 from stochens.storage import CHECKSUMS, sync
 
+NEXT = CHECKSUMS + ".next"
 LINE = re.compile(r"([0-9a-f]{64})  (.+)\n")
-NONE = "0" * 64
 TRIES = 20  # of a reader, while somebody writes
 
-Digests = dict[str, set[str]]  # by the file's name
 
+def replace_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Put the files in their places, in their order, with their checksums.
 
-def replace_files(folder: Path, files: Mapping[str, bytes], before: Digests) -> Digests:
-    """Put the files in their places, in their order; returns their digests.
-
-    `before`: those of the files that are there. Wherever this is cut short, `read_files` reads
-    what is there.
+    Wherever this is cut short, `read_files` reads what is there.
     """
-    after = {name: {hashlib.sha256(content).hexdigest()} for name, content in files.items()}
+    if (folder / NEXT).exists():  # it was cut short: some files are of before, some of after
+        there = {name: (folder / name).read_bytes() for name in files if (folder / name).exists()}
+        _put(folder / CHECKSUMS, _lines(there))
     for name, content in files.items():
         _beside(folder / name, content)
-    either = {name: before.get(name, {NONE}) | digests for name, digests in after.items()}
-    _record(folder, before | either)
+    _put(folder / NEXT, _lines(files))
     for name in files:
         (folder / f".{name}").replace(folder / name)
     sync(folder)
-    _record(folder, before | after)
-    return before | after
+    (folder / NEXT).replace(folder / CHECKSUMS)
+    sync(folder)
 
 
 def _beside(path: Path, content: bytes) -> None:
@@ -45,15 +44,18 @@ def _beside(path: Path, content: bytes) -> None:
     sync(part)
 
 
-def _record(folder: Path, digests: Digests) -> None:
-    _beside(folder / CHECKSUMS, _lines(digests).encode())
-    (folder / f".{CHECKSUMS}").replace(folder / CHECKSUMS)
-    sync(folder)
+def _put(path: Path, content: bytes) -> None:
+    _beside(path, content)
+    path.with_name(f".{path.name}").replace(path)
+    sync(path.parent)
 
 
-def _lines(digests: Digests) -> str:
-    pairs = sorted((name, digest) for name, found in digests.items() for digest in found)
-    return "".join(f"{digest}  {name}\n" for name, digest in pairs)
+def _lines(files: Mapping[str, bytes]) -> bytes:
+    return "".join(f"{_digest(files[name])}  {name}\n" for name in sorted(files)).encode()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def read_files(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
@@ -64,7 +66,7 @@ def read_files(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
     for _ in range(TRIES):
         recorded = _recorded(folder)
         found = {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
-        wrong = None if recorded is None else _wrong(folder, found, recorded)
+        wrong = _wrong(folder, found, recorded) if CHECKSUMS in recorded else None
         if wrong is None:
             return found
         if _recorded(folder) == recorded:  # else somebody has just written them
@@ -72,28 +74,32 @@ def read_files(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
     raise InputError(f"{folder} is written to all the time; read it when that is over")
 
 
-def _recorded(folder: Path) -> bytes | None:
-    try:
-        return (folder / CHECKSUMS).read_bytes()
-    except FileNotFoundError:
-        return None
+def _recorded(folder: Path) -> dict[str, bytes]:
+    found = {}
+    for name in (CHECKSUMS, NEXT):
+        try:
+            found[name] = (folder / name).read_bytes()
+        except FileNotFoundError:
+            continue
+    return found
 
 
-def _wrong(folder: Path, found: Mapping[str, bytes], recorded: bytes) -> str | None:
+def _wrong(folder: Path, found: Mapping[str, bytes], recorded: Mapping[str, bytes]) -> str | None:
     """What does not fit, or None."""
-    pairs = LINE.findall(recorded.decode(errors="replace"))
-    digests: Digests = {}
-    for digest, name in pairs:
-        digests.setdefault(name, set()).add(digest)
-    if _lines(digests).encode() != recorded:
-        return f"{folder / CHECKSUMS} is damaged: not every line of it is a checksum and a name"
+    tables: list[dict[str, str]] = []
+    for name, content in recorded.items():
+        pairs = LINE.findall(content.decode(errors="replace"))
+        table = {listed: digest for digest, listed in pairs}
+        exact = "".join(f"{table[listed]}  {listed}\n" for listed in sorted(table))
+        if exact.encode() != content:
+            return f"{folder / name} is damaged: not a list of checksums and names"
+        tables.append(table)
     for name, content in found.items():
-        if hashlib.sha256(content).hexdigest() not in digests.get(name, ()):
+        if _digest(content) not in [table.get(name) for table in tables]:
             return f"{folder / name} is damaged: it does not fit its checksum in {CHECKSUMS}"
-    for name in sorted(digests.keys() - found.keys()):
-        if NONE not in digests[name]:
-            return (
-                f"{folder / name} is missing, but {CHECKSUMS} has it; put it back, or strike its "
-                "line if you left it out yourself"
-            )
+    for name in sorted(tables[0].keys() - found.keys()):
+        return (
+            f"{folder / name} is missing, but {CHECKSUMS} has it; put it back, or strike its line "
+            "if you left it out yourself"
+        )
     return None

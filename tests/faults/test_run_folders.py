@@ -1,5 +1,6 @@
 """Run folders that are damaged, cut short, half written, or made to deceive."""
 
+import contextlib
 import errno
 import io
 import json
@@ -67,6 +68,17 @@ def test_a_file_that_is_missing_is_named(path):
     Run(path)
 
 
+def test_a_line_too_many_is_noticed(path):
+    whole = (path / CHECKSUMS).read_text()
+    first, second, *_ = whole.splitlines(True)
+    for extra in (first, second[:9] + first[9:], "f" * 64 + first[64:], first[:64] + "  other\n"):
+        for text in (extra + whole, first + extra + whole.removeprefix(first), whole + extra):
+            (path / CHECKSUMS).write_text(text)
+            with pytest.raises(InputError, match=CHECKSUMS):
+                Run(path)
+    (path / CHECKSUMS).write_text(whole)
+
+
 def test_sha256sum_agrees(path):
     subprocess.run(["sha256sum", "--check", "--strict", CHECKSUMS], cwd=path, check=True)
 
@@ -77,47 +89,56 @@ def test_runs_from_before_there_were_checksums_are_read():
         assert Run(ROOT / folder).metrics
 
 
-def test_wherever_writing_is_cut_short_the_folder_can_be_read(tmp_path, monkeypatch):
-    """Every call that changes the disk fails once; the first array comes with the second write."""
+class Killed(BaseException):
+    pass
 
-    class Killed(BaseException):
-        pass
 
-    def changed(at: int) -> None:
-        folder = RunFolder(tmp_path / str(at), experiment="toy", config={}, device="cpu")
-        folder.put(METRICS, ("a",), 1)
-        folder.arrays["x"] = np.arange(3)
-        left = at
+@contextlib.contextmanager
+def killed_after(changes: int):
+    """Inside, so many calls change the disk, and no more. Yields those that came too late."""
+    left, more = changes, []
 
-        def or_killed(call):
-            def counted(*args, **options):
-                nonlocal left
-                left -= 1
-                if left < 0:
-                    raise Killed
-                return call(*args, **options)
+    def or_killed(call):
+        def counted(*args, **options):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                more.append(call)
+                raise Killed
+            return call(*args, **options)
 
-            return counted
+        return counted
 
-        with folder, monkeypatch.context() as patch:
-            patch.setattr(Path, "write_bytes", or_killed(Path.write_bytes))
-            patch.setattr(Path, "replace", or_killed(Path.replace))
-            patch.setattr(sums, "sync", or_killed(sums.sync))
-            folder.write()
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
+        patch.setattr(Path, "write_bytes", or_killed(Path.write_bytes))
+        patch.setattr(Path, "replace", or_killed(Path.replace))
+        patch.setattr(sums, "sync", or_killed(sums.sync))
+        yield more
 
-    for at in range(100):
-        try:
-            changed(at)
-        except Killed:
-            found = Run(tmp_path / str(at))
-            assert found.metrics in ({}, {"a": 1})
-            again = RunFolder.again(tmp_path / str(at), config={}, device="cpu")
-            again.put(METRICS, ("a",), 2)
-            again.write(complete=True)
-            assert Run(tmp_path / str(at)).metrics == {"a": 2}
-        else:
+
+def test_wherever_writing_is_cut_short_the_folder_can_be_read(tmp_path):
+    """Again and again: a write is cut short, and then the one that goes on with it."""
+    for first in range(100):
+        path = tmp_path / str(first)
+        with RunFolder(path, experiment="toy", config={}, device="cpu") as folder:
+            folder.put(METRICS, ("a",), 1)
+            folder.arrays["x"] = np.arange(3)  # a file that was not there before
+            with killed_after(first) as more:
+                folder.write()
+        assert Run(path).metrics in ({}, {"a": 1})
+        for then in range(first % 4, 40, 4):
+            with killed_after(then), RunFolder.again(path, config={}, device="cpu") as folder:
+                folder.put(METRICS, ("a",), then)
+                folder.write()
+            Run(path)
+        with RunFolder.again(path, config={}, device="cpu") as folder:
+            folder.put(METRICS, ("a",), 2)
+            folder.write(complete=True)
+        assert Run(path).metrics == {"a": 2}
+        assert not (path / sums.NEXT).exists()
+        if not more:
             break
-    assert at > 15  # 5 files and twice the checksums were written, synced and moved
+    assert first > 15  # 5 files and their checksums were written, synced and moved
 
 
 def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):

@@ -15,7 +15,6 @@ Files are written whole and often: what a stopped run leaves can be read and sho
 
 import contextlib
 import datetime
-import hashlib
 import json
 import os
 import platform
@@ -34,7 +33,7 @@ from stochens.errors import InputError
 from stochens.npz import npz_bytes, read_npz
 from stochens.predict import Predictive
 from stochens.storage import CHECKSUMS, DAMAGE, LOCK, new_folder, reading, sync
-from stochens.sums import Digests, read_files, replace_files
+from stochens.sums import read_files, replace_files
 from stochens.version import __version__
 
 RUN, METRICS, TRAINING, SAMPLER = "run.json", "metrics.json", "training.json", "sampler.json"
@@ -51,7 +50,6 @@ class RunFolder:
         self.path = new_folder(path)
         self._hold()
         self.arrays: dict[str, np.ndarray] = {}
-        self._digests: Digests = {}
         self._tables: dict[str, dict[str, Any]] = {METRICS: {}, TRAINING: {}, SAMPLER: {}}
         self._began = time.monotonic()
         self._about: dict[str, Any] = {
@@ -81,7 +79,6 @@ class RunFolder:
         folder._hold()
         before = Run(path)
         folder.arrays = dict(before.arrays)
-        folder._digests = before.digests
         folder._tables = {
             METRICS: before.metrics,
             TRAINING: before.training,
@@ -160,7 +157,7 @@ class RunFolder:
         if self.arrays:
             files = {PREDICTIONS: npz_bytes(self.arrays), **files}
         with _writing(self.path):
-            self._digests = replace_files(self.path, files, self._digests)
+            replace_files(self.path, files)
         if complete:
             self._lock.close()
             (self.path / LOCK).unlink(missing_ok=True)
@@ -212,9 +209,6 @@ class Run:
         self.path = Path(path)
         with reading(self.path):
             files = read_files(self.path, (RUN, METRICS, TRAINING, SAMPLER, PREDICTIONS))
-        self.digests: Digests = {
-            name: {hashlib.sha256(content).hexdigest()} for name, content in files.items()
-        }
         self.about, self.metrics = self._json(RUN, files), self._json(METRICS, files)
         self.training, self.sampler = self._json(TRAINING, files), self._json(SAMPLER, files)
         self.arrays: dict[str, np.ndarray] = {}
