@@ -7,8 +7,8 @@ import stochens
 
 ORDER = [
     ["version", "errors", "hashed", "graphs"],
-    ["randomness", "information", "storage"],
-    ["checkpoints"],
+    ["randomness", "information", "storage", "npz"],
+    ["checkpoints", "sums"],
     ["data"],
     ["networks"],
     ["conversions"],
