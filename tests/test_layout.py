@@ -6,9 +6,9 @@ from pathlib import Path
 import stochens
 
 ORDER = [
-    ["version", "errors", "hashed"],
-    ["randomness", "information", "storage"],
-    ["checkpoints"],
+    ["version", "errors", "hashed", "graphs"],
+    ["randomness", "information", "storage", "npz"],
+    ["checkpoints", "sums"],
     ["data"],
     ["networks"],
     ["conversions"],
@@ -30,6 +30,7 @@ ORDER = [
     ["experiments"],
     ["own"],
     ["cli"],
+    ["__main__"],
 ]
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 ROOT = Path(stochens.__file__).parent

@@ -113,7 +113,9 @@ def files(tmp_path_factory) -> Path:
         with (here / f"{name}.csv").open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["a", "b", "c", "d", "kind"])
-            writer.writerows([*map(repr, row.tolist()), kind] for row, kind in zip(x, labels))
+            writer.writerows(
+                [*map(repr, row.tolist()), kind] for row, kind in zip(x, labels, strict=True)
+            )
         columns = {key: x[:, k] for k, key in enumerate("dbca")}  # in another order
         pq.write_table(
             pa.table({"id": [f"t{i}" for i in range(rows)], **columns, "label": y * 4 + 3}),

@@ -49,9 +49,8 @@ def check_classes(columns, p, classes, level=0.95):
 def test_csv_with_names_as_labels(typed, here, tmp_path, method):
     run = tmp_path / "run"
     words = ("--target", "kind", "--method", method, *SMALL)
-    said = typed(
-        "fit", "--model", "trees_nets:make_net", "--data", "train.csv", *words, "--out", run
-    )
+    net = ("--model", "trees_nets:make_net")
+    said = typed("fit", *net, "--data", "train.csv", *words, "--out", run)
     assert said.code == 0, said.err
     (x, y), (xt, _) = table(60, 0), table(25, 1)
     if method == "multiswa":
@@ -61,7 +60,7 @@ def test_csv_with_names_as_labels(typed, here, tmp_path, method):
     p = posterior.predict(xt)
     for name in ("p.csv", "p.parquet", "p.npz"):
         out = tmp_path / name
-        said = typed("predict", run, "test.csv", "--model", "trees_nets:make_net", "-o", out)
+        said = typed("predict", run, "test.csv", *net, "-o", out)
         assert said.code == 0, said.err
     check_classes(read_csv(tmp_path / "p.csv"), p, CLASSES)
     check_classes(pq.read_table(tmp_path / "p.parquet").to_pydict(), p, CLASSES)
@@ -111,10 +110,8 @@ def test_regression_in_its_own_units(typed, here, tmp_path):
     words = ("--model", "trees_nets:real", "--data", "train-real.npz", "--likelihood", "gaussian")
     said = typed("fit", *words, "--normalise", *SMALL, "--out", run)
     assert said.code == 0, said.err
-    x, xt = (
-        torch.tensor(table(n, s)[0].astype(np.float32)).double() for n, s in ((60, 0), (25, 1))
-    )
-    y, yt = (torch.tensor(table(n, s)[0][:, :1]) * 100 + 500 for n, s in ((60, 0), (25, 1)))
+    x, xt = (torch.tensor(table(*size)[0]).float().double() for size in ((60, 0), (25, 1)))
+    y, yt = (torch.tensor(table(*size)[0][:, :1]) * 100 + 500 for size in ((60, 0), (25, 1)))
 
     def scale(t):
         return t.mean(0), t.var(0, correction=0).sqrt()
@@ -181,7 +178,7 @@ def test_folders_of_images(typed, here, tmp_path):
 
     _, x, y = images("train-images")
     files, xt, yt = images("test-images")
-    mean, sd = x.double().mean(), x.double().var(correction=0).sqrt()
+    mean, sd = x.double().mean((0, 2, 3)), x.double().var((0, 2, 3), correction=0).sqrt()
     posterior = stochens.fit(
         nets().grey, (((x.double() - mean) / sd).float(), y), method="dropout", **OPTIONS
     )

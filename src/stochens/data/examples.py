@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from stochens.data import columns_csv, columns_parquet, pictures
-from stochens.data.arrays import read_array, read_arrays
 from stochens.data.columns import Columns, Values, find, listed
 from stochens.errors import InputError
+from stochens.npz import NUMBERS_AND_TEXT, read_file
 from stochens.storage import reading
 
 TARGETS = ("target", "label", "y", "class", "labels")  # what a target is called by itself
@@ -164,7 +164,7 @@ def _features(
 
 def _arrays(file: Path) -> dict[str, np.ndarray]:
     with reading(file):
-        return {"x": read_array(file)} if file.suffix.lower() == ".npy" else read_arrays(file)
+        return read_file(file, NUMBERS_AND_TEXT)
 
 
 def _inputs(names: Sequence[str], given: Sequence[str], targets: Sequence[str], file: Path) -> str:

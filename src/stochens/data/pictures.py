@@ -58,12 +58,12 @@ def read(
             f"{folder} has {len(files)} images of {stated[0].width}x{stated[0].height}, together "
             f"{size >> 30} GiB of pixels; at most {MOST_BYTES >> 30} are read: make them smaller"
         )
-    out = np.empty((len(files), stated[0].height, stated[0].width, channels), np.uint8)
+    out = np.empty((len(files), channels, stated[0].height, stated[0].width), np.uint8)
 
     def block(start: int) -> int:
         own = files[start : start + BLOCK]
         for i, file in enumerate(own, start):
-            out[i] = _decoded(file, stated[i], channels)
+            out[i] = _decoded(file, stated[i], channels).transpose(2, 0, 1)
         return len(own)
 
     done = 0
@@ -72,7 +72,7 @@ def read(
             done += count
             progress(done, len(files))
     labels = [file.parent.name for file in files] if classes else None
-    return Pictures(np.ascontiguousarray(out.transpose(0, 3, 1, 2)), labels, classes)
+    return Pictures(out, labels, classes)
 
 
 def file_names(folder: Path) -> list[str]:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from stochens.data import columns_csv, columns_parquet
-from stochens.data.arrays import read_array, read_arrays
 from stochens.errors import InputError
 from stochens.information import entropy
 from stochens.metric_inputs import checked_probs
 from stochens.metrics import Interval
+from stochens.npz import NUMBERS_AND_TEXT, read_file
 from stochens.predict import GaussianPredictive, Predictive
 from stochens.report.compare import closeness, compare
 from stochens.storage import reading
@@ -59,11 +59,11 @@ def read_reference(path: Path, classes: tuple[str, ...], rows: int) -> Predictiv
     suffix = path.suffix.lower()
     if suffix == ".npy":
         with reading(path):
-            probs = torch.from_numpy(read_array(path))
+            probs = torch.from_numpy(read_file(path)["x"])
         found = _from_draws(probs, path) if probs.dim() == 3 else _from_mean(probs, None, path)
     elif suffix == ".npz":
         with reading(path):
-            arrays = read_arrays(path)
+            arrays = read_file(path, NUMBERS_AND_TEXT)
         named = [str(name) for name in arrays.get("classes", [])]
         _check_classes(named, classes, path)
         found = _of(arrays, path)

@@ -33,7 +33,7 @@ from stochens.posterior import Posterior
 from stochens.posteriors.swag import multiswa, multiswag
 from stochens.randomness import derive, seeded
 from stochens.report.run_folder import METRICS, RUN, SAMPLER, TRAINING, RunFolder, write_whole
-from stochens.storage import LOCK
+from stochens.storage import CHECKSUMS, LOCK
 
 POSTERIOR, SCHEMA = "posterior", "schema"
 HELD_OUT, HELD_OUT_FILE = "validation", "held-out.json"
@@ -189,7 +189,7 @@ def _trained(config: Config, model: Model, data: Prepared, where: Path) -> Poste
 
 def _undo(out: Path, new: bool) -> None:
     """Take back what a run wrote before it was found to be impossible."""
-    for name in (RUN, METRICS, TRAINING, SAMPLER, LOCK):
+    for name in (RUN, METRICS, TRAINING, SAMPLER, CHECKSUMS, LOCK):
         (out / name).unlink(missing_ok=True)
     if new:
         out.rmdir()

@@ -8,6 +8,7 @@
     figures/         PNG and SVG
     tables.md        the metrics as tables
     report.html      all of it on one page
+    SHA256SUMS       checksums of the first five, which are compared whenever they are read
 
 Files are written whole and often: what a stopped run leaves can be read and shown.
 """
@@ -20,7 +21,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,11 @@ import numpy as np
 import torch
 
 from stochens.checkpoints import alone_in
-from stochens.data.arrays import read_arrays
 from stochens.errors import InputError
+from stochens.npz import npz_bytes, read_npz
 from stochens.predict import Predictive
-from stochens.storage import LOCK, new_folder, reading, sync
+from stochens.storage import CHECKSUMS, DAMAGE, LOCK, new_folder, reading, sync
+from stochens.sums import read_files, replace_files
 from stochens.version import __version__
 
 RUN, METRICS, TRAINING, SAMPLER = "run.json", "metrics.json", "training.json", "sampler.json"
@@ -73,8 +75,9 @@ class RunFolder:
         """One that was stopped, to go on with: all that it holds stays, and time adds up."""
         folder = cls.__new__(cls)
         folder.path = Path(path)
-        before = Run(path)
+        Run(path)  # is one, or nothing is written there
         folder._hold()
+        before = Run(path)
         folder.arrays = dict(before.arrays)
         folder._tables = {
             METRICS: before.metrics,
@@ -145,19 +148,16 @@ class RunFolder:
         """Everything so far, each file whole or as it was."""
         self._about["seconds"] = round(time.monotonic() - self._began, 1)
         self._about["complete"] = complete
-        for name, value in (
-            *self._tables.items(),
-            (RUN, self._about),
-        ):  # run.json says: it is there
-            text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-            write_whole(self.path / name, text.encode())
+        # run.json is the last: it says whether the others are complete
+        tables = self._tables | {RUN: self._about}
+        files = {
+            name: json.dumps(table, indent=2, allow_nan=False).encode() + b"\n"
+            for name, table in tables.items()
+        }
         if self.arrays:
-            part = self.path / f".{PREDICTIONS}"
-            with _writing(self.path / PREDICTIONS), part.open("wb") as file:
-                np.savez_compressed(file, **self.arrays)  # type: ignore[arg-type]
-            with _writing(self.path / PREDICTIONS):
-                sync(part)
-                part.replace(self.path / PREDICTIONS)
+            files = {PREDICTIONS: npz_bytes(self.arrays), **files}
+        with _writing(self.path):
+            replace_files(self.path, files)
         if complete:
             self._lock.close()
             (self.path / LOCK).unlink(missing_ok=True)
@@ -185,21 +185,42 @@ def machine(device: str) -> dict[str, Any]:
     return {"gpu": gpu, "cores": os.cpu_count(), "system": platform.platform()}
 
 
+@contextlib.contextmanager
+def shown(paths: Iterable[Path]) -> Iterator[None]:
+    """Inside, what is not as expected in a run without checksums is laid to its files."""
+    try:
+        yield
+    except InputError:
+        raise
+    except DAMAGE as error:
+        for path in paths:
+            if not (path / CHECKSUMS).exists():
+                raise InputError(
+                    f"{path} cannot be used: {type(error).__name__}: {error}; it has no checksums, "
+                    "and its files may be damaged"
+                ) from error
+        raise
+
+
 class Run:
     """One that was written, read back."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         with reading(self.path):
-            self.about = self._json(RUN)
-            self.metrics, self.training = self._json(METRICS), self._json(TRAINING)
-            self.sampler = self._json(SAMPLER)
-            self.arrays: dict[str, np.ndarray] = {}
-            if (self.path / PREDICTIONS).exists():
-                self.arrays = read_arrays(self.path / PREDICTIONS)
+            files = read_files(self.path, (RUN, METRICS, TRAINING, SAMPLER, PREDICTIONS))
+        self.about, self.metrics = self._json(RUN, files), self._json(METRICS, files)
+        self.training, self.sampler = self._json(TRAINING, files), self._json(SAMPLER, files)
+        self.arrays: dict[str, np.ndarray] = {}
+        if PREDICTIONS in files:
+            with reading(self.path / PREDICTIONS):
+                self.arrays = read_npz(files[PREDICTIONS], self.path / PREDICTIONS)
 
-    def _json(self, name: str) -> dict[str, Any]:
-        found = json.loads((self.path / name).read_text())
+    def _json(self, name: str, files: Mapping[str, bytes]) -> dict[str, Any]:
+        if name not in files:
+            raise InputError(f"{self.path} is no saved folder: {self.path / name} is missing")
+        with reading(self.path / name):
+            found = json.loads(files[name])
         if not isinstance(found, dict):
             raise InputError(f"{self.path / name} is damaged: not a table")
         return found
