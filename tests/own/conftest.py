@@ -44,7 +44,7 @@ class Stops(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.inside = nn.Linear(4, 3)
+        self.inside = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
 
     def forward(self, x):
         if self.training and x.shape[0] > 4:

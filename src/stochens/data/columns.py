@@ -12,6 +12,7 @@ from stochens.errors import InputError, did_you_mean
 MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}  # as people and programs write it
 MOST_LETTERS = 200  # of a label; a column of essays is no target
 WHOLE = re.compile(r"-?\d+\.0*")
+FRACTION = re.compile(r"-?\d*\.\d+([eE][-+]?\d+)?")
 
 
 class Columns(NamedTuple):
@@ -36,6 +37,9 @@ def labels(values: Values, column: str, file: Path) -> list[str]:
     """Every value as a label."""
     if isinstance(values, list):
         found = {value: label(value) for value in set(values)}
+        fraction = next((value for value in found.values() if FRACTION.fullmatch(value)), None)
+        if fraction is not None and all(map(is_number, found.values())):
+            raise _no_labels(file, column, f"{fraction} for one")
         for value in found.values():
             if len(value) > MOST_LETTERS:
                 raise InputError(
@@ -49,12 +53,24 @@ def labels(values: Values, column: str, file: Path) -> list[str]:
         broken = values != np.floor(values)
         if broken.any():
             row = int(broken.argmax())
-            raise InputError(
-                f"{file}: column {column!r} holds numbers that are no labels ({values[row]:g} in "
-                f"row {row + 1}); for regression say --likelihood gaussian"
-            )
+            raise _no_labels(file, column, f"{values[row]:g} in row {row + 1}")
         values = values.astype(np.int64)
     return [str(value) for value in values.tolist()]
+
+
+def _no_labels(file: Path, column: str, which: str) -> InputError:
+    return InputError(
+        f"{file}: column {column!r} holds numbers that are no labels ({which}); for regression say "
+        "--likelihood gaussian"
+    )
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def numbers(values: Values, column: str, file: Path) -> np.ndarray:

@@ -18,6 +18,7 @@ from stochens.data.columns import (
     Values,
     check_names,
     find,
+    is_number,
     missing,
     not_a_number,
 )
@@ -65,7 +66,7 @@ def _wrong(block: list[Row], at: list[int], header: list[str], file: Path) -> It
     """The cells that are no numbers, in words."""
     for line, row in block:
         for i in at:
-            if not (_is_number(row[i]) and np.isfinite(float(row[i]))):
+            if not (is_number(row[i]) and np.isfinite(float(row[i]))):
                 yield not_a_number(file, header[i], f"line {line}", row[i])
 
 
@@ -110,13 +111,5 @@ def _check_header(header: list[str], file: Path) -> None:
     if not header:
         raise InputError(f"{file} is empty; it needs a line of names, and rows below it")
     check_names(header, file)
-    if all(_is_number(name) for name in header):
+    if all(is_number(name) for name in header):
         raise InputError(f"{file}: the first line must name the columns, and has numbers")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

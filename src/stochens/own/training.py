@@ -32,7 +32,7 @@ from stochens.own.schema import Schema, learned
 from stochens.posterior import Posterior
 from stochens.posteriors.swag import multiswa, multiswag
 from stochens.randomness import derive, seeded
-from stochens.report.run_folder import METRICS, RUN, SAMPLER, TRAINING, RunFolder, write_whole
+from stochens.report.run_folder import METRICS, RUN, SAMPLER, TRAINING, Run, RunFolder, write_whole
 from stochens.storage import CHECKSUMS, LOCK
 
 POSTERIOR, SCHEMA = "posterior", "schema"
@@ -140,7 +140,9 @@ def run(config: Config, model: Model, *, resume: bool = False, note: Note) -> Pa
         note(f"{steps} steps of training are few; for more, --epochs or a smaller --batch-size")
     place = device_named(config.device)
     new = not config.out.exists()
-    with opened(config.out, EXPERIMENT, config.written(), place.type, resume=resume) as folder:
+    # What a stopped run was asked for stays as it is: data and model may yet be refused.
+    asked = Run(config.out).about["config"] if resume else config.written()
+    with opened(config.out, EXPERIMENT, asked, place.type, resume=resume) as folder:
         where = kept(folder, EXPERIMENT)
         try:
             with folder.timed("training"):
