@@ -34,12 +34,23 @@ def root(
     """Stochastic ensembles: how sure a neural network may be, close to its Bayesian posterior."""
 
 
+def printable(text: str) -> str:
+    """Without the characters that steer a terminal: names may come from anybody's file.
+
+    >>> printable("a\\x1b[2Jb")
+    'a\\\\x1b[2Jb'
+    """
+    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
+
+
 def main() -> None:
     """Run a command; bad input is one line on stderr and exit code 2, Ctrl-C is 130."""
     try:
         app()
     except InputError as error:
-        said = escape(str(error))  # else [n, 3072] would be read as a style, and left out
+        said = escape(
+            printable(str(error))
+        )  # else [n, 3072] would be read as a style, and left out
         Console(stderr=True).print(f"[red]error:[/red] {said}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:

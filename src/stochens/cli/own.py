@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from stochens.cli.app import printable
 from stochens.fitting import ENGINES
 from stochens.likelihoods import LIKELIHOODS
 from stochens.metrics import Interval
@@ -70,7 +71,9 @@ Seed = Annotated[int, typer.Option(help="Seed of those draws.")]
 
 def note(text: str) -> None:
     """A word beside the result, on stderr."""
-    Console(stderr=True).print(f"[dim]{escape(text)}[/dim]", highlight=False, soft_wrap=True)
+    Console(stderr=True).print(
+        f"[dim]{escape(printable(text))}[/dim]", highlight=False, soft_wrap=True
+    )
 
 
 @contextlib.contextmanager
@@ -83,12 +86,12 @@ def warnings_as_notes() -> Iterator[None]:
 
 def show(rows: Mapping[str, dict[str, Interval]]) -> None:
     """As a table; names are the user's, and no styles."""
-    named = {escape(name): row for name, row in rows.items()}
+    named = {escape(printable(name)): row for name, row in rows.items()}
     Console().print(Comparison(named).table())
 
 
 def say(text: str) -> None:
-    Console().print(text, highlight=False, soft_wrap=True, markup=False)
+    Console().print(printable(text), highlight=False, soft_wrap=True, markup=False)
 
 
 def print_json(content: dict[str, Any] | list[Any]) -> None:

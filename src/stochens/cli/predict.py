@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from stochens.cli.app import app
+from stochens.cli.app import app, printable
 from stochens.cli.own import (
     AsJson,
     Device,
@@ -90,7 +90,7 @@ def _show(flat: prediction.Table, schema: Schema, rows: int) -> None:
         names = [name for name in names if not name.startswith("prob_")]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     for name in names:
-        heading = escape(name.replace("mutual_information", "MI"))
+        heading = escape(printable(name.replace("mutual_information", "MI")))
         table.add_column(heading, justify="right", overflow="fold")
     for row in range(min(rows, SHOWN)):
         table.add_row(*(_cell(flat[name][row]) for name in names))
@@ -101,4 +101,4 @@ def _show(flat: prediction.Table, schema: Schema, rows: int) -> None:
 
 def _cell(value: object) -> str:
     number = isinstance(value, np.floating)
-    return f"{value:.4g}" if number else escape(str(value))
+    return f"{value:.4g}" if number else escape(printable(str(value)))

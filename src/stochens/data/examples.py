@@ -65,7 +65,6 @@ def first_read(
     targets: Sequence[str] = (),
     features: Sequence[str] = (),
     drop: Sequence[str] = (),
-    progress: pictures.Progress = lambda done, total: None,
 ) -> tuple[Layout, Examples]:
     """Data to learn from, and how they lie in their file. What is not named is found by itself."""
     kind = kind_of(file)
@@ -74,7 +73,7 @@ def first_read(
     if kind == "images":
         if targets:
             raise InputError(f"{file} is a folder of images: its folders are the classes")
-        found = pictures.read(file, progress=progress)
+        found = pictures.read(file)
         if found.labels is None:
             raise InputError(f"{file} has images without labels; put each in a folder of its class")
         layout = Layout(kind, (), ("class",), found.x.shape[1:])
@@ -92,13 +91,7 @@ def first_read(
     return layout, read(file, layout)
 
 
-def read(
-    file: Path,
-    layout: Layout,
-    *,
-    with_targets: bool = True,
-    progress: pictures.Progress = lambda done, total: None,
-) -> Examples:
+def read(file: Path, layout: Layout, *, with_targets: bool = True) -> Examples:
     """Data that lie as the layout says; other columns are not looked at."""
     kind = kind_of(file)
     if kind != layout.kind:
@@ -109,7 +102,7 @@ def read(
         )
     wanted = layout.targets if with_targets else ()
     if kind == "images":
-        found = pictures.read(file, shape=layout.shape, progress=progress)
+        found = pictures.read(file, shape=layout.shape)
         if with_targets and found.labels is None:
             raise InputError(f"{file} has images without labels; put each in a folder of its class")
         labels: list[Values] = [found.labels] if with_targets and found.labels else []

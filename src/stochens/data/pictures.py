@@ -6,7 +6,7 @@ where all are grey, else all have three.
 
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -25,8 +25,6 @@ MOST_BYTES = 1 << 33  # of all pixels, as bytes; they become floats of four time
 THREADS = min(8, os.cpu_count() or 1)
 BLOCK = 64  # files that one thread decodes at a time
 
-Progress = Callable[[int, int], None]  # (images done, images in all)
-
 
 class Pictures(NamedTuple):
     x: np.ndarray  # [N, C, H, W] uint8, C = 1 or 3
@@ -42,12 +40,7 @@ class Stated(NamedTuple):
     grey: bool
 
 
-def read(
-    folder: Path,
-    *,
-    shape: tuple[int, ...] | None = None,
-    progress: Progress = lambda done, total: None,
-) -> Pictures:
+def read(folder: Path, *, shape: tuple[int, ...] | None = None) -> Pictures:
     """All images of a folder, class by class and by name; `shape` is what they must have."""
     files, classes = _files(folder)
     stated = _checked(files, shape)
@@ -60,17 +53,12 @@ def read(
         )
     out = np.empty((len(files), channels, stated[0].height, stated[0].width), np.uint8)
 
-    def block(start: int) -> int:
-        own = files[start : start + BLOCK]
-        for i, file in enumerate(own, start):
+    def block(start: int) -> None:
+        for i, file in enumerate(files[start : start + BLOCK], start):
             out[i] = _decoded(file, stated[i], channels).transpose(2, 0, 1)
-        return len(own)
 
-    done = 0
     with ThreadPoolExecutor(THREADS) as pool:  # Pillow lets go of the lock while it decodes
-        for count in pool.map(block, range(0, len(files), BLOCK)):
-            done += count
-            progress(done, len(files))
+        list(pool.map(block, range(0, len(files), BLOCK)))
     labels = [file.parent.name for file in files] if classes else None
     return Pictures(out, labels, classes)
 
