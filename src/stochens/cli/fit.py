@@ -106,11 +106,12 @@ def fit(
 ) -> None:
     """Train a stochastic ensemble of your own network on your own data.
 
-    stochens fit --model mypkg:make_net --data train.csv --method np-dropout --members 32 --out RUN
+    stochens fit --model mypkg:make_net --data train.csv --out RUN
 
-    mypkg:make_net is a function in a module of the current folder, or an installed one, that takes
-    nothing and returns an nn.Module. It is imported and run: it is your code. Labels may be texts.
-    Ctrl-C leaves a run that --resume goes on with, to the same end.
+    mypkg:make_net is a function in a module of the current folder, or an
+    installed one, that takes nothing and returns an nn.Module. It is
+    imported and run: it is your code. Labels may be texts. Ctrl-C leaves a
+    run that --resume goes on with, to the same end.
     """
     given: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value

@@ -55,9 +55,10 @@ def evaluate(
 ) -> None:
     """Measure a run on data whose answers are known; every number with its 95 % interval.
 
-    Classes: accuracy, NLL, Brier score, ECE, AURC, mean entropy and mutual information; closeness
-    to a reference; AUROC of telling other data apart. Regression: RMSE, NLL, coverage and width of
-    the 95 % intervals, in the target's own units.
+    Classes: accuracy, NLL, Brier score, ECE, AURC, mean entropy and mutual
+    information; closeness to a reference; AUROC of telling other data apart.
+    Regression: RMSE, NLL, coverage and width of the 95 % intervals, in the
+    target's own units.
     """
     place = device_named(device)
     with warnings_as_notes():
@@ -96,8 +97,9 @@ def compare(
 ) -> None:
     """Put runs side by side, on the same data.
 
-    Without --data these are the measures of what the runs held out (fit --validation), if that was
-    the same for all; no model is needed then.
+    Without --data these are the measures of what the runs held out
+    (fit --validation), if that was the same for all; no model is needed
+    then.
     """
     place = device_named(device)
     names = evaluation.distinct_names(runs)

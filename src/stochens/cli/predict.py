@@ -51,12 +51,14 @@ def predict(
 ) -> None:
     """Predict with a run: the mean, its uncertainty, and an interval for every class.
 
-    Columns: label (the likeliest class), prob_CLASS (mean over members), low_CLASS and high_CLASS
-    (an interval of the members' probabilities), entropy (all uncertainty) and mutual_information
-    (what the members disagree on), in nats. Regression: mean, std, low and high (an interval of the
-    target), epistemic and aleatoric (its two parts, as standard deviations).
+    Columns: label (the likeliest class), prob_CLASS (mean over members),
+    low_CLASS and high_CLASS (an interval of the members' probabilities),
+    entropy (all uncertainty) and mutual_information (what the members
+    disagree on), in nats. Regression: mean, std, low and high (an interval
+    of the target), epistemic and aleatoric (the two parts of std).
 
-    Without --out the first rows are shown. A run holds no code, so the model is named again.
+    Without --out the first rows are shown. A run holds no code, so the
+    model is named again.
     """
     place = device_named(device)
     if out is not None:
