@@ -48,9 +48,8 @@ def main() -> None:
     try:
         app()
     except InputError as error:
-        said = escape(
-            printable(str(error))
-        )  # else [n, 3072] would be read as a style, and left out
+        # escaped: else [n, 3072] would be read as a style, and left out
+        said = escape(printable(str(error)))
         Console(stderr=True).print(f"[red]error:[/red] {said}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
