@@ -1,4 +1,4 @@
-"""What MkDocs does not do by itself: sections of result tables, and equations that need no script."""
+"""What MkDocs does not do: sections of result tables, and equations that need no script."""
 
 import html
 import re
