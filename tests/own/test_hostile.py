@@ -117,14 +117,18 @@ def test_another_schema_is_refused(typed, run):
         (wide, {}),
         ({"inputs/mean": torch.zeros(4), "inputs/sd": torch.zeros(4)}, {}),
         (tensors, {"classes": [1, 2, 3]}),
+        (tensors, {"classes": ["ash", "birch", "cedar", "oak"]}),
+        (tensors, {"classes": ["ash"]}),
+        (tensors, {"classes": [], "targets": ["a"]}),
         (tensors, {"kind": "tapes"}),
         (tensors, {"features": "abcd"}),
         (tensors, {"shape": [10**12]}),
     ):
         write_folder(run / "schema", FORMAT, other, {**about, **change}, overwrite=True)
-        answer = typed("predict", run, "test.csv", *NET)
-        assert answer.code == 2 or "shape" in change, change  # columns have no other shape
-        assert "Traceback" not in answer.err
+        for command in ("predict", "evaluate"):
+            answer = typed(command, run, "test.csv", *NET)
+            assert answer.code == 2, change
+            assert answer.err.startswith("error: ")
 
 
 def test_npz_that_lies_of_its_size(typed, here, tmp_path):

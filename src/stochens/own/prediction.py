@@ -27,8 +27,22 @@ def predictive(
     posterior: Posterior, schema: Schema, x: Tensor, *, draws: int = 1, seed: int = 0
 ) -> Predictive | GaussianPredictive:
     """As `Posterior.predict` has it, in the target's own units; for measures."""
-    regression = isinstance(posterior.likelihood, Gaussian)
-    p = posterior.predict(x, draws=draws, seed=seed, keep_draws=regression)
+    keep = isinstance(posterior.likelihood, Gaussian)  # whose measures need all draws
+    return _predict(posterior, schema, x, draws=draws, seed=seed, keep_draws=keep)
+
+
+def _predict(
+    posterior: Posterior, schema: Schema, x: Tensor, **options: Any
+) -> Predictive | GaussianPredictive:
+    """A schema may come from anybody: it must fit what the network gives."""
+    p: Predictive | GaussianPredictive = posterior.predict(x, **options)
+    gaussian, outputs = isinstance(p, GaussianPredictive), p.mean.shape[1]
+    scale = schema.target_scale
+    if gaussian == bool(schema.classes) or outputs != (
+        len(schema.classes) or (outputs if scale is None else scale.mean.numel())
+    ):
+        what = f"{len(schema.classes)} classes" if schema.classes else "numbers"
+        raise InputError(f"the run is damaged: it says {what}, and the network has {outputs}")
     return schema.in_units(p) if isinstance(p, GaussianPredictive) else p
 
 
@@ -48,13 +62,16 @@ def table(
     """
     if not 0 < level < 1:
         raise InputError(f"--level must be in (0, 1), got {level}")
-    width = len(schema.classes) or 2 * _targets(posterior, schema)
+    width = len(schema.classes) or 2 * _targets(schema)
     rows = max(1, DRAWS_BUDGET // (4 * width * draws * len(posterior)))
     blocks = []
     for first in range(0, len(x), rows):
-        p = posterior.predict(x[first : first + rows], draws=draws, seed=seed, keep_draws=True)
-        gaussian = isinstance(p, GaussianPredictive)
-        blocks.append(_numbers(schema.in_units(p), level) if gaussian else _classes(p, level))
+        part = x[first : first + rows]
+        p = _predict(posterior, schema, part, draws=draws, seed=seed, keep_draws=True)
+        if isinstance(p, GaussianPredictive):
+            blocks.append(_numbers(p, level))
+        else:
+            blocks.append(_classes(p, level))
     columns = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
     if not schema.classes:
         return columns
@@ -62,7 +79,7 @@ def table(
     return {"label": names[columns["prob"].argmax(1)], **columns}
 
 
-def _targets(posterior: Posterior, schema: Schema) -> int:
+def _targets(schema: Schema) -> int:
     scale = schema.target_scale
     return len(schema.layout.targets) if scale is None else len(scale.mean)
 

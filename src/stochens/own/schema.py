@@ -123,6 +123,8 @@ class Schema:
                 _texts(about["targets"]),
                 tuple(int(size) for size in about["shape"]),
             )
+            if layout.kind == "columns" and layout.shape != (len(layout.features),):
+                raise InputError(f"{path} is damaged: its features are not {layout.shape}")
             return cls(
                 layout,
                 _texts(about["classes"]),
