@@ -62,6 +62,13 @@ def test_a_run_names_a_model_and_runs_none(typed, run, trap):
     assert trap.exists()
 
 
+def test_the_current_folder_comes_last(typed, run, files):
+    """A file there cannot stand in for an installed module, whoever put it there."""
+    typed("predict", run, "test.csv", *NET)
+    assert sys.path[-1] == str(files)
+    assert sys.path.count(str(files)) == 1
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -1,5 +1,7 @@
 """Bad input, as a user meets it: one line, exit code 2, and nothing written."""
 
+import sys
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -109,6 +111,8 @@ def test_data(typed, bad, name, said):
         (GOOD, "--model is missing"),
         (("--model", "trees_nets:two", *GOOD), "the network has 2 outputs"),
         (("--model", "trees_nets:mak_net", *GOOD), "did you mean 'make_net'?"),
+        (("--model", "script_nets:net", *GOOD), "script_nets fails: SystemExit: usage"),
+        (("--model", "broken_nets:net", *GOOD), "broken_nets fails: SyntaxError"),
         (("--model", "trees_net:make_net", *GOOD), "no module 'trees_net'"),
         (("--model", "trees_nets.py:make_net", *GOOD), "say trees_nets:make_net"),
         (("--model", "make_net", *GOOD), "--model must be MODULE:FUNCTION"),
@@ -118,12 +122,30 @@ def test_data(typed, bad, name, said):
     ],
 )
 def test_options(typed, here, tmp_path, words, said):
+    (here / "script_nets.py").write_text("raise SystemExit('usage')\n")
+    (here / "broken_nets.py").write_text("def net(:\n")
     answer = typed("fit", *words, "--out", tmp_path / "run")
     assert answer.code == 2
     last = answer.err.splitlines()[-1]
     assert last.startswith("error: ")
     assert said in last
     assert not (tmp_path / "run").exists()
+
+
+def test_without_pyarrow(typed, here, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    for name in ("pyarrow", "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, name, None)
+    small = ("--members", 2, "--epochs", 1)
+    assert typed("fit", *NET, *GOOD, *small, "--out", run).code == 0
+    assert typed("predict", run, "test.csv", *NET, "-o", tmp_path / "p.csv").code == 0
+    for words in (
+        ("fit", *NET, "--data", "train.parquet", "--out", tmp_path / "other"),
+        ("predict", run, "test.csv", *NET, "-o", tmp_path / "p.parquet"),
+    ):
+        answer = typed(*words)
+        assert answer.code == 2
+        assert "pip install 'stochens[tables]'" in answer.err
 
 
 def test_an_empty_folder_stays_one(typed, here, tmp_path):

@@ -36,13 +36,14 @@ def check_name(name: str) -> None:
 def imported(name: str) -> Model:
     """The function (or class, or module object) of that name. This runs the user's code.
 
-    Modules are looked for in the current folder first, as `python -m` does.
+    Installed modules come first, then the current folder: a folder that one looks into, which may be
+    a stranger's, cannot put a file of its own in the place of an installed module.
     """
     check_name(name)
     module_name, _, path = name.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.insert(0, here)
+        sys.path.append(here)
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -52,12 +53,13 @@ def imported(name: str) -> Model:
                 f"--model {name}: there is no module {missing!r} in {here}, nor is it installed"
             ) from None
         raise InputError(f"--model {name}: {module_name} needs {missing!r}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"--model {name}: {module_name} fails: {_said(error)}") from error
     for part in path.split("."):
         if not hasattr(found, part):
             hint = did_you_mean(part, [word for word in dir(found) if not word.startswith("_")])
-            raise InputError(f"--model {name}: {module_name} has no {part!r}{hint}")
+            where = getattr(found, "__file__", None) or module_name
+            raise InputError(f"--model {name}: {where} has no {part!r}{hint}")
         found = getattr(found, part)
     if not isinstance(found, nn.Module) and not callable(found):
         raise InputError(f"--model {name} is a {type(found).__name__}, no function")
@@ -79,6 +81,6 @@ def _spoken(build: Callable[[], Any], name: str) -> Callable[[], nn.Module]:
     return built
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     first = (str(error).splitlines() or [""])[0]
     return f"{type(error).__name__}: {first}"
