@@ -36,8 +36,8 @@ def check_name(name: str) -> None:
 def imported(name: str) -> Model:
     """The function (or class, or module object) of that name. This runs the user's code.
 
-    Installed modules come first, then the current folder: a folder that one looks into, which may be
-    a stranger's, cannot put a file of its own in the place of an installed module.
+    Installed modules come first, then the current folder: a folder that one looks into, perhaps a
+    stranger's, cannot put a file of its own in the place of an installed module.
     """
     check_name(name)
     module_name, _, path = name.partition(":")
