@@ -124,6 +124,20 @@ def test_held_out_rows_are_not_learned_from(typed, here, tmp_path):
     assert all(torch.equal(theirs.params[name], p) for name, p in ours.params.items())
 
 
+def test_an_infinite_nll_is_shown_and_is_no_json(typed, here, tmp_path):
+    sure = tmp_path / "sure"
+    words = ("--data", "train.csv", "--target", "kind", "--validation", 0.5, "--method", "regular")
+    one = ("--members", 1, "--epochs", 1, "--json", "--out", sure)
+    said = typed("fit", "--model", "trees_nets:Sure", *words, *one)
+    assert metrics(said)["validation"]["NLL"]["value"] is None
+    assert metrics(said)["members"] == 1
+    assert "inf" in typed("compare", sure).out
+    assert "inf" in typed("fit", "--resume", sure).out  # which has ended, and tells it again
+    found = metrics(typed("evaluate", sure, "test.csv", "--same-model", "--json"))["metrics"]
+    assert found["NLL"]["value"] is None
+    assert typed("report", sure).code == 0
+
+
 def test_other_predictions_are_refused(typed, run, tmp_path):
     out, _ = run
     np.save(tmp_path / "short.npy", np.full((24, 3), 1 / 3))

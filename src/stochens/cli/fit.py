@@ -22,10 +22,10 @@ from stochens.cli.own import (
     show,
     warnings_as_notes,
 )
-from stochens.metrics import Interval
 from stochens.own import training
-from stochens.own.config import Config, configured, method_name, resumed
+from stochens.own.config import EXPERIMENT, Config, configured, method_name, resumed
 from stochens.own.fitted import model_of, named
+from stochens.own.measures import from_plain
 from stochens.own.model import imported
 from stochens.own.schema import Schema
 from stochens.report.run_folder import RUN, Run
@@ -146,12 +146,13 @@ def _tell(config: Config, as_json: bool) -> None:
     found, schema = Run(config.out), Schema.load(config.out / training.SCHEMA)
     held = found.metrics.get(training.HELD_OUT, {}).get(method_name(config), {})
     measures = held.get(training.HELD_OUT)
+    members = found.training[EXPERIMENT][method_name(config)]["members"]  # some may be lost
     if as_json:
         print_json(
             {
                 "run": str(config.out),
                 "method": method_name(config),
-                "members": config.members,
+                "members": members,
                 "features": list(schema.layout.features),
                 "target": list(schema.layout.targets),
                 "classes": list(schema.classes),
@@ -161,12 +162,11 @@ def _tell(config: Config, as_json: bool) -> None:
         )
         return
     if measures:
-        rows = {m: Interval(**numbers) for m, numbers in measures.items()}
-        show({"held out": rows})
+        show({"held out": {name: from_plain(numbers) for name, numbers in measures.items()}})
     inputs = "x".join(map(str, schema.layout.shape))
     classes = f", {len(schema.classes)} classes" if schema.classes else ""
     say(
-        f"{config.members} members of {method_name(config)}: {inputs} inputs{classes}, "
+        f"{members} members of {method_name(config)}: {inputs} inputs{classes}, "
         f"{found.about['seconds']:.1f} s"
     )
     say(f"Run:  {config.out}")

@@ -11,7 +11,7 @@ from stochens.data.columns import listed
 from stochens.errors import InputError
 from stochens.metrics import Interval
 from stochens.own.fitted import Fitted, about
-from stochens.own.measures import RESAMPLES, measured, read_reference
+from stochens.own.measures import RESAMPLES, from_plain, measured, read_reference
 from stochens.own.prediction import predictive
 from stochens.own.training import HELD_OUT, HELD_OUT_FILE
 from stochens.predict import GaussianPredictive, Predictive
@@ -84,8 +84,7 @@ def held_out(runs: Sequence[Path], names: Sequence[str]) -> tuple[dict[str, Meas
             seen[str(kept["digest"])] = int(kept["rows"])
             of_method = next(iter(Run(path).metrics[HELD_OUT].values()))
             rows[name] = {
-                str(metric): Interval(*(_number(numbers[end]) for end in Interval._fields))
-                for metric, numbers in of_method[HELD_OUT].items()
+                str(metric): from_plain(numbers) for metric, numbers in of_method[HELD_OUT].items()
             }
     if len(seen) > 1:
         raise InputError(
@@ -93,10 +92,6 @@ def held_out(runs: Sequence[Path], names: Sequence[str]) -> tuple[dict[str, Meas
             "compare on: --data FILE"
         )
     return rows, next(iter(seen.values()))
-
-
-def _number(value: float | None) -> float:
-    return float("inf") if value is None else float(value)
 
 
 def distinct_names(runs: Sequence[Path]) -> list[str]:

@@ -52,6 +52,12 @@ def plain(interval: Interval) -> dict[str, float | None]:
     }
 
 
+def from_plain(numbers: Mapping[str, float | None]) -> Interval:
+    """The inverse."""
+    found = (numbers[end] for end in Interval._fields)
+    return Interval(*(math.inf if number is None else float(number) for number in found))
+
+
 def read_reference(path: Path, classes: tuple[str, ...], rows: int) -> Predictive:
     """Probabilities [B, C] or draws [S, B, C] in .npy, or what `stochens predict` wrote."""
     if not path.is_file():

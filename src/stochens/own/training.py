@@ -128,7 +128,7 @@ def _advise(layout: Layout, examples: Examples, note: Note) -> None:
 
 
 def run(config: Config, model: Model, *, resume: bool = False, note: Note) -> Path:
-    """Train, keep and measure; returns the run's folder. One that is whole is left as it is."""
+    """Train, keep and measure; returns the run's folder."""
     data = prepare(config, model, note)
     steps = _steps(config, len(data.x))
     if method_name(config) == "multiswag" and steps < 2 * RANK:
@@ -155,7 +155,8 @@ def run(config: Config, model: Model, *, resume: bool = False, note: Note) -> Pa
         data.schema.save(config.out / SCHEMA)
         posterior.save(config.out / POSTERIOR, overwrite=True)
         name = method_name(config)
-        folder.put(TRAINING, (EXPERIMENT, name), course(posterior, _row(name, steps)))
+        told = {**course(posterior, Training(name, fit, steps)), "members": len(posterior)}
+        folder.put(TRAINING, (EXPERIMENT, name), told)
         if data.held is not None:
             with folder.timed(HELD_OUT):
                 _validate(folder, posterior.to(place), data, name)
@@ -199,13 +200,6 @@ def _undo(out: Path, new: bool) -> None:
 
 def _steps(config: Config, size: int) -> int:
     return config.epochs * -(-size // min(config.batch_size or size, size))
-
-
-def _row(name: str, steps: int) -> Training:
-    def nothing(*_: Any, **__: Any) -> Posterior:
-        raise NotImplementedError
-
-    return Training(name, nothing, steps)
 
 
 def _validate(folder: RunFolder, posterior: Posterior, data: Prepared, name: str) -> None:
