@@ -14,6 +14,10 @@ from stochens.spread import Spread, join_spreads
 from stochens.train import Lost, Trained
 
 
+class AllLost(InputError):
+    """No member is left."""
+
+
 class Block(Protocol):
     """Trains these members from their starts [m, ...]; `name` is where it keeps its checkpoints."""
 
@@ -108,7 +112,7 @@ def without_lost(trained: Trained, ids: tuple[int, ...]) -> tuple[Trained, tuple
         return trained, ids
     rows = [row for row, member in enumerate(ids) if member not in trained.lost]
     if not rows:
-        raise InputError(f"all {len(ids)} members diverged; a smaller lr usually mends it")
+        raise AllLost(f"all {len(ids)} members diverged; a smaller lr usually mends it")
     left = Trained(
         take(trained.params, rows),
         trained.spread and Spread(*(take(part, rows) for part in trained.spread)),
