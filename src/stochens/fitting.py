@@ -31,7 +31,7 @@ from stochens.data.source import Source, source
 from stochens.errors import InputError
 from stochens.kernels.fused import fused_nll
 from stochens.likelihoods import Likelihood
-from stochens.machines import home, over_machines
+from stochens.machines import checked_here, home, over_machines
 from stochens.members import (
     Builder,
     Engine,
@@ -170,9 +170,8 @@ def fit(
     template = stochastic(plain, rules, skip=recipe.skip, output=recipe.output)
 
     prepared = build.then(lambda net: like.prepare(net, y))
-    few_ids = cluster is not None and isinstance(start, str)  # all are a cluster's own work
-    first_ids = ids[:1] if few_ids else ids
-    params = _start(template, prepared, start, first_ids, seed, prior_precision)
+    here = checked_here(ids, start, cluster)
+    params = _start(template, prepared, start, here, seed, prior_precision)
     chosen = _choose_engine(way, template, params, few)
     batch = min(batch_size or given.size, given.size)
     settings = Settings(
@@ -331,13 +330,13 @@ def _of_block(part: Params, own: tuple[int, ...], watch: Collector | None) -> di
     return as_read({"members": own, "start": digest(part), "averages": collected})
 
 
-def member_ids(members: int | Sequence[int]) -> tuple[int, ...]:
+def member_ids(members: int | Sequence[int], which: str = "members") -> tuple[int, ...]:
     count = isinstance(members, Integral)  # numpy's integers too
     ids = tuple(range(int(members)) if count else map(int, members))  # type: ignore[arg-type]
     if not ids:
-        raise InputError(f"members must be at least 1, got {members!r}")
+        raise InputError(f"{which} must be at least 1, got {members!r}")
     if min(ids) < 0 or len(set(ids)) < len(ids):
-        raise InputError(f"member ids must be distinct and not negative, got {list(ids)}")
+        raise InputError(f"{which} must be distinct and not negative, got {list(ids)}")
     return ids
 
 

@@ -86,7 +86,7 @@ def over_machines(
         blocks = _blocks(ids, known, lambda n: size or _size(ray, where, n, bytes_each))
         if checkpoint is not None:
             known += [block for block in blocks if block not in known]
-            token = keep_cut(checkpoint, known, before and before["token"])
+            token = keep_cut(checkpoint, known, before["token"] if before else None)
         pieces = {
             _name(which, block): Piece(_name(which, block), block, _part(start, block, ids))
             for block in blocks
@@ -100,6 +100,17 @@ def over_machines(
     if not found:
         raise InputError(f"all {len(ids)} {which} diverged; a smaller lr usually mends it")
     return found
+
+
+def checked_here(ids: tuple[int, ...], start: object, engine: Ray | None) -> tuple[int, ...]:
+    """Those that the driver itself prepares, to refuse bad input before any work: one stands for
+    all of a cluster's, but where a start is given for each."""
+    return ids[:1] if engine is not None and isinstance(start, str) else ids
+
+
+def refuse_resume(resume: Posterior | None) -> None:
+    if resume is not None:
+        raise InputError("resume is for one machine; with engine='ray' give checkpoint instead")
 
 
 def home(device: str | torch.device | None) -> torch.device:
@@ -260,7 +271,9 @@ def _report_failures(
     told = "; ".join(f"{name}: {why}" for name, why in list(failed.items())[:TOLD])
     told += f"; and {len(failed) - TOLD} more" if len(failed) > TOLD else ""
     if len(failed) == len(pieces):
-        raise InputError(f"all {len(pieces)} blocks failed ({told})")
+        same = len(set(failed.values())) == 1
+        told = next(iter(failed.values())) if same else told
+        raise InputError(f"all {len(pieces)} blocks failed: {told}")
     missing = sum(len(pieces[name].ids) for name in failed)
     again = "" if checkpoint is None else f". The same call with checkpoint={str(checkpoint)!r} "
     again += "tries them again" if again else ""

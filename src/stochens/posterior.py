@@ -1,14 +1,14 @@
 """An approximate posterior: stacked parameters and the network they belong to."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stochens import objective, storage
-from stochens.chains import Chains
+from stochens.chains import COMMON, Chains
 from stochens.data.source import inputs
 from stochens.errors import InputError
 from stochens.history import History
@@ -331,6 +331,31 @@ def _refuse_another(wanted: Params, found: Params, path: Any) -> None:
 
 def _to(params: Params, device: torch.device | str) -> Params:
     return {name: p.to(device) for name, p in params.items()}
+
+
+def join_chains(posteriors: Sequence[Posterior]) -> Posterior:
+    """Chains of one sampler that ran apart, as one posterior, chain after chain."""
+    joined = join_posteriors(
+        [dataclasses.replace(p, members=()) for p in posteriors]  # draws of each count from 0
+    )
+    parts = [p.chains for p in posteriors if p.chains is not None]
+    assert len(parts) == len(posteriors)
+    first, count = parts[0], sum(part.count for part in parts)
+
+    def together(kind: Callable[[Chains], dict[str, Tensor]]) -> dict[str, Tensor]:
+        return {
+            name: t if name in COMMON else torch.cat([kind(part)[name] for part in parts])
+            for name, t in kind(first).items()
+        }
+
+    chains = Chains(
+        sampler=first.sampler,
+        count=count,
+        stats=together(lambda part: part.stats),
+        state=together(lambda part: part.state),
+        settings={**first.settings, "chains": count},
+    )
+    return dataclasses.replace(joined, members=tuple(range(len(joined))), chains=chains)
 
 
 def join_posteriors(posteriors: Sequence[Posterior]) -> Posterior:

@@ -6,7 +6,7 @@ machine without a copy.
 
 import contextlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
 
 class _Result(NamedTuple):
     value: Any
-    warnings: list[tuple[str, type[Warning]]]
+    warnings: Sequence[tuple[str, type[Warning]]]
 
 
 def run_pieces(
