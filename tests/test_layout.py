@@ -7,7 +7,7 @@ import stochens
 
 ORDER = [
     ["version", "errors", "hashed"],
-    ["randomness", "information", "storage"],
+    ["randomness", "noise", "information", "storage"],
     ["checkpoints"],
     ["data"],
     ["networks"],
@@ -31,6 +31,7 @@ ORDER = [
     ["report"],
     ["experiments"],
     ["cli"],
+    ["__main__"],
 ]
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 ROOT = Path(stochens.__file__).parent

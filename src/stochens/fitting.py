@@ -336,7 +336,7 @@ def member_ids(members: int | Sequence[int], which: str = "members") -> tuple[in
     if not ids:
         raise InputError(f"{which} must be at least 1, got {members!r}")
     if min(ids) < 0 or len(set(ids)) < len(ids):
-        raise InputError(f"{which} must be distinct and not negative, got {list(ids)}")
+        raise InputError(f"{which[:-1]} ids must be distinct and not negative, got {list(ids)}")
     return ids
 
 
