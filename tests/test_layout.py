@@ -6,9 +6,9 @@ from pathlib import Path
 import stochens
 
 ORDER = [
-    ["version", "errors", "hashed"],
-    ["randomness", "noise", "information", "storage"],
-    ["checkpoints"],
+    ["version", "errors", "hashed", "graphs"],
+    ["randomness", "noise", "information", "storage", "npz"],
+    ["checkpoints", "sums"],
     ["data"],
     ["networks"],
     ["conversions"],

@@ -192,11 +192,12 @@ def _loss(
     data_term, context = _data_term(net, data, likelihood, members, settings)
     if settings.device.type == "cpu" and not settings.compile:
         data_term = _with_own_noise(data_term, members, settings.seed)
+    penalty = objective.penalty_for(net, params, settings.prior_precision)
     noise_gain = objective.stochasticity(objective.mixtures(net, params))
 
     def loss_of(params: Params, batch: Batch, step: int | Tensor) -> Loss:
         nll = data_term(params, batch, step)  # [M]
-        kl = objective.penalty(net, params, settings.prior_precision)  # [M]
+        kl = penalty(params)  # [M]
         if settings.repulsion is not None:
             parts = objective.mixtures(net, params)
             kl = kl + objective.repulsive_bound(parts, settings.repulsion)

@@ -36,10 +36,10 @@ from stochens.members import Builder, Engine
 from stochens.posterior import Posterior, join_posteriors
 from stochens.posteriors.problem import chain_ids, prepare
 from stochens.posteriors.sgmcmc_steps import (
+    Gradient,
     batches,
     check_engine,
     data_term_for,
-    gradient,
     refuse_bad_start,
 )
 from stochens.posteriors.target import flatten, unflatten
@@ -188,6 +188,7 @@ def _walked(
         blocks = over_machines(cluster, _of_block, options, ids)
         return join_posteriors(blocks).to(home(device)), plan
     data_term, context = data_term_for(problem, way, bf16=bf16)
+    gradient = Gradient(problem, data_term)
     q = flatten(problem.start)  # [M, D]
     keys = [derive(seed, SAMPLER, member, STREAM) for member in ids]
     key = torch.tensor(keys, device=q.device)  # [M]
@@ -208,7 +209,7 @@ def _walked(
         for step, rows in enumerate(stream, done):
             noise = normal(key, torch.full_like(key, step), MOMENTUM, q.shape[1]).to(q)
             q, p = _drift(q, p, g, noise, plan, step, prior_precision)
-            energy, g = gradient(problem, data_term, q, rows, step, weight=plan.weight(step))
+            energy, g = gradient(q, rows, step, weight=plan.weight(step))
             if step == 0:
                 refuse_bad_start(energy, ids)
             p = p - 0.5 * plan.size(step) * prior_precision**-0.5 * g

@@ -92,7 +92,7 @@ def prepare(
     net: nn.Module | Builder,
     data: Any,
     *,
-    chains: tuple[int, ...],
+    chains: int | Sequence[int],
     likelihood: str | Likelihood,
     start: Start,
     prior_precision: float,
@@ -102,6 +102,7 @@ def prepare(
 ) -> Problem:
     """Check everything that can be checked before the first step."""
     positive(prior_precision=prior_precision)
+    ids = chain_ids(chains)
     if dtype not in (None, torch.float32, torch.float64):
         raise InputError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
     like = likelihoods.resolve(likelihood)
@@ -124,7 +125,7 @@ def prepare(
     plain = like.prepare(plain.eval(), y)
     like.check_outputs(probe_outputs(plain, x[:4].cpu()), y)
     prepared = build.then(lambda net: like.prepare(net, y))
-    params = _start(plain, prepared, start, chains, seed, prior_precision)
+    params = _start(plain, prepared, start, ids, seed, prior_precision)
     return Problem(
         net=plain.to(place).eval(),
         likelihood=like,
@@ -133,7 +134,7 @@ def prepare(
         start={name: p.to(place) for name, p in params.items()},
         prior_precision=prior_precision,
         seed=seed,
-        ids=chains,
+        ids=ids,
     )
 
 
