@@ -6,23 +6,22 @@ when its worker died.
 """
 
 import contextlib
-import itertools
 import math
 import re
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from stochens.blocks import AllLost
 from stochens.checkpoints import InUse
+from stochens.cluster.arrays import packed, unpacked
 from stochens.cluster.connect import Ray, Room, connect, room
 from stochens.cluster.folder import folder_of, held, keep_cut, kept_cut
-from stochens.cluster.tasks import run_pieces
+from stochens.cluster.tasks import cut_evenly, run_pieces
 from stochens.data.source import Replicas, source
 from stochens.errors import InputError
 from stochens.members import Params, take
@@ -71,7 +70,7 @@ def over_machines(
     options = dict(options)
     checkpoint, show, device = (options[name] for name in ("checkpoint", "progress", "device"))
     device = None if device is None else str(device)
-    data, start = packed(options.pop("data")), options.get("start")
+    data, start = packed_data(options.pop("data")), options.get("start")
     if not isinstance(start, str):
         options.pop("start", None)  # each block has its own part of it
     ray = connect(engine)
@@ -143,18 +142,6 @@ def _blocks(
     return sorted(blocks, key=lambda block: place[block[0]])
 
 
-def cut_evenly(ids: Sequence[int], most: int) -> list[tuple[int, ...]]:
-    """Blocks of at most so many, as even as can be.
-
-    >>> cut_evenly(range(7), 3)
-    [(0, 1, 2), (3, 4), (5, 6)]
-    """
-    count = math.ceil(len(ids) / most)
-    small, more = divmod(len(ids), count)
-    ends = [k * small + min(k, more) for k in range(count + 1)]
-    return [tuple(ids[a:b]) for a, b in itertools.pairwise(ends)]
-
-
 def _size(ray: Any, where: Room, count: int, bytes_each: int | None) -> int:
     """Members of a block: every worker has as many, and no more than fit into its memory."""
     share = math.ceil(count / where.slots)
@@ -199,7 +186,7 @@ def _train_block(shared: Shared, piece: Piece, report: Report) -> Posterior | No
     """A block's posterior, on the CPU; None where all of its members diverged."""
     import ray
 
-    own = {shared.which: piece.ids, "data": unpacked(shared.data), "progress": report}
+    own = {shared.which: piece.ids, "data": unpacked_data(shared.data), "progress": report}
     if piece.start is not None:
         own["start"] = piece.start
     name, node = re.sub(r"\W+", "-", piece.name), ray.util.get_node_ip_address()
@@ -221,43 +208,20 @@ def _train_block(shared: Shared, piece: Piece, report: Report) -> Posterior | No
 # Data, as the object store shares it --------------------------------------------------------------
 
 
-class _Array(NamedTuple):
-    """A tensor whose numbers Ray hands to all workers of a machine without a copy."""
-
-    numbers: Any
-
-
-def packed(data: Any) -> Any:
-    """Tensors as numpy's arrays; a Dataset is read here, once; a DataLoader travels as it is."""
+def packed_data(data: Any) -> Any:
+    """Tensors as arrays; a Dataset is read here, once; a DataLoader travels as it is."""
     given = source(data)
     if given.loader is not None:
         return data
     if isinstance(data, Replicas):
-        return Replicas(packed(part) for part in data)
-    return tuple(_packed(t.cpu()) for t in (given.x, given.y))
+        return Replicas(packed_data(part) for part in data)
+    return [packed(given.x), packed(given.y)]
 
 
-def _packed(t: Tensor) -> Any:
-    try:
-        return _Array(t.numpy())
-    except TypeError:  # bfloat16 and others that numpy has not
-        return t
-
-
-def unpacked(data: Any) -> Any:
+def unpacked_data(data: Any) -> Any:
     if isinstance(data, Replicas):
-        return Replicas(unpacked(part) for part in data)
-    if not isinstance(data, tuple):
-        return data
-    return tuple(_unpacked(part) for part in data)
-
-
-def _unpacked(part: Any) -> Any:
-    if not isinstance(part, _Array):
-        return part
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it must not be written to, which nobody does
-        return torch.from_numpy(part.numbers)
+        return Replicas(unpacked_data(part) for part in data)
+    return tuple(unpacked(part) for part in data) if isinstance(data, list) else data
 
 
 # What is told -------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ machine without a copy.
 """
 
 import contextlib
+import itertools
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,6 +21,18 @@ from stochens.progress import Report
 # (what all share, what is this piece's own, where to tell how far it is) -> what comes of it
 Work = Callable[[Any, Any, Report], Any]
 FAREWELL = 20.0  # seconds that pieces have to keep what they did, when the driver is stopped
+
+
+def cut_evenly(ids: Sequence[int], most: int) -> list[tuple[int, ...]]:
+    """Blocks of at most so many, as even as can be.
+
+    >>> cut_evenly(range(7), 3)
+    [(0, 1, 2), (3, 4), (5, 6)]
+    """
+    count = math.ceil(len(ids) / most)
+    small, more = divmod(len(ids), count)
+    ends = [k * small + min(k, more) for k in range(count + 1)]
+    return [tuple(ids[a:b]) for a, b in itertools.pairwise(ends)]
 
 
 class Outcome(NamedTuple):
