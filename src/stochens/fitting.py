@@ -382,7 +382,7 @@ def _given_start(template: nn.Module, start: Params, ids: tuple[int, ...]) -> Pa
 
 def _choose_engine(engine: str, template: nn.Module, params: Params, few: Tensor) -> Engine:
     if engine not in ENGINES:
-        raise InputError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+        raise InputError(f"engine must be one of {', '.join(ENGINES)}, ray, got {engine!r}")
     if engine == "loop":
         return "loop"
     two = take(params, slice(0, 2))

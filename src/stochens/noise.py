@@ -25,7 +25,8 @@ _functorch: Any = torch._C._functorch
 
 def hashed_bits(members: Tensor, seed: int, draw: int, count: int) -> Tensor:
     """splitmix64, in plain torch; kernels/noise.cpp is the same function."""
-    keys = mix(mix(members * GOLDEN + seed) + (draw + 1) * GOLDEN)  # [M]
+    stream = torch.tensor(draw + 1) * GOLDEN  # a tensor, since a Python number does not wrap round
+    keys = mix(mix(members * GOLDEN + seed) + stream)  # [M]
     return mix(keys.unsqueeze(1) + (torch.arange(count) + 1) * GOLDEN)
 
 
@@ -97,7 +98,7 @@ def bernoulli(keep: float, shape: Shape, like: Tensor) -> Tensor:
     """z ~ Bernoulli(keep), as a boolean mask; fresh for each member under vmap."""
     if _pass is None:
         return torch.rand(shape, device=like.device) < keep
-    return _pass.words(shape) < round(keep * 2**32) - 2**31
+    return _pass.words(shape) < min(round(keep * 2**32) - 2**31, 2**31 - 1)
 
 
 def normal(like: Tensor) -> Tensor:

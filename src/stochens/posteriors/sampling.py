@@ -230,7 +230,7 @@ def _quietly(sampler: str, rules: Rules, **options: Any) -> Posterior:
 
 def _target(problem: Problem, engine: str) -> NetworkTarget:
     if engine not in ("auto", "fused", "vmap", "loop"):
-        raise InputError(f"engine must be 'auto', 'fused', 'vmap' or 'loop', got {engine!r}")
+        raise InputError(f"engine must be 'auto', 'fused', 'vmap', 'loop' or 'ray', got {engine!r}")
     way: Engine = "loop" if engine == "loop" else "vmap"
     chains = len(next(iter(problem.start.values())))
     one = activation_bytes(problem.net, problem.x[:1])

@@ -295,7 +295,7 @@ def batches(problem: Problem, batch_size: int) -> Iterator[Tensor | None]:
 
 def check_engine(engine: str, bf16: bool, device: torch.device) -> None:
     if engine not in ENGINES:
-        raise InputError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+        raise InputError(f"engine must be one of {', '.join(ENGINES)}, ray, got {engine!r}")
     if bf16 and device.type != "cuda":
         raise InputError(f"bf16 is for CUDA, got device {device.type!r}")
 
