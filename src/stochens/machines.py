@@ -21,7 +21,7 @@ from stochens.checkpoints import InUse
 from stochens.cluster.arrays import packed, unpacked
 from stochens.cluster.connect import Ray, Room, connect, room
 from stochens.cluster.folder import folder_of, held, keep_cut, kept_cut
-from stochens.cluster.tasks import cut_evenly, run_pieces
+from stochens.cluster.tasks import cut_evenly, outside, run_pieces
 from stochens.data.source import Replicas, source
 from stochens.errors import InputError
 from stochens.members import Params, take
@@ -244,5 +244,5 @@ def _report_failures(
     warnings.warn(
         f"{len(failed)} of {len(pieces)} blocks failed for good, and their {missing} {which} are "
         f"missing ({told}); the others are unharmed{again}",
-        stacklevel=4,
+        stacklevel=outside(),
     )

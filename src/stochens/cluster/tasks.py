@@ -7,6 +7,7 @@ machine without a copy.
 import contextlib
 import itertools
 import math
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from stochens.progress import Report
 
 # (what all share, what is this piece's own, where to tell how far it is) -> what comes of it
 Work = Callable[[Any, Any, Report], Any]
+OURS = __name__.partition(".")[0]
 FAREWELL = 20.0  # seconds that pieces have to keep what they did, when the driver is stopped
 
 
@@ -167,4 +169,12 @@ def _warn_once(results: Any) -> None:
         for text, category in result.warnings:
             if (text, category) not in seen:
                 seen.add((text, category))
-                warnings.warn(text, category, stacklevel=5)
+                warnings.warn(text, category, stacklevel=outside())
+
+
+def outside() -> int:
+    """The stack level, for a warning of the caller, of whoever called into this library."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__package__", "").startswith(OURS):
+        level, frame = level + 1, frame.f_back
+    return level
