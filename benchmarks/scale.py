@@ -1,10 +1,12 @@
 """Many machines: what Ray costs here, and what 10,000 members would take on 1 to 256 GPUs.
 
-    python benchmarks/scale.py overhead [--seconds 35] [--repeats 2] [--json FILE]
+    python benchmarks/scale.py overhead [--seconds 35] [--blocks 3] [--repeats 2] [--json FILE]
     python benchmarks/scale.py simulate [--json FILE] [--chart FILE]
 
 overhead: the same blocks by the plain engine and by a Ray cluster of this machine, one core each,
-checkpoints on, in turns. The cluster is up before the clock runs; starting a worker is inside it.
+checkpoints on, in turns. The cluster is up before the clock runs; starting the worker is inside it.
+Seconds of the clock, and of the processors (the driver's and the worker's from its start on), which
+others that use the machine disturb less.
 
 simulate: no cluster, but its events: blocks as the library cuts them, each with the measured speed
 of its size, machines that differ in speed, GPUs that go away at a given rate and come back, blocks
@@ -30,18 +32,43 @@ from matplotlib.figure import Figure
 
 import stochens
 from stochens.cluster.tasks import cut_evenly
+from stochens.members import Params
 
 # Overhead -----------------------------------------------------------------------------------------
 
 BLOCK = 8  # members
 
 
-def work(epochs: int, blocks: int, **options: Any) -> float:
-    """Seconds of one training."""
+class Clock:
+    """At the end of every block: what its process has used so far, from its start on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def update(self, params: Params, *, step: int, steps: int) -> None:
+        pass
+
+    def finish(self, params: Params) -> tuple[Params, None]:
+        (self.folder / f"{os.getpid()}").write_text(str(time.process_time()))
+        return params, None
+
+    def state(self) -> Params:
+        return {}
+
+    def restore(self, state: Params) -> None:
+        pass
+
+    def settings(self) -> dict[str, Any]:
+        return {}
+
+
+def work(epochs: int, blocks: int, **options: Any) -> dict[str, float]:
+    """Seconds of one training, of the clock and of processors."""
     x, y = stochens.toy_set("a", n=2000)
     net = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.GELU(), torch.nn.Linear(32, 2))
     with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
+        used, began, told = time.process_time(), time.perf_counter(), Path(folder) / "told"
+        told.mkdir()
         stochens.fit(
             net,
             (x, y),
@@ -50,10 +77,13 @@ def work(epochs: int, blocks: int, **options: Any) -> float:
             chunk=BLOCK,
             epochs=epochs,
             progress=False,
-            checkpoint=folder,
+            checkpoint=Path(folder) / "kept",
+            collect=lambda: Clock(told),
             **options,
         )
-        return time.perf_counter() - began
+        clock, cpu = time.perf_counter() - began, time.process_time() - used
+        others = (p for p in told.iterdir() if p.name != str(os.getpid()))
+        return {"clock": clock, "cpu": cpu + sum(float(p.read_text()) for p in others)}
 
 
 def overhead(seconds: float, blocks: int, repeats: int) -> dict[str, Any]:
@@ -62,21 +92,26 @@ def overhead(seconds: float, blocks: int, repeats: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     work(1, 1)  # whatever is made once
-    epochs = max(1, round(20 * seconds / work(20, 1)))
+    epochs = max(1, round(100 * seconds / work(100, 1)["cpu"]))
     rounds = []
     for _ in range(repeats):
         ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
         times = {"ray": work(epochs, blocks, engine="ray"), "plain": work(epochs, blocks)}
         ray.shutdown()
         rounds.append(times)
-        share = times["ray"] / times["plain"] - 1
-        print(f"plain {times['plain']:.1f} s, Ray {times['ray']:.1f} s: {share:+.1%}", flush=True)
+        for kind in ("clock", "cpu"):
+            one, many = times["plain"][kind], times["ray"][kind]
+            print(f"{kind}: plain {one:.1f} s, Ray {many:.1f} s: {many / one - 1:+.1%}", flush=True)
+
+    def share(kind: str) -> float:
+        return statistics.median(r["ray"][kind] / r["plain"][kind] - 1 for r in rounds)
+
     return {
         "blocks": blocks,
-        "block seconds": statistics.median(r["plain"] for r in rounds) / blocks,
+        "block seconds": statistics.median(r["plain"]["clock"] for r in rounds) / blocks,
         "rounds": rounds,
-        "overhead": statistics.median(r["ray"] / r["plain"] - 1 for r in rounds),
-        "overhead seconds": statistics.median(r["ray"] - r["plain"] for r in rounds),
+        "overhead": {kind: share(kind) for kind in ("clock", "cpu")},
+        "load": os.getloadavg()[1],
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
         "torch": torch.__version__,
         "ray": ray.__version__,
@@ -232,7 +267,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("overhead", "simulate"))
     parser.add_argument("--seconds", type=float, default=35.0, help="of a block")
-    parser.add_argument("--blocks", type=int, default=1)
+    parser.add_argument("--blocks", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--failures", type=float, default=Assumed.failures, help="a GPU hour")
     parser.add_argument("--price", type=float, default=Assumed.price, help="of a GPU hour")
@@ -242,7 +277,7 @@ def main() -> None:
     found: dict[str, Any]
     if args.what == "overhead":
         found = overhead(args.seconds, args.blocks, args.repeats)
-        print(f"blocks of {found['block seconds']:.0f} s: {found['overhead']:+.1%} (median)")
+        print(f"blocks of {found['block seconds']:.0f} s, medians: {found['overhead']}")
     else:
         assumed = Assumed(failures=args.failures, price=args.price)
         found = {"assumed": dataclasses.asdict(assumed), "rows": simulate(assumed)}

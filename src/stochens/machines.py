@@ -199,9 +199,9 @@ def _train_block(shared: Shared, piece: Piece, report: Report) -> Posterior | No
             except AllLost as error:
                 warnings.warn(f"{piece.name}: {error}", stacklevel=2)
                 return None
-            except InUse:  # by the worker before, which does not know yet that its node is gone
+            except InUse as error:  # by the worker before, which does not know yet that it is lost
                 if time.monotonic() - begun > LOCK_PATIENCE:
-                    raise
+                    raise OSError(str(error)) from error  # which is tried again
                 time.sleep(1.0)
 
 

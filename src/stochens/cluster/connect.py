@@ -86,12 +86,17 @@ def connect(options: Ray) -> Any:
 
 def _refuse_another(ray: Any, address: str | None) -> None:
     """One process is part of one cluster."""
-    now = ray.get_runtime_context().gcs_address
+    now = place(ray)
     if address not in (*LOCAL, "auto", now) and "://" not in str(address):
         raise InputError(
             f"address is {address}, but this process is connected to the Ray cluster at {now}; "
             "call ray.shutdown() first"
         )
+
+
+def place(ray: Any) -> str:
+    """The address of the cluster, as far as it is known (through ray:// it is not)."""
+    return str(getattr(ray.get_runtime_context(), "gcs_address", "an unknown address"))
 
 
 def _refuse_unreachable(address: str) -> None:
@@ -132,7 +137,7 @@ def room(ray: Any, options: Ray, device: str | None) -> Room:
     """How many blocks run at a time: one on each GPU, or on every `cpus` cores."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpus = sum(int(node.get("GPU", 0)) for node in nodes)
-    where = ray.get_runtime_context().gcs_address
+    where = place(ray)
     wants = None if device is None else device.partition(":")[0]
     if wants == "cuda" and not gpus:
         raise InputError(f"device='cuda', but the Ray cluster at {where} has no GPU")
