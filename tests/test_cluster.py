@@ -135,6 +135,8 @@ def test_blocks_of_an_earlier_run_stay_and_the_rest_is_cut_around_them():
     cut = _blocks(tuple(range(11)), known, lambda count: 2)
     assert cut == [(0, 1), (2, 3, 4), (5, 6), (7, 8), (9, 10)]
     assert _blocks((0, 1, 2), known, lambda count: 2) == [(0, 1), (2,)]
+    overlapping = [(2, 3, 4), (2, 3), (0, 1)]
+    assert _blocks(tuple(range(5)), overlapping, lambda count: 2) == [(0, 1), (2, 3, 4)]
 
 
 def test_a_folder_that_is_another_one_elsewhere_is_refused(tmp_path):
@@ -249,13 +251,14 @@ def test_predictions_are_the_same_numbers(cluster):
         posterior.predict(x, engine="vmap")
 
 
-def test_a_run_that_is_done_is_found_again_at_a_path_and_at_a_url(cluster, tmp_path):
+def test_a_run_that_is_done_is_found_again_at_a_path_and_at_a_url(cluster, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     net = MLP(2, 4, 2)
     alone = stochens.fit(net, DATA, **SMALL)
-    for place in (tmp_path / "kept", f"file://{tmp_path}/url"):
+    for place in ("kept", f"file://{tmp_path}/url"):  # a path of the driver's own folder
         options = {"engine": "ray", "checkpoint": place, **SMALL}
         equal(alone, stochens.fit(net, DATA, chunk=3, **options))
-        steps = [p.name for p in Path(str(place).removeprefix("file://")).glob("*/*/0*")]
+        steps = [p.name for p in Path(place.removeprefix("file://")).glob("*/*/0*")]
         assert steps == ["000000018"] * 3  # of three blocks, each at its end
         equal(alone, stochens.fit(net, DATA, **options))  # the blocks of before
         more = stochens.fit(net, DATA, **{**options, "members": 10})

@@ -20,7 +20,7 @@ from stochens.blocks import AllLost
 from stochens.checkpoints import InUse
 from stochens.cluster.arrays import packed, unpacked
 from stochens.cluster.connect import Ray, Room, connect, room
-from stochens.cluster.folder import folder_of, held, keep_cut, kept_cut
+from stochens.cluster.folder import everywhere, folder_of, held, keep_cut, kept_cut
 from stochens.cluster.tasks import cut_evenly, outside, run_pieces
 from stochens.data.source import Replicas, source
 from stochens.errors import InputError
@@ -79,6 +79,7 @@ def over_machines(
     with contextlib.ExitStack() as stack:
         before, token = None, ""
         if checkpoint is not None:
+            checkpoint = everywhere(checkpoint)
             stack.enter_context(held(checkpoint))
             before = kept_cut(checkpoint)
         known = [tuple(block) for block in before["blocks"]] if before else []
@@ -127,8 +128,12 @@ def _blocks(
 ) -> list[tuple[int, ...]]:
     """Those that an earlier run has cut, as far as they are asked for, and the rest cut anew."""
     place = {k: at for at, k in enumerate(ids)}
-    blocks = [block for block in known if place.keys() >= set(block)]
-    taken = {k for block in blocks for k in block}
+    blocks: list[tuple[int, ...]] = []
+    taken: set[int] = set()
+    for block in known:  # those of several runs may overlap
+        if place.keys() >= set(block) and taken.isdisjoint(block):
+            blocks.append(block)
+            taken |= set(block)
     runs: list[list[int]] = []  # of what is left, without a gap inside
     for k in ids:
         if k in taken:

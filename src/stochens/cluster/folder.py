@@ -34,6 +34,11 @@ def is_url(place: str | Path | None) -> bool:
     return "://" in str(place)
 
 
+def everywhere(place: str | Path) -> str | Path:
+    """As workers know it, who are in other folders than the driver."""
+    return place if is_url(place) else Path(place).absolute()
+
+
 def refuse_url(place: str | Path | None) -> None:
     """Of work on one machine."""
     if is_url(place):
