@@ -19,7 +19,7 @@ demo: $(READY)
 	$(BIN)/stochens toy
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --maxprocesses 8
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -3,11 +3,13 @@
 import ast
 from pathlib import Path
 
+import pytest
+
 import stochens
 
 ORDER = [
     ["version", "errors", "hashed", "graphs"],
-    ["randomness", "information", "storage", "npz"],
+    ["randomness", "noise", "information", "storage", "npz"],
     ["checkpoints", "sums"],
     ["data"],
     ["networks"],
@@ -19,9 +21,11 @@ ORDER = [
     ["objective"],
     ["kernels"],
     ["predict", "history", "progress", "schedules", "chains"],
+    ["cluster"],
     ["posterior", "step", "snapshot"],
     ["train"],
     ["blocks"],
+    ["machines"],
     ["fitting"],
     ["posteriors"],
     ["metric_inputs"],
@@ -56,6 +60,16 @@ def test_data_flows_one_way():
                 other = part(name)
                 right = other == own or LEVEL[other] < LEVEL[own]
                 assert right, f"{file.relative_to(ROOT)} imports {name}, which is not to its left"
+
+
+@pytest.mark.parametrize("name", ["ray", "fsspec", "arviz", "pyarrow", "wandb"])
+def test_what_is_optional_is_imported_when_it_is_asked_for(name):
+    """And so `import stochens` never imports it: only functions do."""
+    for file in ROOT.rglob("*.py"):
+        for node in ast.parse(file.read_text()).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert name not in [found.split(".")[0] for found in names], f"{file} imports {name}"
 
 
 def test_no_pickle_is_loaded():

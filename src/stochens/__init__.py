@@ -6,6 +6,7 @@
 """
 
 from stochens import metrics
+from stochens.cluster.connect import Ray
 from stochens.conversions import freeze_batchnorm, keep_dropout, replace_batchnorm
 from stochens.data.source import Replicas
 from stochens.data.toy import toy_set
@@ -39,6 +40,7 @@ __all__ = [
     "NPDropout",
     "Posterior",
     "Predictive",
+    "Ray",
     "Regular",
     "Replicas",
     "__version__",

@@ -14,6 +14,10 @@ from stochens.spread import Spread, join_spreads
 from stochens.train import Lost, Trained
 
 
+class AllLost(InputError):
+    """No member is left."""
+
+
 class Block(Protocol):
     """Trains these members from their starts [m, ...]; `name` is where it keeps its checkpoints."""
 
@@ -36,7 +40,8 @@ def in_blocks(
     """All members, at most `size` at a time; fewer from where the device's memory is exhausted on.
 
     Members are independent unless they are `coupled`: in blocks of another size each has the same
-    start, data and law, though noise that torch draws for a whole block is another draw.
+    start, data and law, and on a CPU the same noise; where torch draws for a whole block (on a GPU,
+    through torch.compile, a network's own dropout), noise is another draw.
     """
     blocks: list[Trained] = []
     first, said = 0, False
@@ -108,7 +113,7 @@ def without_lost(trained: Trained, ids: tuple[int, ...]) -> tuple[Trained, tuple
         return trained, ids
     rows = [row for row, member in enumerate(ids) if member not in trained.lost]
     if not rows:
-        raise InputError(f"all {len(ids)} members diverged; a smaller lr usually mends it")
+        raise AllLost(f"all {len(ids)} members diverged; a smaller lr usually mends it")
     left = Trained(
         take(trained.params, rows),
         trained.spread and Spread(*(take(part, rows) for part in trained.spread)),

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
+COMMON = ("counts",)  # what a sampler's state has once for all chains; the rest is [chains, ...]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chains:

@@ -38,6 +38,10 @@ TERMINATED = 128 + signal.SIGTERM  # the exit code that shells give it
 Content = tuple[dict[str, Tensor], dict[str, Any]]
 
 
+class InUse(InputError):
+    """Somebody else works in the folder."""
+
+
 class Checkpoints:
     """Those of one piece of work, in a folder of their own."""
 
@@ -171,7 +175,7 @@ def alone_in(folder: str | Path) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             owner = os.read(lock, 32).decode(errors="replace").strip()
-            raise InputError(
+            raise InUse(
                 f"another process ({owner or 'unknown'}) works in {folder}; wait for it, or choose "
                 "another folder"
             ) from None

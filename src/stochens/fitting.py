@@ -25,10 +25,13 @@ from stochens.checkpoints import (
     stoppable,
 )
 from stochens.checks import check_network, positive, probe_outputs, whole, whole_or_none
+from stochens.cluster.connect import Engines, Ray, asked
+from stochens.cluster.folder import refuse_url
 from stochens.data.source import Source, source
 from stochens.errors import InputError
 from stochens.kernels.fused import fused_nll
 from stochens.likelihoods import Likelihood
+from stochens.machines import checked_here, home, over_machines
 from stochens.members import (
     Builder,
     Engine,
@@ -41,10 +44,10 @@ from stochens.members import (
     take,
     trainable,
 )
-from stochens.memory import members_that_fit
+from stochens.memory import member_bytes, members_that_fit
 from stochens.methods import MethodLike, output_layer, stochastic, stochastic_layers
-from stochens.posterior import Posterior, Recipe
-from stochens.progress import Log, log_to, progress_bar
+from stochens.posterior import Posterior, Recipe, join_posteriors
+from stochens.progress import Log, Show, log_to, progress_bar
 from stochens.randomness import RETRY, SECOND_SET, derive, seeded
 from stochens.schedules import rate_for, schedule_named
 from stochens.train import Collector, Settings, Trained, steps_per_epoch, train
@@ -75,8 +78,8 @@ def fit(
     device: str | torch.device | None = None,
     bf16: bool = False,
     chunk: int | None = None,
-    engine: str = "auto",
-    progress: bool | None = None,
+    engine: Engines = "auto",
+    progress: Show = None,
     log: str | Log | None = None,
     collect: Callable[[], Collector] | None = None,
     checkpoint: str | Path | None = None,
@@ -108,10 +111,12 @@ def fit(
     chunk: members trained together; chosen by the memory that is free when None.
     engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "compile" (vmap through
         torch.compile: a minute to begin with, and then the fastest for large networks on a GPU),
-        "vmap" or "loop".
+        "vmap" or "loop"; "ray" or Ray(address, ...) for blocks of members on many machines, the
+        same as on one (docs/cluster.md), where `chunk` is the size of a block.
     log: a function (epoch, values), "tensorboard[:DIR]" or "wandb[:PROJECT]".
     checkpoint: a folder to save the training in, every `checkpoint_every` seconds and when Ctrl-C
-        or SIGTERM ends it. The same call finds it there and goes on, to the same end.
+        or SIGTERM ends it. The same call finds it there and goes on, to the same end. With Ray,
+        a folder that all machines reach, or a URL such as s3://BUCKET/RUN.
 
     >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
     >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -119,7 +124,10 @@ def fit(
     >>> posterior.predict(x).probs.shape
     torch.Size([4, 60, 2])
     """
-    ids, seed = _member_ids(members), int(seed)
+    options = dict(locals())
+    ids, seed = member_ids(members), int(seed)
+    cluster = asked(engine)
+    way = cluster.within if cluster is not None else str(engine)
     whole(epochs=epochs)
     whole_or_none(batch_size=batch_size, chunk=chunk)
     positive(prior_precision=prior_precision)
@@ -129,11 +137,20 @@ def fit(
         positive(repulsion=repulsion)
     if lost not in ("retry", "drop", "keep"):
         raise InputError(f"lost must be 'retry', 'drop' or 'keep', got {lost!r}")
+    if cluster is None:
+        refuse_url(checkpoint)
+    elif repulsion is not None or log is not None:
+        what = (
+            "repulsion couples all members" if repulsion is not None else "log is for one machine"
+        )
+        raise InputError(f"{what}, and cannot go with engine='ray'")
     rules = tuple(methods.resolve(method))
     like = likelihoods.resolve(likelihood)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if bf16 and place.type != "cuda":
+    if bf16 and place.type != "cuda" and (cluster is None or device is not None):
         raise InputError(f"bf16 is for CUDA, got device {place.type!r}")
+    if cluster is not None:
+        place = torch.device("cpu")  # of what is checked here; blocks have places of their own
     schedule_named(schedule)
     rate = rate_for(optimizer, lr)
 
@@ -143,7 +160,7 @@ def fit(
     with seeded(derive(seed)):
         plain = build()
     check_network(plain)
-    if given.loader is not None and engine == "compile":
+    if given.loader is not None and way == "compile":
         raise InputError("engine='compile' needs the data in memory, not a DataLoader")
     plain = like.prepare(plain, y)
     few = given.x[:4].cpu()
@@ -153,8 +170,9 @@ def fit(
     template = stochastic(plain, rules, skip=recipe.skip, output=recipe.output)
 
     prepared = build.then(lambda net: like.prepare(net, y))
-    params = _start(template, prepared, start, ids, seed, prior_precision)
-    chosen = _choose_engine(engine, template, params, few)
+    here = checked_here(ids, start, cluster)
+    params = _start(template, prepared, start, here, seed, prior_precision)
+    chosen = _choose_engine(way, template, params, few)
     batch = min(batch_size or given.size, given.size)
     settings = Settings(
         epochs=epochs,
@@ -170,9 +188,12 @@ def fit(
         device=place,
         bf16=bf16,
         engine=chosen,
-        fast=engine in ("auto", "fused", "compile"),
-        compile=engine == "compile",
+        fast=way in ("auto", "fused", "compile"),
+        compile=way == "compile",
     )
+    if cluster is not None:
+        each = member_bytes(template, few, batch_size=batch)
+        return _on_machines(cluster, options, ids, chunk, each)
     together = _size_kept(checkpoint, ids, chunk) or chunk
     together = together or members_that_fit(template, few, batch_size=batch, device=place)
     if repulsion is not None and together < len(ids):
@@ -182,7 +203,7 @@ def fit(
         )
     template.to(place)
     on_device = given._replace(x=given.x.to(place), y=y.to(place))
-    if engine == "fused" and fused_nll(template, like, on_device.x, y, ids, seed) is None:
+    if way == "fused" and fused_nll(template, like, on_device.x, y, ids, seed) is None:
         raise InputError(
             "engine='fused' runs chains of small Linear layers and activations on a CPU with a C++ "
             "compiler, not this network; use engine='auto'"
@@ -246,6 +267,14 @@ def fit(
 FORMAT = "stochens training 1"
 
 
+def _on_machines(
+    cluster: Ray, options: dict[str, Any], ids: tuple[int, ...], chunk: int | None, each: int
+) -> Posterior:
+    """The same call in blocks; each finds its checkpoints under its own name."""
+    blocks = over_machines(cluster, fit, options, ids, size=chunk, bytes_each=each)
+    return join_posteriors(blocks).to(home(options["device"]))
+
+
 def _held(
     checkpoint: str | Path | None, held: contextlib.ExitStack
 ) -> Callable[[], BaseException | None]:
@@ -301,13 +330,13 @@ def _of_block(part: Params, own: tuple[int, ...], watch: Collector | None) -> di
     return as_read({"members": own, "start": digest(part), "averages": collected})
 
 
-def _member_ids(members: int | Sequence[int]) -> tuple[int, ...]:
+def member_ids(members: int | Sequence[int], which: str = "members") -> tuple[int, ...]:
     count = isinstance(members, Integral)  # numpy's integers too
     ids = tuple(range(int(members)) if count else map(int, members))  # type: ignore[arg-type]
     if not ids:
-        raise InputError(f"members must be at least 1, got {members!r}")
+        raise InputError(f"{which} must be at least 1, got {members!r}")
     if min(ids) < 0 or len(set(ids)) < len(ids):
-        raise InputError(f"member ids must be distinct and not negative, got {list(ids)}")
+        raise InputError(f"{which[:-1]} ids must be distinct and not negative, got {list(ids)}")
     return ids
 
 
@@ -353,7 +382,7 @@ def _given_start(template: nn.Module, start: Params, ids: tuple[int, ...]) -> Pa
 
 def _choose_engine(engine: str, template: nn.Module, params: Params, few: Tensor) -> Engine:
     if engine not in ENGINES:
-        raise InputError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+        raise InputError(f"engine must be one of {', '.join(ENGINES)}, ray, got {engine!r}")
     if engine == "loop":
         return "loop"
     two = take(params, slice(0, 2))

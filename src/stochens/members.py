@@ -12,10 +12,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stochens.errors import InputError
+from stochens.noise import one_by_one, over_members
 from stochens.randomness import INITIALISATION, member_seed, seeded
 
 Params = dict[str, Tensor]
@@ -219,15 +220,13 @@ def _run(
 
     with plain_attention():
         if engine == "vmap":
-            # "different": each member draws its own noise
-            return vmap(call, in_dims=(0, x_axis), randomness="different")(params, x)
-        rows = range(size(params))
-        return torch.stack(
-            [
-                call({n: p[k] for n, p in params.items()}, x if x_axis is None else x[k])
-                for k in rows
-            ]
-        )
+            outputs: Tensor = over_members(call, (0, x_axis))(params, x)
+            return outputs
+
+        def one(k: int) -> Tensor:
+            return call({n: p[k] for n, p in params.items()}, x if x_axis is None else x[k])
+
+        return one_by_one(one, size(params))
 
 
 def watch(net: nn.Module, x: Tensor, hooks: dict[nn.Module, Callable[..., None]]) -> None:

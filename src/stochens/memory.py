@@ -42,8 +42,13 @@ def free_bytes(device: torch.device) -> int:
         return 4 << 30
 
 
+def member_bytes(net: nn.Module, x: Tensor, *, batch_size: int) -> int:
+    """Of one member in training: parameters, gradients and two moments of each, and the activations
+    of a batch, kept for the backward pass and doubled by it."""
+    return 6 * parameter_bytes(net) + 4 * batch_size * activation_bytes(net, x)
+
+
 def members_that_fit(net: nn.Module, x: Tensor, *, batch_size: int, device: torch.device) -> int:
-    """How many members can train together: parameters, gradients and two moments of each, and the
-    activations of a batch, kept for the backward pass and doubled by it."""
-    one = 6 * parameter_bytes(net) + 4 * batch_size * activation_bytes(net, x)
+    """How many members can train together."""
+    one = member_bytes(net, x, batch_size=batch_size)
     return max(1, int(SHARE * free_bytes(device)) // max(one, 1))

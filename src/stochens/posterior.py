@@ -1,14 +1,16 @@
 """An approximate posterior: stacked parameters and the network they belong to."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stochens import objective, storage
-from stochens.chains import Chains
+from stochens.chains import COMMON, Chains
+from stochens.cluster.connect import Engines, asked
+from stochens.cluster.prediction import Ask, on_machines
 from stochens.data.source import inputs
 from stochens.errors import InputError
 from stochens.history import History
@@ -88,6 +90,8 @@ class Posterior:
         keep_draws: bool | None = None,
         bf16: bool = False,
         seed: int = 0,
+        engine: Engines | None = None,
+        progress: bool | None = False,
     ) -> Any:
         """The predictive distribution at x [B, ...]: a Predictive, or a GaussianPredictive.
 
@@ -95,17 +99,36 @@ class Posterior:
         draws [S, B, C] are kept where they fit into 1 GiB, unless `keep_draws` says otherwise; mean
         and uncertainties are always there. One seed gives the same draws again. Noise on weights is
         drawn once for all of x; noise on outputs is fresh for each example. `bf16`: the network in
-        bfloat16, on CUDA; the averages stay as they are.
+        bfloat16, on CUDA; the averages stay as they are. `engine`: "ray" or Ray(...) for batches on
+        many machines, and the same numbers; `progress` shows them.
         """
-        x = inputs(x)
+        x, cluster = inputs(x), None if engine is None else asked(engine)
         if draws < 1:
             raise InputError(f"draws must be at least 1, got {draws}")
+        if engine is not None and cluster is None:
+            raise InputError(f"engine must be None, 'ray' or Ray(...), got {engine!r}")
         device = next(iter(self.params.values())).device
-        if bf16 and device.type != "cuda":
+        if bf16 and device.type != "cuda" and cluster is None:
             raise InputError(f"bf16 is for CUDA, and this posterior is on {device.type!r}")
         rows, chunk = self._plan(x, batch_size)
         groups = self.chains.count if self.chains is not None and draws == 1 else 1
-        sums = sums_for(self.likelihood, draws * len(self), len(x), keep=keep_draws, groups=groups)
+        ask = Ask(len(x), rows, chunk, draws, groups, keep_draws, bf16, seed)
+        if cluster is not None:
+            return on_machines(self, x, ask, cluster, progress)
+        return self._predictive(x, ask)
+
+    def _predictive(self, x: Tensor, ask: Ask, *, first_row: int = 0) -> Any:
+        """At some of the rows that were asked for: those from a multiple of `ask.rows` on."""
+        device = next(iter(self.params.values())).device
+        rows, chunk, draws, seed = ask.rows, ask.chunk, ask.draws, ask.seed
+        sums = sums_for(
+            self.likelihood,
+            draws * len(self),
+            len(x),
+            keep=ask.keep_draws,
+            groups=ask.groups,
+            of_rows=ask.all_rows,
+        )
         layers = stochastic_layers(self.net).values()
         shared = any(layer.shared_by_batch() for layer in layers)
         self.net.eval()
@@ -116,9 +139,10 @@ class Posterior:
                     block = take(params, slice(first, first + chunk))
                     for top in range(0, len(x), rows):
                         # A draw that a batch shares is the same for every batch: one function.
-                        stream = derive(seed, PREDICTION, number, first, 0 if shared else top)
+                        place = 0 if shared else first_row + top
+                        stream = derive(seed, PREDICTION, number, first, place)
                         part = _padded(x[top : top + rows], rows).to(device)
-                        outputs = self._forward(block, part, stream, bf16)  # [m, rows, C]
+                        outputs = self._forward(block, part, stream, ask.bf16)  # [m, rows, C]
                         at = slice(top, min(top + rows, len(x)))
                         got = outputs[:, : at.stop - at.start]  # [m, b, C]
                         sums.add(got, rows=at, first_draw=number * len(self) + first)
@@ -331,6 +355,31 @@ def _refuse_another(wanted: Params, found: Params, path: Any) -> None:
 
 def _to(params: Params, device: torch.device | str) -> Params:
     return {name: p.to(device) for name, p in params.items()}
+
+
+def join_chains(posteriors: Sequence[Posterior]) -> Posterior:
+    """Chains of one sampler that ran apart, as one posterior, chain after chain."""
+    joined = join_posteriors(
+        [dataclasses.replace(p, members=()) for p in posteriors]  # draws of each count from 0
+    )
+    parts = [p.chains for p in posteriors if p.chains is not None]
+    assert len(parts) == len(posteriors)
+    first, count = parts[0], sum(part.count for part in parts)
+
+    def together(kind: Callable[[Chains], dict[str, Tensor]]) -> dict[str, Tensor]:
+        return {
+            name: t if name in COMMON else torch.cat([kind(part)[name] for part in parts])
+            for name, t in kind(first).items()
+        }
+
+    chains = Chains(
+        sampler=first.sampler,
+        count=count,
+        stats=together(lambda part: part.stats),
+        state=together(lambda part: part.state),
+        settings={**first.settings, "chains": count},
+    )
+    return dataclasses.replace(joined, members=tuple(range(len(joined))), chains=chains)
 
 
 def join_posteriors(posteriors: Sequence[Posterior]) -> Posterior:

@@ -158,8 +158,17 @@ class GaussianPredictive:
 class Sums(abc.ABC):
     """Collects outputs [m, b, C] of some draws at some rows; `result` when all have come."""
 
-    def __init__(self, draws: int, rows: int, *, keep: bool | None, groups: int = 1) -> None:
+    def __init__(
+        self,
+        draws: int,
+        rows: int,
+        *,
+        keep: bool | None,
+        groups: int = 1,
+        of_rows: int | None = None,
+    ) -> None:
         self.shape = (draws, rows)
+        self.of_rows = of_rows or rows  # of all that is predicted; these may be a part
         self.keep = keep
         self.groups = groups  # equal blocks of draws (chains) that are summed apart
         self.sums: tuple[Tensor, ...] = ()
@@ -180,7 +189,7 @@ class Sums(abc.ABC):
 
     def _allocate(self, draws: tuple[Tensor, ...], terms: tuple[Tensor, ...]) -> None:
         count, rows = self.shape
-        size = count * rows * sum(d[0, 0].numel() * d.element_size() for d in draws)
+        size = count * self.of_rows * sum(d[0, 0].numel() * d.element_size() for d in draws)
         if self.keep or (self.keep is None and size <= DRAWS_BUDGET):
             self.kept = tuple(torch.empty(count, rows, *d.shape[2:], dtype=d.dtype) for d in draws)
         self.sums = tuple(
@@ -230,8 +239,32 @@ class GaussianSums(Sums):
 
 
 def sums_for(
-    likelihood: Likelihood, draws: int, rows: int, *, keep: bool | None, groups: int = 1
+    likelihood: Likelihood,
+    draws: int,
+    rows: int,
+    *,
+    keep: bool | None,
+    groups: int = 1,
+    of_rows: int | None = None,
 ) -> Sums:
+    options: dict[str, Any] = {"keep": keep, "groups": groups, "of_rows": of_rows}
     if isinstance(likelihood, Gaussian):
-        return GaussianSums(draws, rows, keep=keep, groups=groups, likelihood=likelihood)
-    return ClassSums(draws, rows, keep=keep, groups=groups)
+        return GaussianSums(draws, rows, likelihood=likelihood, **options)
+    return ClassSums(draws, rows, **options)
+
+
+def join_rows(parts: list[Any]) -> Any:
+    """Predictions at some inputs and at others, as one, in order; all of one kind."""
+    first = parts[0]
+    if isinstance(first, GaussianPredictive):
+        moments = (_rows(parts, n, 0) for n in ("mean", "aleatoric", "epistemic"))
+        kept = (_rows(parts, n, 1) for n in ("draw_means", "draw_variances"))
+        return GaussianPredictive(*moments, *kept)  # type: ignore[arg-type]
+    chains = tuple(join_rows(list(each)) for each in zip(*(p.chains for p in parts), strict=True))
+    mean, aleatoric = (_rows(parts, name, 0) for name in ("mean", "aleatoric"))
+    return Predictive(mean, aleatoric, _rows(parts, "draws", 1), chains)  # type: ignore[arg-type]
+
+
+def _rows(parts: list[Any], name: str, axis: int) -> Tensor | None:
+    tensors = [getattr(part, name) for part in parts]
+    return None if tensors[0] is None else torch.cat(tensors, dim=axis)

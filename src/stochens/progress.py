@@ -7,19 +7,29 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from stochens.errors import InputError
 
 Log = Callable[[int, dict[str, float]], None]  # (epoch, values by name)
 
 
+Report = Callable[[int, int, str | None], None]  # (done, total, note), to somebody elsewhere
+Show = bool | Report | None  # whether to show how far work is; None: where a person is looking
+
+
 class Bar:
     """`advance(n)` after every step; `note(text)` now and then."""
 
-    def __init__(self, progress: Progress | None, total: int, what: str) -> None:
-        self._progress = progress
-        self._task = progress.add_task(what, total=total, note="") if progress else None
+    def __init__(self, update: Callable[[int, str | None], None] | None) -> None:
+        self._update = update  # (how much more is done, the note or None for the last one)
         self._pending = 0
         self._shown = time.monotonic()
 
@@ -31,23 +41,55 @@ class Bar:
     @property
     def watched(self) -> bool:
         """Whether anybody sees what is noted."""
-        return self._progress is not None
+        return self._update is not None
 
     def note(self, text: str | None) -> None:
-        if self._progress is None or self._task is None:
+        if self._update is None:
             return
-        fields = {} if text is None else {"note": text}
-        self._progress.update(self._task, advance=self._pending, **fields)  # type: ignore[arg-type]
+        self._update(self._pending, text)
         self._pending, self._shown = 0, time.monotonic()
 
 
 @contextlib.contextmanager
-def progress_bar(what: str, *, total: int, show: bool | None) -> Iterator[Bar]:
+def progress_bar(what: str, *, total: int, show: Show) -> Iterator[Bar]:
     """A bar on stderr: when asked for, or by itself where a person is looking."""
-    if not (sys.stderr.isatty() if show is None else show):
-        yield Bar(None, total, what)
+    if callable(show):
+        bar = Bar(_told(show, total))
+        yield bar
+        bar.note(None)
         return
-    columns = (
+    if not shown(show):
+        yield Bar(None)
+        return
+    with Progress(*columns(), console=Console(stderr=True)) as progress:
+        task = progress.add_task(what, total=total, note="")
+
+        def update(amount: int, text: str | None) -> None:
+            fields = {} if text is None else {"note": text}
+            progress.update(task, advance=amount, **fields)  # type: ignore[arg-type]
+
+        bar = Bar(update)
+        yield bar
+        bar.note(None)
+
+
+def _told(report: Report, total: int) -> Callable[[int, str | None], None]:
+    done = 0
+
+    def update(amount: int, text: str | None) -> None:
+        nonlocal done
+        done += amount
+        report(done, total, text)
+
+    return update
+
+
+def shown(show: bool | None) -> bool:
+    return sys.stderr.isatty() if show is None else show
+
+
+def columns() -> tuple[ProgressColumn, ...]:
+    return (
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f}%"),
@@ -56,10 +98,6 @@ def progress_bar(what: str, *, total: int, show: bool | None) -> Iterator[Bar]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = Bar(progress, total, what)
-        yield bar
-        bar.note(None)
 
 
 def log_to(target: str | Log | None) -> Log | None:

@@ -18,11 +18,13 @@ from stochens.data.source import Source
 from stochens.history import History, Recorder
 from stochens.kernels.fused import fused_nll
 from stochens.kernels.mlp import alone_on_the_cores
+from stochens.kernels.noise import bits
 from stochens.kernels.resnet import resnet_nll
 from stochens.likelihoods import Likelihood
 from stochens.members import Engine, Params
+from stochens.noise import member_noise
 from stochens.progress import Bar, Log
-from stochens.randomness import NOISE, member_seed, permutations, seeded
+from stochens.randomness import NOISE, derive, member_seed, permutations, seeded
 from stochens.schedules import optimizer_named, restarts, schedule_named
 from stochens.snapshot import put_back, taken
 from stochens.spread import Spread
@@ -188,6 +190,8 @@ def _loss(
 ) -> tuple[LossOf, contextlib.AbstractContextManager[None]]:
     """What a step minimises and records, and the context that it wants to run in."""
     data_term, context = _data_term(net, data, likelihood, members, settings)
+    if settings.device.type == "cpu" and not settings.compile:
+        data_term = _with_own_noise(data_term, members, settings.seed)
     penalty = objective.penalty_for(net, params, settings.prior_precision)
     noise_gain = objective.stochasticity(objective.mixtures(net, params))
 
@@ -204,6 +208,17 @@ def _loss(
 
 
 DataTerm = Callable[[Params, Batch, int | Tensor], Tensor]
+
+
+def _with_own_noise(term: DataTerm, members: tuple[int, ...], seed: int) -> DataTerm:
+    """Noise that is a function of (seed, member, step), whatever block the member is in."""
+    ids = torch.tensor(members)
+
+    def data_term(params: Params, batch: Batch, step: int | Tensor) -> Tensor:
+        with member_noise(ids, derive(seed, NOISE, int(step), 1), bits):
+            return term(params, batch, step)
+
+    return data_term
 
 
 def _epochs(

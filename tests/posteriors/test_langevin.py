@@ -114,10 +114,10 @@ def test_bad_options_are_refused(xor, options, message):
 def test_members_that_diverge_are_left_out_and_named():
     q = torch.randn(20, 5, generator=torch.Generator().manual_seed(0))
     plan = Plan(100, 0.1, 1.0, 0.5, 1.0)
-    assert len(_kept(q, plan, 1.0)) == 20
+    assert len(_kept(q, plan, 1.0, tuple(range(len(q))))) == 20
     q[3, 2], q[7] = math.nan, 1e6  # one is no number, one has exploded and is finite
     with pytest.warns(UserWarning, match=r"2 of 20 members diverged .* \(members \[3, 7\]\)"):
-        kept = _kept(q, plan, 1.0)
+        kept = _kept(q, plan, 1.0, tuple(range(len(q))))
     assert kept.tolist() == [k for k in range(20) if k not in (3, 7)]
 
 

@@ -225,7 +225,7 @@ def test_mini_batches_are_unbiased(batch_size, seed):
     term, _ = data_term_for(problem, "auto")
     gradient = Gradient(problem, term)
     energy, g = gradient(q, None, 0)
-    stream = batches(problem, batch_size, 3)
+    stream = batches(problem, batch_size)
     mean_energy, mean_g, seen = torch.zeros_like(energy), torch.zeros_like(g), 0
     while seen < 30:
         rows = next(stream)

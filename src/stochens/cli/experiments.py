@@ -28,6 +28,14 @@ Seed = Annotated[int | None, typer.Option(help="Seed of everything random: 0.")]
 Device = Annotated[
     str | None, typer.Option(help="cpu or cuda; the GPU if there is one.", show_default=False)
 ]
+Engine = Annotated[
+    str | None,
+    typer.Option(help="How to train, as in fit: auto; ray for many machines.", show_default=False),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(help="Of the Ray cluster: HOST:PORT, auto or local.", show_default=False),
+]
 Resume = Annotated[Path | None, typer.Option(help="Go on with this run, which was stopped.")]
 Out = Annotated[
     Path | None,
@@ -52,6 +60,8 @@ def toy(
     seed: Seed = None,
     device: Device = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Sets to work on at a time: 1.")] = None,
+    engine: Engine = None,
+    address: Address = None,
     resume: Resume = None,
     out: Out = None,
 ) -> None:
@@ -72,6 +82,8 @@ def toy(
         "seed": seed,
         "device": device,
         "jobs": jobs,
+        "engine": engine,
+        "address": address,
     }
     if resume is not None:
         _refuse_other_place(resume, out)
@@ -88,6 +100,8 @@ def digits(
     members: Members = None,
     seed: Seed = None,
     device: Device = None,
+    engine: Engine = None,
+    address: Address = None,
     resume: Resume = None,
     out: Out = None,
 ) -> None:
@@ -96,7 +110,8 @@ def digits(
     scikit-learn's digits need no download. Rotated and noisy digits are the shift, patches of
     photographs are what is no digit at all.
     """
-    given = {"members": members, "seed": seed, "device": device}
+    given: dict[str, Any] = {"members": members, "seed": seed, "device": device}
+    given |= {"engine": engine, "address": address}
     if resume is not None:
         _refuse_other_place(resume, out)
         config = digits_experiment.resumed(resume, preset=preset, **given)
@@ -150,7 +165,8 @@ def cifar(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random: 0.")] = None,
     device: Device = None,
-    engine: Annotated[str | None, typer.Option(help="How to train, as in fit: auto.")] = None,
+    engine: Engine = None,
+    address: Address = None,
     resume: Resume = None,
     out: Out = None,
 ) -> None:

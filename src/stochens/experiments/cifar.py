@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stochens.cluster.connect import Ray, connect, room
 from stochens.data.corruptions import CORRUPTIONS, INTENSITIES, corrupt
 from stochens.data.hmc_reference import hmc_reference
 from stochens.data.image_sets import SETS, normalised
@@ -32,6 +33,7 @@ from stochens.experiments.cifar_rows import METHODS, Block, block_of, row_name
 from stochens.experiments.rows import (
     Training,
     course,
+    engine_of,
     finished,
     kept,
     made_again,
@@ -39,6 +41,7 @@ from stochens.experiments.rows import (
     stopped_run,
     taken_over,
 )
+from stochens.machines import home
 from stochens.members import Params
 from stochens.methods.base import check_node
 from stochens.metrics import Interval
@@ -83,10 +86,12 @@ class Config:
     seed: int = 0
     device: str | None = None
     engine: str = "auto"
+    address: str | None = None  # of the Ray cluster, with engine = "ray"
     out: Path = Path("runs/cifar")
 
 
-CHANGEABLE = {"data", "members", "minutes", "inferences", "corruptions", "device", "engine"}
+WHERE = {"device", "engine", "address"}
+CHANGEABLE = {"data", "members", "minutes", "inferences", "corruptions"} | WHERE
 
 
 def configured(data: Path | None, **changes: Any) -> Config:
@@ -125,7 +130,7 @@ def run(
 ) -> Path:
     """Train what is missing, predict, compare; returns the run folder."""
     check(config)
-    device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = _device(config)
     images = _images(config)
     reference = _reference(config, images)
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(config).items()}
@@ -137,6 +142,14 @@ def run(
             return finished(folder)
         folder.write()
         return folder.path
+
+
+def _device(config: Config) -> str:
+    """Where members are trained."""
+    engine = engine_of(config.engine, config.address)
+    if isinstance(engine, Ray):
+        return config.device or ("cuda" if room(connect(engine), engine, None).gpu else "cpu")
+    return config.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 # Data ---------------------------------------------------------------------------------------------
@@ -194,7 +207,7 @@ def _trained(
     """The blocks that are there and those that there is time for, and whether these are all."""
     began, longest = time.monotonic(), 0.0
     net = lambda: ResNet20FRN(images.classes)  # noqa: E731
-    blocks, there = _saved(folder.path, net, device), set[int]()
+    blocks, there = _saved(folder.path, net, str(home(device))), set[int]()
     for path in blocks:
         first, last = (int(word) for word in path.name.split("-"))
         there |= set(range(first, last + 1))  # some may be lost, and stay so
@@ -212,7 +225,8 @@ def _trained(
                 whole = False
                 break
         if data is None:
-            data = normalised(images.train[0], config.name, device=device), images.train[1]
+            place = "cpu" if config.engine == "ray" else device  # workers have devices of their own
+            data = normalised(images.train[0], config.name, device=place), images.train[1]
         note(f"{row}: members {ids[0]} to {ids[-1]}, {config.epochs} epochs")
         before = time.monotonic()
         with folder.timed(f"{config.name}/{row} {path.name}"):

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
+from stochens.cluster.connect import Engines
 from stochens.errors import InputError
+from stochens.experiments.rows import engine_of
 from stochens.fitting import fit
 from stochens.members import Params
 from stochens.methods import DropConnect, Dropout, MethodLike, NPDropout, Regular
@@ -46,6 +48,8 @@ class Options(Protocol):
     def seed(self) -> int: ...
     @property
     def engine(self) -> str: ...
+    @property
+    def address(self) -> str | None: ...
 
 
 class Block(NamedTuple):
@@ -78,11 +82,11 @@ def _common(options: Options, block: Block) -> dict[str, Any]:
     }
 
 
-def _engine(options: Options, device: str) -> str:
+def _engine(options: Options, device: str) -> Engines:
     """The kernels have all but two convolutions at each node, which torch.compile does fastest."""
     two = options.method == "np-dropout" and options.node == "position"
-    slow = two and device.startswith("cuda")
-    return "compile" if slow and options.engine == "auto" else options.engine
+    within = "compile" if two and device.startswith("cuda") else "auto"
+    return engine_of(options.engine, options.address, within=within)
 
 
 def _by_fit(method_of: Callable[[Options], MethodLike]) -> Make:
@@ -132,7 +136,7 @@ def _by_sghmc(options: Options, block: Block) -> Posterior:
         seed=options.seed + block.ids[0],  # another block has other chains
         device=block.device,
         bf16=block.device.startswith("cuda"),
-        engine=options.engine,
+        engine=engine_of(options.engine, options.address),
         checkpoint=block.keep,
     )
     first = drawn.take(slice(0, len(block.ids)))

@@ -19,12 +19,14 @@ from stochens.errors import InputError
 from stochens.experiments.rows import (
     Training,
     course,
+    engine_of,
     fields,
     finished,
     is_whole,
     kept,
     made_again,
     opened,
+    reached,
     schedule,
     stopped_run,
     summary,
@@ -73,6 +75,8 @@ class Config:
     resamples: int = 300  # of the bootstrap over images
     seed: int = 0
     device: str | None = None
+    engine: str = "auto"  # of training and sampling; ray: on many machines
+    address: str | None = None  # of the Ray cluster
     out: Path = Path("runs/digits")
 
 
@@ -131,7 +135,7 @@ METHODS: dict[str, Train] = {
 def resumed(path: Path, **changes: Any) -> Config:
     """That of a run that was stopped; only where it is worked on may change."""
     before = stopped_run(path, "digits")
-    return made_again(Config, taken_over(path, before, changes, {"device"}))
+    return made_again(Config, taken_over(path, before, changes, {"device", "address"}))
 
 
 def run(
@@ -146,6 +150,7 @@ def run(
         return config.out
     data, places, labels = _images(config)
     settings = dataclasses.asdict(config) | {"out": str(config.out)}
+    reached(config.engine, config.address)
     device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
     with opened(config.out, "digits", settings, device, resume=resume) as folder:
         for domain in LABELLED:
@@ -176,6 +181,7 @@ def run(
                     members=config.members,
                     seed=config.seed,
                     device=config.device,
+                    engine=engine_of(config.engine, config.address),
                     checkpoint=kept(folder, name),
                 )
                 found = {place: posterior.predict(x) for place, x in places.items()}
@@ -213,6 +219,7 @@ def sample(net: nn.Module, data: Data, config: Config, folder: RunFolder) -> Pos
     sd = PRIOR_PRECISION**-0.5
     ids = range(config.members, config.members + config.chains)
     common: dict[str, Any] = {"seed": config.seed, "device": config.device}
+    common["engine"] = engine_of(config.engine, config.address)
     start = kept(folder, "start")
     trained = METHODS["regular"](
         net, data, steps=config.steps, members=ids, checkpoint=start, **common

@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from stochens.cluster.connect import Engines, Ray, connect
 from stochens.errors import InputError, did_you_mean
+from stochens.fitting import ENGINES
 from stochens.posterior import Posterior
 from stochens.posteriors.diagnostics import diagnose
 from stochens.report.run_folder import Run, RunFolder, shown
@@ -48,6 +50,24 @@ def finished(folder: RunFolder) -> Path:
 
 def is_whole(path: Path) -> bool:
     return bool(Run(path).about.get("complete"))
+
+
+def engine_of(engine: str, address: str | None, *, within: str = "auto") -> Engines:
+    """What the options --engine and --address say, for `fit` and the samplers."""
+    if engine not in (*ENGINES, "ray"):
+        raise InputError(f"engine must be one of {', '.join(ENGINES)}, ray, got {engine!r}")
+    if engine == "ray":
+        return Ray(address, within=within)
+    if address is not None:
+        raise InputError(f"--address {address} is that of a Ray cluster; give --engine ray with it")
+    return engine if within == "auto" or engine != "auto" else within
+
+
+def reached(engine: str, address: str | None) -> None:
+    """Refuse what does not go together, and a cluster that does not answer, before any work."""
+    asked_for = engine_of(engine, address)
+    if isinstance(asked_for, Ray):
+        connect(asked_for)
 
 
 Made = TypeVar("Made")

@@ -23,12 +23,14 @@ from stochens.experiments.rows import (
     Train,
     Training,
     course,
+    engine_of,
     fields,
     finished,
     is_whole,
     kept,
     made_again,
     opened,
+    reached,
     schedule,
     stopped_run,
     summary,
@@ -77,6 +79,8 @@ class Config:
     test_points: int = 2000
     seed: int = 0
     device: str | None = None
+    engine: str = "auto"  # of training and sampling; ray: on many machines
+    address: str | None = None  # of the Ray cluster
     jobs: int = 1  # sets at a time, each in a process of its own
     out: Path = Path("runs/toy")
 
@@ -119,7 +123,7 @@ def resumed(path: Path, **changes: Any) -> Config:
     """That of a run that was stopped; only where it is worked on may change."""
     found = stopped_run(path, "toy")
     found |= {k: tuple(v) for k, v in found.items() if isinstance(v, list)}
-    changeable = {"device"}
+    changeable = {"device", "address"}
     if found.get("jobs", 1) > 1 and (changes.get("jobs") or 1) > 1:
         changeable.add("jobs")  # one alone keeps its work elsewhere, and would begin anew
     return made_again(Config, taken_over(path, found, changes, changeable))
@@ -192,6 +196,9 @@ def run(
         toy_set(name, n=config.points)  # refuses an unknown one before any work
         trainings(config, name)  # likewise
     settings = dataclasses.asdict(config) | {"out": str(config.out)}
+    if config.engine == "ray" and config.jobs > 1:
+        raise InputError("--jobs is for one machine; with --engine ray, Ray shares out the work")
+    reached(config.engine, config.address)
     device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
     with opened(config.out, "toy", settings, device, resume=resume) as folder:
         if config.jobs > 1:
@@ -281,6 +288,7 @@ def _sampled(
             target_accept=0.9,
             seed=config.seed + number,
             device=config.device,
+            engine=engine_of(config.engine, config.address),
             checkpoint=kept(folder, set_name, number, REFERENCE),
         )
     truth = {place: reference.predict(x, keep_draws=False) for place, x in places.items()}
@@ -304,6 +312,7 @@ def _ensembles(
     own number alone, so this is the same as so many trainings, in fewer and larger steps."""
     size = config.members
     options: dict[str, Any] = {"steps": row.steps, "start": row.start, "device": config.device}
+    options["engine"] = engine_of(config.engine, config.address)
     place = (set_name, row.name, row.steps)
     if row.replicas and len(draws) > 1:
         members = size * config.seeds * len(draws)

@@ -1,17 +1,18 @@
 """Noise on weights, drawn before a kernel that knows nothing of it runs."""
 
 from torch import nn
-from torch.func import vmap
 
 from stochens.members import Params
 from stochens.methods import StochasticLayer, stochastic_layers
+from stochens.noise import over_members
 
 
 def drawn(layer: nn.Module, omega: Params) -> Params:
     """Every member's theta of one pass, [M, ...], from the layer's own omega [M, ...]."""
     if not isinstance(layer, StochasticLayer) or not layer.noise_on_weights:
         return omega
-    return vmap(layer.draw, randomness="different")(omega)
+    theta: Params = over_members(layer.draw, (0,))(omega)
+    return theta
 
 
 def all_drawn(net: nn.Module, params: Params) -> Params:

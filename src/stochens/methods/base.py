@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, Self
 
-import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -242,11 +241,6 @@ def check_rate(p: float, where: str = "") -> None:
 def check_node(node: str) -> None:
     if node not in ("position", "channel"):
         raise InputError(f"node must be 'position' or 'channel', got {node!r}")
-
-
-def bernoulli(keep: float, shape: torch.Size | tuple[int, ...], like: Tensor) -> Tensor:
-    """z ~ Bernoulli(keep), as a boolean mask; fresh for each member under vmap."""
-    return torch.rand(shape, device=like.device) < keep
 
 
 def zeros_like(omega: Tensor) -> Tensor:

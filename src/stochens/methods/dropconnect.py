@@ -14,9 +14,9 @@ from stochens.methods.base import (
     Mixture,
     Rated,
     StochasticLayer,
-    bernoulli,
     zeros_like,
 )
+from stochens.noise import bernoulli
 
 
 class DropConnectLayer(StochasticLayer):

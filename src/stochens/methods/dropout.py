@@ -13,10 +13,10 @@ from stochens.methods.base import (
     Mixture,
     Rated,
     StochasticLayer,
-    bernoulli,
     check_node,
     zeros_like,
 )
+from stochens.noise import bernoulli
 
 
 class DropoutLayer(StochasticLayer):

@@ -17,12 +17,12 @@ from stochens.methods.base import (
     Method,
     Mixture,
     StochasticLayer,
-    bernoulli,
     beside,
     check_node,
     register,
 )
 from stochens.methods.nodes import by_node, count, groups, spread
+from stochens.noise import bernoulli
 
 SECOND = "_2"  # "weight" has its second set in "weight_2"
 

@@ -17,6 +17,7 @@ import dataclasses
 import itertools
 import math
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,12 +26,15 @@ from torch import Tensor, nn
 
 from stochens.checkpoints import kept_in
 from stochens.checks import positive, whole, whole_or_none
+from stochens.cluster.connect import Engines, asked
+from stochens.cluster.folder import refuse_url
 from stochens.errors import InputError
 from stochens.hashed import MOMENTUM, normal
 from stochens.likelihoods import Likelihood
+from stochens.machines import checked_here, home, over_machines
 from stochens.members import Builder, Engine
-from stochens.posterior import Posterior
-from stochens.posteriors.problem import prepare
+from stochens.posterior import Posterior, join_posteriors
+from stochens.posteriors.problem import chain_ids, prepare
 from stochens.posteriors.sgmcmc_steps import (
     Gradient,
     batches,
@@ -39,7 +43,7 @@ from stochens.posteriors.sgmcmc_steps import (
     refuse_bad_start,
 )
 from stochens.posteriors.target import flatten, unflatten
-from stochens.progress import progress_bar
+from stochens.progress import Show, progress_bar
 from stochens.randomness import SAMPLER, derive
 
 FORMAT = "stochens langevin 1"
@@ -77,7 +81,7 @@ def langevin(
     net: nn.Module | Builder,
     data: Any,
     *,
-    members: int = 50,
+    members: int | Sequence[int] = 50,
     steps: int = 1250,
     batch_size: int | None = None,
     step_size: float | None = None,
@@ -90,8 +94,8 @@ def langevin(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     bf16: bool = False,
-    engine: str = "auto",
-    progress: bool | None = None,
+    engine: Engines = "auto",
+    progress: Show = None,
     checkpoint: str | Path | None = None,
 ) -> Posterior:
     """An ensemble whose members are draws from the posterior, each carried there from the prior.
@@ -100,6 +104,7 @@ def langevin(
     is a point of its bulk. A member depends only on (seed, member).
 
     net, data, likelihood: as in `fit`, but not a DataLoader. The network must not be stochastic.
+    members: how many, or which.
     steps: full passes over the data, or mini-batches of `batch_size`. Too few leave the members
         too near the prior.
     step_size: h, in standard deviations of the prior; 0.2 / sqrt(N) when None. Too large a one
@@ -111,7 +116,7 @@ def langevin(
         second half; 1 when None, 0.1 with mini-batches, whose noise then dies away.
     bf16: the network in bfloat16, on CUDA; parameters stay as they are.
     engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "compile", "vmap" or
-        "loop", as in `fit`.
+        "loop", as in `fit`; "ray" or Ray(...) for blocks of members on many machines.
     checkpoint: a folder to save the run in once a minute; a run found there is gone on with.
 
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
@@ -119,21 +124,53 @@ def langevin(
     >>> posterior.predict(x).probs.shape
     torch.Size([20, 40, 2])
     """
-    whole(members=members, steps=steps)
+    posterior, plan = _walked(**locals())
+    _warn_if_short(plan)
+    fine = _kept(flatten(posterior.params), plan, prior_precision, posterior.members)  # [m]
+    return posterior if len(fine) == len(posterior) else posterior.take(fine.tolist())
+
+
+def _walked(
+    *,
+    net: nn.Module | Builder,
+    data: Any,
+    members: int | Sequence[int],
+    steps: int,
+    batch_size: int | None,
+    step_size: float | None,
+    friction: float | None,
+    anneal: float,
+    last_step: float | None,
+    prior_precision: float,
+    likelihood: str | Likelihood,
+    seed: int,
+    device: str | torch.device | None,
+    dtype: torch.dtype | None,
+    bf16: bool,
+    engine: Engines,
+    progress: Show,
+    checkpoint: str | Path | None,
+) -> tuple[Posterior, Plan]:
+    """All members, those that diverged too."""
+    options = dict(locals())
+    ids, cluster = chain_ids(members, "members"), asked(engine)
+    way = cluster.within if cluster is not None else str(engine)
+    whole(steps=steps)
     whole_or_none(batch_size=batch_size)
     if not 0 <= anneal <= 1:
         raise InputError(f"anneal must be a share in [0, 1], got {anneal!r}")
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    check_engine(engine, bf16, place)
+    check_engine(way, bf16 and (cluster is None or device is not None), place)
+    refuse_url(checkpoint if cluster is None else None)
     problem = prepare(
         net,
         data,
-        chains=members,
+        chains=checked_here(ids, "prior", cluster),
         likelihood=likelihood,
         start="prior",
         prior_precision=prior_precision,
         seed=seed,
-        device=device,
+        device=device if cluster is None else "cpu",
         dtype=dtype,
     )
     N = len(problem.x)
@@ -147,10 +184,13 @@ def langevin(
         last_step=LAST_STEP[mini] if last_step is None else last_step,
     )
     positive(step_size=plan.step_size, friction=plan.friction, last_step=plan.last_step)
-    data_term, context = data_term_for(problem, engine, bf16=bf16)
+    if cluster is not None:
+        blocks = over_machines(cluster, _of_block, options, ids)
+        return join_posteriors(blocks).to(home(device)), plan
+    data_term, context = data_term_for(problem, way, bf16=bf16)
     gradient = Gradient(problem, data_term)
     q = flatten(problem.start)  # [M, D]
-    keys = [derive(seed, SAMPLER, member, STREAM) for member in range(members)]
+    keys = [derive(seed, SAMPLER, member, STREAM) for member in ids]
     key = torch.tensor(keys, device=q.device)  # [M]
     p = normal(key, torch.full_like(key, -1), MOMENTUM, q.shape[1]).to(q)  # [M, D]
     g = prior_precision * q  # of U_0, which is the prior's alone
@@ -158,29 +198,32 @@ def langevin(
     if checkpoint is not None:
         settings = {"batch_size": batch, **plan._asdict(), **problem.settings()}
         settings |= problem.begun(bf16=bf16)
-    bars = progress_bar("langevin", total=steps * members, show=progress)
+    bars = progress_bar("langevin", total=steps * len(ids), show=progress)
     with context, bars as bar, kept_in(checkpoint, FORMAT, settings) as keep:
         done = 0
         if keep.found is not None:
             q, p, g = (keep.found[name].to(q) for name in ("q", "p", "g"))
             done = int(keep.found["step"])
-        bar.advance(done * members)
-        stream = itertools.islice(batches(problem, batch, members), done, steps)
+        bar.advance(done * len(ids))
+        stream = itertools.islice(batches(problem, batch), done, steps)
         for step, rows in enumerate(stream, done):
             noise = normal(key, torch.full_like(key, step), MOMENTUM, q.shape[1]).to(q)
             q, p = _drift(q, p, g, noise, plan, step, prior_precision)
             energy, g = gradient(q, rows, step, weight=plan.weight(step))
             if step == 0:
-                refuse_bad_start(energy)
+                refuse_bad_start(energy, ids)
             p = p - 0.5 * plan.size(step) * prior_precision**-0.5 * g
-            bar.advance(members)
+            bar.advance(len(ids))
             keep(step + 1, lambda: _named(q, p, g, step + 1))  # noqa: B023, called at once
         keep.now(steps, lambda: _named(q, p, g, steps))
-    kept = _kept(q, plan, prior_precision)  # [m]
-    _warn_if_short(plan)
-    way: Engine = "loop" if engine == "loop" else "vmap"
-    posterior = problem.posterior(unflatten(q[kept], problem.shapes), engine=way)
-    return dataclasses.replace(posterior, members=tuple(kept.tolist()))
+    later: Engine = "loop" if way == "loop" else "vmap"
+    posterior = problem.posterior(unflatten(q, problem.shapes), engine=later)
+    return dataclasses.replace(posterior, members=ids), plan
+
+
+def _of_block(**options: Any) -> Posterior:
+    """Some of the members; who diverged is judged beside all of the others."""
+    return _walked(**options)[0]
 
 
 def _named(q: Tensor, p: Tensor, g: Tensor, step: int) -> dict[str, Tensor]:
@@ -201,7 +244,7 @@ def _drift(
     return q + half * p, p
 
 
-def _kept(q: Tensor, plan: Plan, precision: float) -> Tensor:
+def _kept(q: Tensor, plan: Plan, precision: float, ids: tuple[int, ...]) -> Tensor:
     """Which members did not diverge, [m]: one that is far beyond the others and the prior has."""
     size = precision * q.double().square().sum(1)  # [M]; under the prior chi^2 with D degrees
     usual = float(size[size.isfinite()].median()) if bool(size.isfinite().any()) else 0.0
@@ -212,8 +255,8 @@ def _kept(q: Tensor, plan: Plan, precision: float) -> Tensor:
         raise InputError(f"all {len(q)} members diverged: {remedy}")
     if lost:
         warnings.warn(
-            f"{len(lost)} of {len(q)} members diverged and are left out (members {lost[:10]}): "
-            f"{remedy}",
+            f"{len(lost)} of {len(q)} members diverged and are left out (members "
+            f"{[ids[k] for k in lost[:10]]}): {remedy}",
             stacklevel=3,
         )
     return fine.nonzero().flatten()

@@ -1,5 +1,6 @@
 """What every sampler prepares: the network, the data and where each chain begins, checked."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -7,9 +8,10 @@ from torch import Tensor, nn
 
 from stochens import likelihoods, methods
 from stochens.checkpoints import digest
-from stochens.checks import check_network, own_dropout, positive, probe_outputs
+from stochens.checks import check_network, own_dropout, positive, probe_outputs, whole
 from stochens.data.source import source
 from stochens.errors import InputError
+from stochens.fitting import member_ids
 from stochens.likelihoods import Likelihood
 from stochens.members import (
     Builder,
@@ -29,6 +31,13 @@ from stochens.randomness import derive, seeded
 Start = str | Params | Posterior
 
 
+def chain_ids(chains: int | Sequence[int], which: str = "chains") -> tuple[int, ...]:
+    """How many, or which."""
+    if not isinstance(chains, Iterable):
+        whole(**{which: chains})
+    return member_ids(chains, which)
+
+
 class Problem(NamedTuple):
     """A posterior to sample, on its device."""
 
@@ -39,6 +48,7 @@ class Problem(NamedTuple):
     start: Params  # [chains, ...]
     prior_precision: float
     seed: int
+    ids: tuple[int, ...]  # of the chains, which depend on nothing else but the seed
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
@@ -82,7 +92,7 @@ def prepare(
     net: nn.Module | Builder,
     data: Any,
     *,
-    chains: int,
+    chains: int | Sequence[int],
     likelihood: str | Likelihood,
     start: Start,
     prior_precision: float,
@@ -92,6 +102,7 @@ def prepare(
 ) -> Problem:
     """Check everything that can be checked before the first step."""
     positive(prior_precision=prior_precision)
+    ids = chain_ids(chains)
     if dtype not in (None, torch.float32, torch.float64):
         raise InputError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
     like = likelihoods.resolve(likelihood)
@@ -114,7 +125,7 @@ def prepare(
     plain = like.prepare(plain.eval(), y)
     like.check_outputs(probe_outputs(plain, x[:4].cpu()), y)
     prepared = build.then(lambda net: like.prepare(net, y))
-    params = _start(plain, prepared, start, chains, seed, prior_precision)
+    params = _start(plain, prepared, start, ids, seed, prior_precision)
     return Problem(
         net=plain.to(place).eval(),
         likelihood=like,
@@ -123,6 +134,7 @@ def prepare(
         start={name: p.to(place) for name, p in params.items()},
         prior_precision=prior_precision,
         seed=seed,
+        ids=ids,
     )
 
 
@@ -152,10 +164,15 @@ def _refuse_noise(net: nn.Module, few: Tensor) -> None:
 
 
 def _start(
-    net: nn.Module, build: Factory, start: Start, chains: int, seed: int, precision: float
+    net: nn.Module,
+    build: Factory,
+    start: Start,
+    ids: tuple[int, ...],
+    seed: int,
+    precision: float,
 ) -> Params:
     """Where each chain begins, [chains, ...], in the network's own order."""
-    wanted = trainable(net)
+    wanted, chains = trainable(net), len(ids)
     if isinstance(start, Posterior):
         if len(start) < chains:
             raise InputError(f"start has {len(start)} members, fewer than chains = {chains}")
@@ -167,9 +184,9 @@ def _start(
     elif isinstance(start, dict):
         given = start
     elif start in ("prior", "default"):
-        given = init(build, members=range(chains), seed=seed)
+        given = init(build, members=ids, seed=seed)
         if start == "prior":
-            given = init_from_prior(given, members=range(chains), seed=seed, sd=precision**-0.5)
+            given = init_from_prior(given, members=ids, seed=seed, sd=precision**-0.5)
     else:
         raise InputError(f"start must be 'prior', 'default', Params or a Posterior, got {start!r}")
     for name, p in wanted.items():

@@ -1,7 +1,9 @@
 """`nuts` and `hmc`: reference posteriors, on the same stacked parameters as everything else."""
 
+import functools
 import math
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +13,24 @@ from torch import Tensor, nn
 from stochens.chains import Chains
 from stochens.checkpoints import kept_in, refuse_other
 from stochens.checks import positive, whole
+from stochens.cluster.connect import Engines, asked
+from stochens.cluster.folder import refuse_url
 from stochens.errors import InputError
 from stochens.likelihoods import Likelihood
+from stochens.machines import checked_here, home, over_machines, refuse_resume
 from stochens.members import Builder, Engine
 from stochens.memory import activation_bytes, free_bytes
-from stochens.posterior import Posterior
+from stochens.posterior import Posterior, join_chains
 from stochens.posteriors import adaptation
 from stochens.posteriors import nuts as tree
 from stochens.posteriors.adaptation import Windows
-from stochens.posteriors.diagnostics import warn_of_trouble
+from stochens.posteriors.diagnostics import SamplingWarning, warn_of_trouble
 from stochens.posteriors.engines import choose
-from stochens.posteriors.problem import Problem, Start, prepare
+from stochens.posteriors.problem import Problem, Start, chain_ids, prepare
 from stochens.posteriors.run import Snapshot, reasonable_step, refuse_both, run
 from stochens.posteriors.target import NetworkTarget, Target, flatten, unflatten
 from stochens.posteriors.trajectory import STATS, Record, Rules, State, initial
-from stochens.progress import progress_bar
+from stochens.progress import Show, progress_bar
 from stochens.randomness import SAMPLER, derive
 
 MEMORY_SHARE = 0.25  # of what is free, for the activations of one gradient
@@ -37,7 +42,7 @@ def nuts(
     net: nn.Module | Builder,
     data: Any,
     *,
-    chains: int = 4,
+    chains: int | Sequence[int] = 4,
     samples: int = 2000,
     warmup: int = 2000,
     prior_precision: float = 1.0,
@@ -49,8 +54,8 @@ def nuts(
     seed: int = 0,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
-    engine: str = "auto",
-    progress: bool | None = None,
+    engine: Engines = "auto",
+    progress: Show = None,
     resume: Posterior | None = None,
     checkpoint: str | Path | None = None,
 ) -> Posterior:
@@ -61,6 +66,7 @@ def nuts(
     all of the data; the cost of a gradient is that of a full batch.
 
     net, data, likelihood: as in `fit`, but not a DataLoader. The network must not be stochastic.
+    chains: how many, or which.
     samples, warmup: of each chain. Step size and diagonal mass are learned in the warm-up.
     start: "prior", "default" (the layers' own), a Posterior (its first members, one for each
         chain), or Params [chains, ...].
@@ -69,7 +75,7 @@ def nuts(
     step_size: where the warm-up begins; searched for when None.
     dtype: float32 or float64; the network's own when None.
     engine: "auto", "fused" (a compiled kernel, for small MLPs), "vmap" (a CUDA graph on a GPU) or
-        "loop".
+        "loop"; "ray" or Ray(...) for blocks of chains on many machines.
     resume: what an interrupted call returned, or a finished one when more samples are wanted. The
         draws are those that one long run would have made.
     checkpoint: a folder to save the run in once a minute; a run found there is gone on with, and
@@ -91,7 +97,7 @@ def hmc(
     net: nn.Module | Builder,
     data: Any,
     *,
-    chains: int = 4,
+    chains: int | Sequence[int] = 4,
     samples: int = 200,
     warmup: int = 100,
     prior_precision: float = 1.0,
@@ -106,8 +112,8 @@ def hmc(
     seed: int = 0,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
-    engine: str = "auto",
-    progress: bool | None = None,
+    engine: Engines = "auto",
+    progress: Show = None,
     resume: Posterior | None = None,
     checkpoint: str | Path | None = None,
 ) -> Posterior:
@@ -153,7 +159,7 @@ def _sample(
     *,
     net: nn.Module | Builder,
     data: Any,
-    chains: int,
+    chains: int | Sequence[int],
     samples: int,
     prior_precision: float,
     likelihood: str | Likelihood,
@@ -162,50 +168,69 @@ def _sample(
     seed: int,
     device: str | torch.device | None,
     dtype: torch.dtype | None,
-    engine: str,
-    progress: bool | None,
+    engine: Engines,
+    progress: Show,
     resume: Posterior | None,
     checkpoint: str | Path | None,
 ) -> Posterior:
-    whole(chains=chains, samples=samples)
+    options = {name: v for name, v in locals().items() if name not in ("sampler", "rules")}
+    ids, cluster = chain_ids(chains), asked(engine)
+    whole(samples=samples)
     if not 0 < rules.target_accept < 1:
         raise InputError(f"target_accept must be in (0, 1), got {rules.target_accept!r}")
     if step_size is not None:
         positive(step_size=step_size)
+    refuse_url(checkpoint if cluster is None else None)
     problem = prepare(
         net,
         data,
-        chains=chains,
+        chains=checked_here(ids, start, cluster),
         likelihood=likelihood,
         start=start,
         prior_precision=prior_precision,
         seed=seed,
-        device=device,
+        device=device if cluster is None else "cpu",
         dtype=dtype,
     )
+    if cluster is not None:
+        refuse_resume(resume)
+        _target(problem, cluster.within)  # refuses an unknown engine
+        train = functools.partial(_quietly, sampler, rules)
+        blocks = over_machines(cluster, train, options, ids, which="chains")
+        posterior = join_chains(blocks).to(home(device))
+        warn_of_trouble(posterior, stacklevel=4)
+        return posterior
+    way = str(engine)
     rules = rules._replace(windows=Windows(*(t.to(problem.x.device) for t in rules.windows)))
-    target = _target(problem, engine)
+    target = _target(problem, way)
     settings = _settings(sampler, rules, problem)
     own = problem.begun(step_size=step_size) if checkpoint is not None else {}
     with kept_in(checkpoint, FORMAT, {**settings, **own}) as keep:
         refuse_both(resume, keep.found, checkpoint)
         snapshot = _found(resume, keep.found, settings)
         if snapshot is None:
-            state = _beginning(problem, target, rules, chains, step_size)
+            state = _beginning(problem, target, rules, step_size)
             record = _empty(state, rules, samples)
         else:
             state, record = _continued(snapshot, rules, samples, problem.x.device)
-        runner = choose(engine, problem, target, state, rules, record)
-        total = record.stats.shape[1] * chains
+        runner = choose(way, problem, target, state, rules, record)
+        total = record.stats.shape[1] * len(ids)
         with progress_bar(sampler, total=total, show=progress) as bar:
             bar.advance(int(state.transition.sum()))
             whole_run = run(runner, record, rules, bar, keep)
     return _result(sampler, problem, runner.state(), record, rules, settings, whole_run)
 
 
+def _quietly(sampler: str, rules: Rules, **options: Any) -> Posterior:
+    """Some of the chains; what is wrong with all of them is told of all of them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)
+        return _sample(sampler, rules, **options)
+
+
 def _target(problem: Problem, engine: str) -> NetworkTarget:
     if engine not in ("auto", "fused", "vmap", "loop"):
-        raise InputError(f"engine must be 'auto', 'fused', 'vmap' or 'loop', got {engine!r}")
+        raise InputError(f"engine must be 'auto', 'fused', 'vmap', 'loop' or 'ray', got {engine!r}")
     way: Engine = "loop" if engine == "loop" else "vmap"
     chains = len(next(iter(problem.start.values())))
     one = activation_bytes(problem.net, problem.x[:1])
@@ -234,13 +259,11 @@ def _settings(sampler: str, rules: Rules, problem: Problem) -> dict[str, Any]:
     }
 
 
-def _beginning(
-    problem: Problem, target: Target, rules: Rules, chains: int, step_size: float | None
-) -> State:
+def _beginning(problem: Problem, target: Target, rules: Rules, step_size: float | None) -> State:
     q = flatten(problem.start)
     energy, g = target(q)
     _refuse_bad_start(problem, q, energy, g)
-    keys = [derive(problem.seed, SAMPLER, chain) for chain in range(chains)]
+    keys = [derive(problem.seed, SAMPLER, chain) for chain in problem.ids]
     key = torch.tensor(keys, device=q.device)
     if step_size is None:
         log_step = reasonable_step(q, energy, g, target, key)
@@ -253,18 +276,19 @@ def _refuse_bad_start(problem: Problem, q: Tensor, energy: Tensor, g: Tensor) ->
     fine = energy.isfinite() & g.isfinite().all(1)
     if bool(fine.all()):
         return
-    chain = int((~fine).nonzero()[0])
-    here, slopes = (unflatten(t[chain : chain + 1], problem.shapes) for t in (q, g))
+    row = int((~fine).nonzero()[0])
+    chain, density = problem.ids[row], -float(energy[row])
+    here, slopes = (unflatten(t[row : row + 1], problem.shapes) for t in (q, g))
     for values, what in ((here, "is not finite there"), (slopes, "has no finite gradient there")):
         for name, value in values.items():
             if not bool(value.isfinite().all()):
                 raise InputError(
-                    f"chain {chain} cannot start: its log density is {-float(energy[chain])}, and "
+                    f"chain {chain} cannot start: its log density is {density}, and "
                     f"parameter {name!r} {what}. Check the data for NaN, or give another start"
                 )
     name = max(here, key=lambda n: float(here[n].abs().max()))
     raise InputError(
-        f"chain {chain} cannot start: its log density is {-float(energy[chain])}; its largest "
+        f"chain {chain} cannot start: its log density is {density}; its largest "
         f"parameter is {name!r}, up to {float(here[name].abs().max()):.3g}. Check the data for "
         "NaN, or give another start"
     )

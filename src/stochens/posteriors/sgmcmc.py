@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ from torch import Tensor, nn
 from stochens.chains import Chains
 from stochens.checkpoints import kept_in, refuse_other
 from stochens.checks import positive, whole, whole_or_none
+from stochens.cluster.connect import Engines, asked
+from stochens.cluster.folder import refuse_url
 from stochens.errors import InputError, did_you_mean
 from stochens.likelihoods import Likelihood
+from stochens.machines import checked_here, home, over_machines, refuse_resume
 from stochens.members import Builder, Engine
-from stochens.posterior import Posterior
-from stochens.posteriors.problem import Problem, Start, prepare
+from stochens.posterior import Posterior, join_chains
+from stochens.posteriors.problem import Problem, Start, chain_ids, prepare
 from stochens.posteriors.run import refuse_both
 from stochens.posteriors.sgmcmc_steps import (
     Plan,
@@ -28,7 +32,7 @@ from stochens.posteriors.sgmcmc_steps import (
     run,
 )
 from stochens.posteriors.target import flatten, unflatten
-from stochens.progress import progress_bar
+from stochens.progress import Show, progress_bar
 
 FORMAT = "stochens sgmcmc 1"
 KINDS = ("sgld", "sghmc", "csghmc")
@@ -43,7 +47,7 @@ def sgmcmc(
     data: Any,
     *,
     kind: str = "sghmc",
-    chains: int = 4,
+    chains: int | Sequence[int] = 4,
     samples: int = 200,
     burn_in: int = 1000,
     thin: int = 10,
@@ -60,8 +64,8 @@ def sgmcmc(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     bf16: bool = False,
-    engine: str = "auto",
-    progress: bool | None = None,
+    engine: Engines = "auto",
+    progress: Show = None,
     resume: Posterior | None = None,
     checkpoint: str | Path | None = None,
 ) -> Posterior:
@@ -87,6 +91,7 @@ def sgmcmc(
     net, data, likelihood: as in `fit`, but not a DataLoader. The network must not be stochastic.
     kind: "sgld" (beta = 0), "sghmc", or "csghmc": cycles of a falling step size,
         lr / 2 (1 + cos(pi k / K)) in the k-th of K steps. A cycle first explores without noise.
+    chains: how many, or which.
     samples: draws of each chain, one in `thin` steps.
     burn_in: steps, not epochs, before the draws; for "csghmc", the exploration of every cycle.
     batch_size: None for the whole data set. Each chain has its own order of the data.
@@ -103,7 +108,7 @@ def sgmcmc(
     dtype: float32 or float64; the network's own when None.
     bf16: the network in bfloat16, on CUDA; parameters stay as they are.
     engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "compile", "vmap" or
-        "loop", as in `fit`.
+        "loop", as in `fit`; "ray" or Ray(...) for blocks of chains on many machines.
     resume: what an interrupted call returned, or, without cycles, a finished one when more samples
         are wanted. The draws are those that one long run would have made.
     checkpoint: a folder to save the run in once a minute; a run found there is gone on with, and
@@ -115,24 +120,34 @@ def sgmcmc(
     >>> posterior.predict(x).probs.shape
     torch.Size([80, 40, 2])
     """
-    whole(chains=chains, samples=samples, thin=thin)
+    options = dict(locals())
+    ids, cluster = chain_ids(chains), asked(engine)
+    way = cluster.within if cluster is not None else str(engine)
+    whole(samples=samples, thin=thin)
     whole_or_none(batch_size=batch_size)
     plan = _plan(kind, samples, burn_in, thin, lr, momentum, preconditioner, cycles, temperature)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    check_engine(engine, bf16, place)
+    check_engine(way, bf16 and (cluster is None or device is not None), place)
+    if cluster is not None:
+        refuse_resume(resume)
+    refuse_url(checkpoint if cluster is None else None)
     problem = prepare(
         net,
         data,
-        chains=chains,
+        chains=checked_here(ids, start, cluster),
         likelihood=likelihood,
         start=start,
         prior_precision=prior_precision,
         seed=seed,
-        device=device,
+        device=device if cluster is None else "cpu",
         dtype=dtype,
     )
-    data_term, context = data_term_for(problem, engine, bf16=bf16)
-    settings = _settings(kind, problem, plan, batch_size, chains)
+    if cluster is not None:
+        blocks = over_machines(cluster, sgmcmc, options, ids, which="chains")
+        return join_chains(blocks).to(home(device))
+    chains = len(ids)
+    data_term, context = data_term_for(problem, way, bf16=bf16)
+    settings = _settings(kind, problem, plan, batch_size)
     at = Progress(initial(flatten(problem.start)), 0, 0)
     record = _empty(at.state.q, samples)
     if resume is not None:
@@ -153,13 +168,11 @@ def sgmcmc(
             "call with resume=posterior goes on, or with its checkpoint",
             stacklevel=2,
         )
-    _report_divergence(record.draws[:, : at.made], plan)
-    return _result(kind, problem, plan, record, at, settings, engine)
+    _report_divergence(record.draws[:, : at.made], plan, ids)
+    return _result(kind, problem, plan, record, at, settings, way)
 
 
-def _settings(
-    kind: str, problem: Problem, plan: Plan, batch_size: int | None, chains: int
-) -> dict[str, Any]:
+def _settings(kind: str, problem: Problem, plan: Plan, batch_size: int | None) -> dict[str, Any]:
     """What a run that goes on must share with the one before it."""
     own = plan._asdict()
     if plan.cycles is None:
@@ -254,15 +267,16 @@ def _plan(
 # What comes of it ---------------------------------------------------------------------------------
 
 
-def _report_divergence(draws: Tensor, plan: Plan) -> None:
+def _report_divergence(draws: Tensor, plan: Plan, ids: tuple[int, ...]) -> None:
     """draws [M, made, D]; a chain that is NaN once stays so."""
     finite = draws.isfinite().all(2)  # [M, made]
     lost = (~finite[:, -1]).nonzero().flatten().tolist()
     if lost:
         left = int(finite[lost].sum(1).min())
+        named = [ids[row] for row in lost[:10]]
         warnings.warn(
-            f"{len(lost)} of {len(draws)} chains diverged (chains {lost[:10]}), the first before "
-            f"draw {left}; the others are unharmed. A lr below {plan.lr:g} usually mends it",
+            f"{len(lost)} of {len(draws)} chains diverged (chains {named}), the first before draw "
+            f"{left}; the others are unharmed. A lr below {plan.lr:g} usually mends it",
             stacklevel=3,
         )
 

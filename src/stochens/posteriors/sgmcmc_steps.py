@@ -185,16 +185,16 @@ def run(
 ) -> Progress:
     """Take all the steps that are left; how far it came, which is less if Ctrl-C did."""
     at, chains, device = start, len(start.state.q), start.state.q.device
-    keys = [derive(problem.seed, SAMPLER, chain, STREAM) for chain in range(chains)]
+    keys = [derive(problem.seed, SAMPLER, chain, STREAM) for chain in problem.ids]
     key = torch.tensor(keys, device=device)  # [M]
-    stream = itertools.islice(batches(problem, batch_size, chains), start.step, plan.steps)
+    stream = itertools.islice(batches(problem, batch_size), start.step, plan.steps)
     gradient = Gradient(problem, data_term)
     began = time.monotonic()
     try:
         for step, rows in enumerate(stream, start.step):
             energy, g = gradient(at.state.q, rows, step)
             if step == 0:
-                refuse_bad_start(energy)
+                refuse_bad_start(energy, problem.ids)
             state, made = _step(problem, plan, at.state, g, key, step), at.made
             if plan.at(step).draws:
                 record.draws[:, made] = state.q
@@ -277,7 +277,7 @@ class Gradient:
         return nll, slope
 
 
-def batches(problem: Problem, batch_size: int, chains: int) -> Iterator[Tensor | None]:
+def batches(problem: Problem, batch_size: int) -> Iterator[Tensor | None]:
     """Rows [M, B] of each chain, epoch after epoch for ever; None for all of the data."""
     for epoch in itertools.count():
         if batch_size >= len(problem.x):
@@ -286,7 +286,7 @@ def batches(problem: Problem, batch_size: int, chains: int) -> Iterator[Tensor |
             order = permutations(
                 len(problem.x),
                 seed=problem.seed,
-                members=range(chains),
+                members=problem.ids,
                 epoch=epoch,
                 device=problem.x.device,
             )  # [M, N]
@@ -295,7 +295,7 @@ def batches(problem: Problem, batch_size: int, chains: int) -> Iterator[Tensor |
 
 def check_engine(engine: str, bf16: bool, device: torch.device) -> None:
     if engine not in ENGINES:
-        raise InputError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+        raise InputError(f"engine must be one of {', '.join(ENGINES)}, ray, got {engine!r}")
     if bf16 and device.type != "cuda":
         raise InputError(f"bf16 is for CUDA, got device {device.type!r}")
 
@@ -306,9 +306,8 @@ def data_term_for(
     """The mean NLL of each chain on its rows, [M], and the context that it wants to run in."""
     net, like, x, y = problem.net, problem.likelihood, problem.x, problem.y
     check_engine(engine, bf16, x.device)
-    chains = len(next(iter(problem.start.values())))
     if engine in ("auto", "fused"):
-        on = (net, like, x, y, range(chains), problem.seed)
+        on = (net, like, x, y, problem.ids, problem.seed)
         if (fused := fused_nll(*on)) is not None:
             return fused, alone_on_the_cores()
         if bf16 and (fused := resnet_nll(*on)) is not None:
@@ -328,9 +327,9 @@ def data_term_for(
     return data_term, contextlib.nullcontext()
 
 
-def refuse_bad_start(energy: Tensor) -> None:
+def refuse_bad_start(energy: Tensor, ids: tuple[int, ...]) -> None:
     """Name the first chain whose likelihood [M] is no number where it begins."""
-    for chain, value in enumerate(energy.tolist()):
+    for chain, value in zip(ids, energy.tolist(), strict=True):
         if not math.isfinite(value):
             raise InputError(
                 f"chain {chain} cannot start: its log likelihood is {-value}; give another start"

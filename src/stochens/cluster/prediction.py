@@ -1,0 +1,72 @@
+"""Prediction over many inputs: batches of them on many machines, the same numbers as on one."""
+
+import copy
+import dataclasses
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from stochens.cluster.arrays import packed, packed_all, unpacked, unpacked_all
+from stochens.cluster.connect import Ray, connect, room
+from stochens.cluster.tasks import cut_evenly, run_pieces
+from stochens.errors import InputError
+from stochens.predict import join_rows
+from stochens.progress import Report
+from stochens.spread import Spread
+
+PIECES = 4  # for each worker, so that a slow one delays the end by little
+
+
+class Ask(NamedTuple):
+    """What is predicted, and in which batches: these are part of what a seed draws."""
+
+    all_rows: int
+    rows: int  # of a batch
+    chunk: int  # members at a time
+    draws: int
+    groups: int
+    keep_draws: bool | None
+    bf16: bool
+    seed: int
+
+
+def on_machines(posterior: Any, x: Tensor, ask: Ask, engine: Ray, progress: bool | None) -> Any:
+    """Batches of x as pieces; posterior and x lie in the object store once."""
+    ray = connect(engine)
+    where = room(ray, engine, None)
+    if ask.bf16 and not where.gpu:
+        raise InputError("bf16 is for CUDA, and the Ray cluster has no GPU")
+    spread = posterior.spread and Spread(*(packed_all(part) for part in posterior.spread))
+    bare = dataclasses.replace(posterior, params={}, spread=None, history=None, chains=None)
+    params = packed_all(posterior.params)
+    shared = (copy.deepcopy(bare).to("cpu"), params, spread, packed(x), ask, where.gpu)
+    batches = range(0, len(x), ask.rows)
+    most = -(-len(batches) // (PIECES * where.slots))
+    pieces = {
+        f"rows {first[0]} to {min(first[-1] + ask.rows, len(x)) - 1}": slice(
+            first[0], first[-1] + ask.rows
+        )
+        for first in cut_evenly(batches, most)
+    }
+    done, failed = run_pieces(
+        ray, engine, where, _predict_piece, shared, pieces, what="prediction", show=progress
+    )
+    for name, why in failed.items():
+        raise InputError(f"prediction failed at {name}: {why}")
+    return join_rows(list(done.values()))
+
+
+def _predict_piece(shared: Any, at: slice, report: Report) -> Any:
+    """In a worker."""
+    bare, params, spread, x, ask, gpu = shared
+    posterior = dataclasses.replace(
+        bare,
+        params=unpacked_all(params),
+        spread=spread and Spread(*(unpacked_all(part) for part in spread)),
+    )
+    if gpu:
+        posterior = posterior.to("cuda")
+    part = unpacked(x)[at]
+    found = posterior._predictive(part, ask, first_row=at.start)
+    report(len(part), len(part), None)
+    return found

@@ -1,0 +1,407 @@
+"""Many machines: the same members as on one, whatever dies on the way.
+
+One Ray cluster of two nodes, both on this machine, serves all tests of the file; the last of them
+takes a node away.
+"""
+
+import http.server
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from torch import nn
+
+import stochens
+from stochens import MLP, InputError, Ray
+from stochens.cluster import connect as connecting
+from stochens.cluster import folder as folders
+from stochens.cluster.view import LINES, Seen, View
+from stochens.machines import _blocks
+from stochens.progress import columns
+
+pytestmark = pytest.mark.xdist_group("ray")  # one process, and so one cluster, for all of them
+DATA = stochens.toy_set("a", n=60)
+SMALL = {"members": 8, "epochs": 6, "batch_size": 20, "seed": 3}
+# Ray notices after seconds, not minutes, that a node is gone
+WATCHFUL = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500}
+WATCHFUL |= {"health_check_timeout_ms": 1000, "health_check_failure_threshold": 3}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'stochens[ray]'")
+    from ray import cloudpickle
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers have no tests
+    node = {"num_cpus": 1, "object_store_memory": 100 << 20}
+    head = {**node, "include_dashboard": False, "_system_config": WATCHFUL}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster.add_node(**node)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def equal(one: stochens.Posterior, other: stochens.Posterior) -> None:
+    assert one.members == other.members
+    for name, p in one.params.items():
+        torch.testing.assert_close(other.params[name], p, atol=1e-5, rtol=1e-5)
+
+
+# Without a cluster --------------------------------------------------------------------------------
+
+
+def test_without_ray_it_is_said_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)  # an import of None is an ImportError
+    with pytest.raises(InputError, match=r"pip install 'stochens\[ray\]'"):
+        stochens.fit(MLP(2, 4, 2), DATA, engine="ray", **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("127.0.0.1:1", "no Ray cluster answers at 127.0.0.1:1: Connection refused"),
+        ("ray://127.0.0.1:1", "no Ray cluster answers at ray://127.0.0.1:1"),
+        ("nowhere.invalid:6379", "no Ray cluster answers at nowhere.invalid:6379"),
+        ("head", "address must be HOST:PORT.*'head'"),
+        ("http://head:80", "address must be HOST:PORT"),
+        ("head:port", "address must be HOST:PORT"),
+    ],
+)
+def test_an_address_that_leads_nowhere_fails_at_once(address, message):
+    began = time.monotonic()
+    with pytest.raises(InputError, match=message):
+        connecting._refuse_unreachable(address)
+    assert time.monotonic() - began < 10
+
+
+def test_what_answers_but_is_no_ray_is_told_from_it(monkeypatch):
+    monkeypatch.setattr(connecting, "PATIENCE", 0.3)
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        place = f"127.0.0.1:{mute.getsockname()[1]}"
+        with pytest.raises(InputError, match=f"no Ray cluster answers at {place}: timed out"):
+            connecting._refuse_unreachable(place)
+    server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    threading.Thread(target=server.handle_request, daemon=True).start()
+    place = f"127.0.0.1:{server.server_port}"
+    with pytest.raises(InputError, match=f"what answers at {place} is no Ray cluster"):
+        connecting._refuse_unreachable(place)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"repulsion": 0.1}, "repulsion couples all members"),
+        ({"log": print}, "log is for one machine"),
+        ({"method": "dropuot"}, "did you mean 'dropout'"),
+        ({"device": "cpu", "bf16": True}, "bf16 is for CUDA"),
+        ({"engine": Ray(within="turbo")}, "engine must be one of"),
+        ({"members": 0}, "members must be at least 1"),
+        ({"start": {}}, "parameter '0.weight' must be"),
+    ],
+)
+def test_bad_input_is_refused_before_ray_is_asked(monkeypatch, options, message):
+    monkeypatch.setattr(connecting, "connect", None)
+    with pytest.raises(InputError, match=message):
+        stochens.fit(MLP(2, 4, 2), DATA, **{"engine": "ray", **SMALL, **options})
+
+
+def test_options_of_the_engine_are_checked():
+    for options in ({"cpus": 0}, {"cpus": 1.5}, {"tries": 0}, {"within": "ray"}):
+        with pytest.raises(InputError):
+            Ray(**options)
+    with pytest.raises(InputError, match="URL, which is for engine='ray'"):
+        stochens.fit(MLP(2, 4, 2), DATA, checkpoint="s3://bucket/run", **SMALL)
+
+
+def test_blocks_of_an_earlier_run_stay_and_the_rest_is_cut_around_them():
+    known = [(2, 3, 4), (7, 8)]
+    cut = _blocks(tuple(range(11)), known, lambda count: 2)
+    assert cut == [(0, 1), (2, 3, 4), (5, 6), (7, 8), (9, 10)]
+    assert _blocks((0, 1, 2), known, lambda count: 2) == [(0, 1), (2,)]
+    overlapping = [(2, 3, 4), (2, 3), (0, 1)]
+    assert _blocks(tuple(range(5)), overlapping, lambda count: 2) == [(0, 1), (2, 3, 4)]
+
+
+def test_a_folder_that_is_another_one_elsewhere_is_refused(tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    token = folders.keep_cut(here, [(0, 1)], None)
+    for place in (there, tmp_path / "nowhere"):
+        with (
+            pytest.raises(InputError, match="not the same folder on node1 as where"),
+            folders.folder_of(place, token, "members-0-to-1", "node1"),
+        ):
+            pass
+    (here / folders.BLOCKS).write_text('{"token": 3}')
+    with pytest.raises(InputError, match="cannot read"):
+        folders.kept_cut(here)
+
+
+def test_a_url_that_nobody_knows_is_one_error():
+    with pytest.raises(InputError, match="cannot reach nosuch://bucket/run"):
+        folders.kept_cut("nosuch://bucket/run")
+
+
+def test_the_view_has_a_line_for_the_whole_and_for_each_block_at_work():
+    console = Console(file=io.StringIO(), record=True, width=150, force_terminal=True)
+    with Progress(*columns(), console=console) as progress:
+        view = View(progress, "members", 40)
+        seen = {f"members {k}": Seen(1, "10.0.0.1", 30, 100, "loss 1.5") for k in range(30)}
+        view.show(seen, {"members 0"}, {"members 1"})
+        seen["members 2"] = seen["members 2"]._replace(attempt=2, node="10.0.0.9")
+        view.show(seen, {"members 0"}, {"members 1"})
+        assert len(progress.tasks) == 1 + LINES
+    text = console.export_text()
+    assert "1 of 40 blocks done, 28 at work, 10 wait for a place, 1 failed" in text
+    assert "10.0.0.1: loss 1.5" in text
+    assert "members 2: begun again on 10.0.0.9, attempt 2" in text
+
+
+# On a cluster -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["dropout", "dropconnect", "np-dropout"])
+def test_members_are_the_same_in_1_2_and_4_blocks(cluster, method):
+    net = nn.Sequential(nn.Linear(2, 6), nn.GELU(), nn.Linear(6, 2))  # no kernel: torch's noise
+    alone = stochens.fit(net, DATA, method=method, **SMALL)
+    for blocks in (1, 2, 4):
+        chunk = SMALL["members"] // blocks
+        spread = stochens.fit(net, DATA, method=method, engine="ray", chunk=chunk, **SMALL)
+        equal(alone, spread)
+        torch.testing.assert_close(spread.history.loss, alone.history.loss)
+
+
+def test_an_address_of_another_cluster_is_refused(cluster):
+    with pytest.raises(InputError, match=r"address is 10\.0\.0\.1:6379, but this process is"):
+        stochens.fit(MLP(2, 4, 2), DATA, engine=Ray("10.0.0.1:6379"), **SMALL)
+    with pytest.raises(InputError, match="has no GPU"):
+        stochens.fit(MLP(2, 4, 2), DATA, engine="ray", device="cuda", **SMALL)
+    with pytest.raises(InputError, match=r"cpus = 64, but no machine .* more than 1 cores"):
+        stochens.fit(MLP(2, 4, 2), DATA, engine=Ray(cpus=64), **SMALL)
+
+
+def test_chains_and_other_members_are_the_same(cluster):
+    net = MLP(2, 4, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # so few draws are troubled
+        for sample, options in (
+            (stochens.nuts, {"chains": 3, "samples": 20, "warmup": 20}),
+            (stochens.sgmcmc, {"chains": 3, "samples": 10, "burn_in": 30, "batch_size": 20}),
+        ):
+            alone, spread = (
+                sample(net, DATA, engine=engine, **options) for engine in ("auto", "ray")
+            )
+            equal(alone, spread)
+            for name, values in alone.chains.stats.items():
+                torch.testing.assert_close(spread.chains.stats[name], values)
+            more = {**options, "samples": options["samples"] + 5}
+            equal(sample(net, DATA, resume=alone, **more), sample(net, DATA, resume=spread, **more))
+        for train, options in (
+            (stochens.langevin, {"members": 5, "steps": 100}),
+            (stochens.multiswag, {"members": 4, "epochs": 20, "rank": 3, "snapshots": 4}),
+        ):
+            alone, spread = (
+                train(net, DATA, engine=engine, **options) for engine in ("auto", "ray")
+            )
+            equal(alone, spread)
+    torch.testing.assert_close(
+        spread.spread.variance["0.weight"], alone.spread.variance["0.weight"]
+    )
+
+
+def test_a_start_for_each_member_goes_to_its_block(cluster):
+    net, options = MLP(2, 4, 2), {**SMALL, "method": "regular", "members": 5}
+    start = stochens.fit(net, DATA, **options).params
+    alone = stochens.fit(net, DATA, start=start, **options)
+    equal(alone, stochens.fit(net, DATA, start=start, engine="ray", **options))
+
+
+def test_predictions_are_the_same_numbers(cluster):
+    x = torch.randn(1003, 2, generator=torch.Generator().manual_seed(0))
+    swag = {"members": 4, "epochs": 20, "rank": 3, "snapshots": 4}
+    for posterior in (
+        stochens.fit(MLP(2, 4, 2), DATA, **SMALL),
+        stochens.multiswag(MLP(2, 4, 2), DATA, **swag),
+        stochens.fit(MLP(2, 4, 1), (DATA[0], DATA[0][:, :1]), likelihood="gaussian", **SMALL),
+    ):
+        options = {"draws": 2, "batch_size": 100, "seed": 5}
+        here, there = (posterior.predict(x, engine=e, **options) for e in (None, "ray"))
+        assert torch.equal(here.mean, there.mean)
+        assert torch.equal(here.aleatoric, there.aleatoric)
+    assert torch.equal(here.draw_means, there.draw_means)
+    with pytest.raises(InputError, match="engine must be None, 'ray' or"):
+        posterior.predict(x, engine="vmap")
+
+
+def test_a_run_that_is_done_is_found_again_at_a_path_and_at_a_url(cluster, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    net = MLP(2, 4, 2)
+    alone = stochens.fit(net, DATA, **SMALL)
+    for place in ("kept", f"file://{tmp_path}/url"):  # a path of the driver's own folder
+        options = {"engine": "ray", "checkpoint": place, **SMALL}
+        equal(alone, stochens.fit(net, DATA, chunk=3, **options))
+        steps = [p.name for p in Path(place.removeprefix("file://")).glob("*/*/0*")]
+        assert steps == ["000000018"] * 3  # of three blocks, each at its end
+        equal(alone, stochens.fit(net, DATA, **options))  # the blocks of before
+        more = stochens.fit(net, DATA, **{**options, "members": 10})
+        equal(stochens.fit(net, DATA, **{**SMALL, "members": 10}), more)
+    with pytest.raises(InputError, match="is of another run: lr was"):
+        stochens.fit(net, DATA, lr=0.5, **options)
+
+
+def test_members_that_diverge_are_left_out_as_on_one_machine(cluster):
+    net, options = MLP(2, 4, 2), {**SMALL, "method": "regular", "members": 4}
+    start = stochens.fit(net, DATA, **options).params
+    start["0.weight"][2:] = float("nan")
+    with pytest.warns(UserWarning, match="members 2 to 3: all 2 members diverged"):
+        left = stochens.fit(net, DATA, start=start, engine="ray", chunk=2, **options)
+    assert left.members == (0, 1)
+
+
+class Hook:
+    """Watches a block as it trains: slows it, tells where it is, and fails where a weight says."""
+
+    def __init__(self, told: Path | None = None, seconds: float = 0.0):
+        self.told, self.seconds, self.begun = told, seconds, False
+
+    def update(self, params, *, step, steps):
+        time.sleep(self.seconds)
+        if self.told is not None and not self.begun:
+            import ray
+
+            node = ray.get_runtime_context().get_node_id()
+            (self.told / f"{os.getpid()}-{node}-{step}").touch()
+            self.begun = True
+        largest = float(params["0.weight"].detach().max())
+        if largest > 100:
+            os._exit(1)
+        if largest > 20:
+            raise ZeroDivisionError("a weight is too large")
+
+    def finish(self, params):
+        return params, None
+
+    def state(self):
+        return {}
+
+    def restore(self, state):
+        pass
+
+    def settings(self):
+        return {}
+
+
+def test_a_block_that_fails_for_good_is_named_and_the_rest_is_there(cluster):
+    net, options = MLP(2, 4, 2), {**SMALL, "method": "regular", "members": 6}
+    start = stochens.fit(net, DATA, **options).params
+    start["0.weight"][2] = 200.0  # member 2 ends its process
+    hooked = {**options, "start": start, "collect": Hook, "chunk": 2}
+    with pytest.warns(UserWarning, match="1 of 3 blocks failed for good") as said:
+        rest = stochens.fit(net, DATA, engine=Ray(tries=2), **hooked)
+    text = str(next(w.message for w in said if "for good" in str(w.message)))
+    assert "members 2 to 3: its worker or its node died, 2 times" in text
+    assert rest.members == (0, 1, 4, 5)
+    alone = stochens.fit(net, DATA, start=start, **options)
+    for name, p in alone.params.items():
+        torch.testing.assert_close(rest.params[name], p[[0, 1, 4, 5]])
+    start["0.weight"][:] = 50.0
+    with pytest.raises(InputError, match="all 3 blocks failed: ZeroDivisionError: a weight is"):
+        stochens.fit(net, DATA, engine="ray", **hooked)
+
+
+SLOW = {"members": 16, "epochs": 20, "batch_size": 20, "seed": 3, "method": "np-dropout"}
+
+
+def hook_in(told: Path):
+    return lambda: Hook(told, seconds=0.03)
+
+
+def until(true, seconds=60.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+DRIVER = """
+import sys, ray, stochens
+from pathlib import Path
+from tests.test_cluster import DATA, MLP, SLOW, hook_in
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+ray.cloudpickle.register_pickle_by_value(sys.modules["tests.test_cluster"])
+folder = Path(sys.argv[2])
+stochens.fit(MLP(2, 4, 2), DATA, engine="ray", chunk=4, checkpoint=folder / "kept",
+             checkpoint_every=0.2, collect=hook_in(folder), **SLOW)
+"""
+
+
+def test_a_driver_that_is_killed_is_begun_again_and_picks_the_run_up(cluster, tmp_path):
+    root = Path(__file__).parents[1]
+    paths = os.pathsep.join([str(root), *sys.path])
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, cluster.address, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    try:
+        until(lambda: len(list(tmp_path.glob("kept/*/*/0*"))) >= 2 or driver.poll())
+    finally:
+        driver.kill()
+        driver.wait()
+    reached = [int(p.name) for p in tmp_path.glob("kept/*/*/0*")]
+    assert reached
+    assert max(reached) < 60  # in mid-run
+    options = {"checkpoint": tmp_path / "kept", "collect": Hook, **SLOW}
+    again = stochens.fit(MLP(2, 4, 2), DATA, engine="ray", **options)
+    assert len(list((tmp_path / "kept").glob("members-*"))) == 4  # blocks as the first had cut them
+    equal(stochens.fit(MLP(2, 4, 2), DATA, **SLOW), again)
+
+
+def test_a_worker_is_killed_and_a_node_goes_away(cluster, tmp_path):
+    """Two nodes, 8 blocks: the posterior is whole, and that of one process."""
+    import ray
+
+    (tmp_path / "told").mkdir()
+    options = {"engine": "ray", "chunk": 2, "checkpoint": tmp_path / "kept", **SLOW}
+    options |= {"checkpoint_every": 0.2, "collect": hook_in(tmp_path / "told")}
+    found = []
+    work = threading.Thread(
+        target=lambda: found.append(stochens.fit(MLP(2, 4, 2), DATA, **options))
+    )
+    work.start()
+    other = next(n for n in cluster.list_all_nodes() if n is not cluster.head_node)
+
+    def workers() -> dict[str, list[int]]:
+        by_node: dict[str, list[int]] = {}
+        for path in (tmp_path / "told").iterdir():
+            pid, node, _ = path.name.split("-")
+            by_node.setdefault(node, []).append(int(pid))
+        return by_node
+
+    until(lambda: set(workers()) == {other.node_id, cluster.head_node.node_id})
+    until(lambda: len(list(tmp_path.glob("kept/*/*/0*"))) >= 2)
+    os.kill(workers()[cluster.head_node.node_id][0], signal.SIGKILL)
+    cluster.remove_node(other, allow_graceful=False)
+    work.join(timeout=120)
+    assert found, "the run did not end"
+    assert sum(node["Alive"] for node in ray.nodes()) == 1
+    first_steps = [int(path.name.split("-")[2]) for path in (tmp_path / "told").iterdir()]
+    assert max(first_steps) > 1  # a block went on from its checkpoint
+    equal(stochens.fit(MLP(2, 4, 2), DATA, **SLOW), found[0])
