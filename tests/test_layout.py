@@ -7,7 +7,7 @@ import stochens
 
 ORDER = [
     ["version", "errors", "hashed"],
-    ["randomness", "information", "storage"],
+    ["randomness", "information", "storage", "noise"],
     ["checkpoints"],
     ["data"],
     ["networks"],
@@ -24,6 +24,7 @@ ORDER = [
     ["blocks"],
     ["fitting"],
     ["posteriors"],
+    ["estimators"],
     ["metric_inputs"],
     ["metrics"],
     ["report"],

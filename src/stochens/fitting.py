@@ -58,6 +58,7 @@ def fit(
     *,
     method: MethodLike = "dropout",
     members: int | Sequence[int] = 50,
+    sample_weight: Any = None,
     epochs: int = 100,
     batch_size: int | None = 128,
     optimizer: str = "adam",
@@ -93,6 +94,8 @@ def fit(
         its batches in its order), or Replicas: several sets, member k learns from set k mod D.
     method: a name, a Method with options, or several that compose, e.g. [Dropout(0.1), Gaussian()].
     members: how many, or which: `members=range(50, 100)` adds to an earlier run of 50.
+    sample_weight: [N], not negative: a row of weight w counts as w equal rows, so N becomes their
+        sum; batches are drawn row by row whatever the weights. Kernels do not serve it.
     batch_size: None for the whole data set.
     optimizer: "adam", "adamw" or "sgd" (Nesterov). schedule: "cosine", "step" (divided by 10 at 1/2
         and 3/4, with a fresh optimiser) or "constant". weight_decay: on top of the prior's L2.
@@ -137,7 +140,7 @@ def fit(
     schedule_named(schedule)
     rate = rate_for(optimizer, lr)
 
-    given = source(data)
+    given = source(data, sample_weight)
     y = like.check_targets(given.y)
     build = builder(net)
     with seeded(derive(seed)):
@@ -181,7 +184,10 @@ def fit(
             "once; use fewer members or a smaller batch_size"
         )
     template.to(place)
-    on_device = given._replace(x=given.x.to(place), y=y.to(place))
+    weights = None if given.weights is None else given.weights.to(place)
+    on_device = given._replace(x=given.x.to(place), y=y.to(place), weights=weights)
+    if engine == "fused" and weights is not None:
+        raise InputError("engine='fused' knows no sample_weight; use engine='auto'")
     if engine == "fused" and fused_nll(template, like, on_device.x, y, ids, seed) is None:
         raise InputError(
             "engine='fused' runs chains of small Linear layers and activations on a CPU with a C++ "
@@ -283,6 +289,10 @@ def _identity(
     own = trainable(template)
     shared = {n: t for n, t in template.state_dict().items() if n not in own}
     in_memory = {"x": data.x, "y": data.y} if data.loader is None else {}
+    if data.weights is not None:
+        in_memory["weights"] = data.weights
+    if data.total is not None:
+        in_memory["total"] = torch.tensor(data.total, dtype=torch.float64)
     return as_read(
         {
             **plain,

@@ -16,6 +16,7 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stochens.errors import InputError
+from stochens.noise import given
 from stochens.randomness import INITIALISATION, member_seed, seeded
 
 Params = dict[str, Tensor]
@@ -189,15 +190,24 @@ def init_from_prior(shapes: Params, *, members: Sequence[int], seed: int, sd: fl
 # -- the forward pass ---------------------------------------------------------------------------
 
 
-def forward(net: nn.Module, params: Params, x: Tensor, *, engine: Engine = "vmap") -> Tensor:
+def forward(
+    net: nn.Module,
+    params: Params,
+    x: Tensor,
+    *,
+    engine: Engine = "vmap",
+    noise: Sequence[Tensor] | None = None,
+) -> Tensor:
     """Outputs of every member for the same inputs: x [B, ...] -> [M, B, C].
+
+    `noise`: what the stochastic layers take in turn, each [M, ...]; None: fresh noise.
 
     >>> net = nn.Linear(2, 3)
     >>> params = init(builder(net), members=range(5), seed=0)
     >>> forward(net, params, torch.zeros(4, 2)).shape
     torch.Size([5, 4, 3])
     """
-    return _run(net, params, x, x_axis=None, engine=engine)
+    return _run(net, params, x, x_axis=None, engine=engine, noise=noise)
 
 
 def forward_each(net: nn.Module, params: Params, x: Tensor, *, engine: Engine = "vmap") -> Tensor:
@@ -206,25 +216,38 @@ def forward_each(net: nn.Module, params: Params, x: Tensor, *, engine: Engine = 
 
 
 def _run(
-    net: nn.Module, params: Params, x: Tensor, *, x_axis: int | None, engine: Engine
+    net: nn.Module,
+    params: Params,
+    x: Tensor,
+    *,
+    x_axis: int | None,
+    engine: Engine,
+    noise: Sequence[Tensor] | None = None,
 ) -> Tensor:
     places = _places(net)
+    drawn = [] if noise is None else list(noise)
 
-    def call(member: Params, x: Tensor) -> Tensor:
+    def call(member: Params, x: Tensor, own: list[Tensor]) -> Tensor:
         everywhere = {place: member[name] for place, name in places.items() if name in member}
         # Tied by us: functional_call's own tying swaps a module with two names twice, and then
         # puts the wrong tensor back.
-        outputs: Tensor = functional_call(net, everywhere, (x,), tie_weights=False)
+        with contextlib.nullcontext() if noise is None else given(own):
+            outputs: Tensor = functional_call(net, everywhere, (x,), tie_weights=False)
         return outputs
 
     with plain_attention():
         if engine == "vmap":
             # "different": each member draws its own noise
-            return vmap(call, in_dims=(0, x_axis), randomness="different")(params, x)
+            axes = (0, x_axis, 0) if drawn else (0, x_axis, None)
+            return vmap(call, in_dims=axes, randomness="different")(params, x, drawn)
         rows = range(size(params))
         return torch.stack(
             [
-                call({n: p[k] for n, p in params.items()}, x if x_axis is None else x[k])
+                call(
+                    {n: p[k] for n, p in params.items()},
+                    x if x_axis is None else x[k],
+                    [t[k] for t in drawn],
+                )
                 for k in rows
             ]
         )

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from stochens import objective, storage
 from stochens.chains import Chains
+from stochens.conversions import AlwaysDropout
 from stochens.data.source import inputs
 from stochens.errors import InputError
 from stochens.history import History
@@ -25,9 +26,11 @@ from stochens.members import (
     size,
     take,
     trainable,
+    watch,
 )
 from stochens.memory import activation_bytes, free_bytes
 from stochens.methods import METHODS, Method, stochastic, stochastic_layers
+from stochens.noise import Request, drawn, recorded
 from stochens.predict import sums_for
 from stochens.randomness import PREDICTION, SPREAD, derive, seeded
 from stochens.spread import Spread, draw, join_spreads
@@ -86,6 +89,7 @@ class Posterior:
         draws: int = 1,
         batch_size: int | None = None,
         keep_draws: bool | None = None,
+        noise: str = "fresh",
         bf16: bool = False,
         seed: int = 0,
     ) -> Any:
@@ -94,10 +98,14 @@ class Posterior:
         Each member is drawn `draws` times, so S = M * draws. Inputs are streamed in batches. The
         draws [S, B, C] are kept where they fit into 1 GiB, unless `keep_draws` says otherwise; mean
         and uncertainties are always there. One seed gives the same draws again. Noise on weights is
-        drawn once for all of x; noise on outputs is fresh for each example. `bf16`: the network in
-        bfloat16, on CUDA; the averages stay as they are.
+        drawn once for all of x; noise on outputs is fresh for each example, or drawn once for all
+        of x too by `noise="shared"`: each draw is one function then, whose value at an input does
+        not depend on the inputs beside it. `bf16`: the network in bfloat16, on CUDA; the averages
+        stay as they are.
         """
         x = inputs(x)
+        if noise not in ("fresh", "shared"):
+            raise InputError(f"noise must be 'fresh' or 'shared', got {noise!r}")
         if draws < 1:
             raise InputError(f"draws must be at least 1, got {draws}")
         device = next(iter(self.params.values())).device
@@ -109,24 +117,45 @@ class Posterior:
         layers = stochastic_layers(self.net).values()
         shared = any(layer.shared_by_batch() for layer in layers)
         self.net.eval()
+        asked = (self.noise_requests(x[:1]) if noise == "shared" else None) or None
         with torch.no_grad():
             for number in range(draws):
                 params = self._draw(seed, number)
+                own = None if asked is None else self.noise(asked, number, seed=seed)
                 for first in range(0, len(self), chunk):
                     block = take(params, slice(first, first + chunk))
                     for top in range(0, len(x), rows):
                         # A draw that a batch shares is the same for every batch: one function.
                         stream = derive(seed, PREDICTION, number, first, 0 if shared else top)
                         part = _padded(x[top : top + rows], rows).to(device)
-                        outputs = self._forward(block, part, stream, bf16)  # [m, rows, C]
+                        mine = own and [t[first : first + chunk].to(device) for t in own]
+                        outputs = self._forward(block, part, stream, bf16, mine)  # [m, rows, C]
                         at = slice(top, min(top + rows, len(x)))
                         got = outputs[:, : at.stop - at.start]  # [m, b, C]
                         sums.add(got, rows=at, first_draw=number * len(self) + first)
         return sums.result()
 
-    def _forward(self, params: Params, x: Tensor, stream: int, bf16: bool) -> Tensor:
+    def noise_requests(self, x: Tensor) -> list[Request]:
+        """What the layers ask for in one pass of one example, x [1, ...]."""
+        for path, module in self.net.named_modules():
+            if isinstance(module, AlwaysDropout):
+                raise InputError(
+                    f"{path} is the network's own dropout, whose noise cannot be given from "
+                    "outside; leave noise to the method (method='dropout')"
+                )
+        with recorded() as asked:
+            watch(self.net, x.to(next(self.net.parameters()).device), {})
+        return asked
+
+    def noise(self, asked: list[Request], number: int, *, seed: int) -> list[Tensor]:
+        """The noise of one draw of every member, each [M, ...], for `noise="shared"`."""
+        return drawn(asked, len(self), seed=derive(seed, PREDICTION, number))
+
+    def _forward(
+        self, params: Params, x: Tensor, stream: int, bf16: bool, noise: list[Tensor] | None
+    ) -> Tensor:
         with seeded(stream, x.device):
-            if self.engine == "vmap":
+            if self.engine == "vmap" and noise is None:
                 fused = fused_forward(self.net, params, x, seed=stream)
                 if fused is None and bf16:
                     chosen = torch.tensor([stream], device=x.device)
@@ -134,7 +163,7 @@ class Posterior:
                 if fused is not None:
                     return fused
             with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
-                return forward(self.net, params, x, engine=self.engine)
+                return forward(self.net, params, x, engine=self.engine, noise=noise)
 
     def _draw(self, seed: int, number: int) -> Params:
         """Every member's parameters for one draw; the noise of layers comes on top."""

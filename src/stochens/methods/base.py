@@ -20,6 +20,7 @@ from stochens.members import Params
 from stochens.methods.nodes import by_node
 from stochens.methods.patterns import first_match
 from stochens.networks import FRN
+from stochens.noise import uniform
 
 LINEAR = (nn.Linear, nn.modules.conv._ConvNd)  # theta enters linearly; transposed ones included
 LOOKUP = (nn.Embedding,)
@@ -246,7 +247,7 @@ def check_node(node: str) -> None:
 
 def bernoulli(keep: float, shape: torch.Size | tuple[int, ...], like: Tensor) -> Tensor:
     """z ~ Bernoulli(keep), as a boolean mask; fresh for each member under vmap."""
-    return torch.rand(shape, device=like.device) < keep
+    return uniform(shape, like) < keep
 
 
 def zeros_like(omega: Tensor) -> Tensor:

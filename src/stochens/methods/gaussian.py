@@ -28,6 +28,7 @@ from stochens.methods.base import (
     register,
 )
 from stochens.methods.nodes import by_node
+from stochens.noise import normal
 
 LOG_SIGMA = "_log_sigma"  # "weight" has its learned log sigma in "weight_log_sigma"
 VARIANCE_FLOOR = 1e-12  # keeps the gradient of sqrt finite where the input is all zeros
@@ -80,7 +81,7 @@ class GaussianLayer(StochasticLayer):
         theta = self.inner.draw(omega) if isinstance(self.inner, StochasticLayer) else omega
         sigma = self.sigmas()
         return {
-            name: w + sigma[self.base_of[name]] * torch.randn_like(w) for name, w in theta.items()
+            name: w + sigma[self.base_of[name]] * normal(w) for name, w in theta.items()
         }
 
     def output(self, theta: Params, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -98,7 +99,7 @@ class GaussianLayer(StochasticLayer):
         squared = x if isinstance(self.plain, LOOKUP) else x.square()
         variances = {name: s.square() for name, s in self.sigmas().items()}
         variance = functional_call(self.plain, variances, (squared, *rest), kwargs)
-        return y + (variance + VARIANCE_FLOOR).sqrt() * torch.randn_like(y)
+        return y + (variance + VARIANCE_FLOOR).sqrt() * normal(y)
 
     def mixtures(self, omega: Params) -> list[Mixture]:
         """The inner layer's components, each with this sigma."""
