@@ -30,6 +30,7 @@ ORDER = [
     ["report"],
     ["experiments"],
     ["cli"],
+    ["__main__"],
 ]
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 ROOT = Path(stochens.__file__).parent

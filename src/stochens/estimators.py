@@ -57,16 +57,16 @@ class _Ensemble(BaseEstimator, abc.ABC):  # type: ignore[misc]
         hidden_layer_sizes: tuple[int, ...] = (50, 50),
         method: MethodLike = "dropout",
         members: int = 20,
-        epochs: int = 200,
-        batch_size: int | None = 32,
+        epochs: int = 100,
+        batch_size: int | None = 64,
         optimizer: str = "adam",
-        lr: float | None = 0.005,
+        lr: float | None = 0.01,
         schedule: str = "cosine",
         prior_precision: float = 1.0,
         temperature: float = 1.0,
         standardize: bool = True,
         draws: int = 5,
-        dtype: str = "float32",
+        dtype: str | None = None,
         device: str | None = None,
         random_state: Any = None,
     ) -> None:
@@ -117,7 +117,7 @@ class _Ensemble(BaseEstimator, abc.ABC):  # type: ignore[misc]
         return self
 
     def _network(self, features: int, outputs: int) -> nn.Module | Callable[[], nn.Module]:
-        kind = self._dtype()
+        kind = DTYPES[self.dtype_]
         if self.net is None:
             return MLP(features, *self.hidden_layer_sizes, outputs).to(kind)
         if isinstance(self.net, nn.Module):
@@ -129,13 +129,19 @@ class _Ensemble(BaseEstimator, abc.ABC):  # type: ignore[misc]
             )
         return functools.partial(_built, self.net, features, outputs, kind)
 
-    def _dtype(self) -> torch.dtype:
-        if self.dtype not in DTYPES:
+    def _validated(self, X: Any, *targets: Any, **options: Any) -> Any:
+        """X [N, features] as float32 or float64, and y where it is given; remembers which."""
+        if self.dtype is not None and self.dtype not in DTYPES:
             raise InputError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
-        return DTYPES[self.dtype]
+        kinds = [np.float64, np.float32]  # float32 stays as it is, all others become the first
+        checked = validate_data(self, X, *targets, dtype=kinds, **options)
+        x = checked[0] if targets else checked
+        if targets:
+            self.dtype_ = self.dtype or str(x.dtype)
+        return checked
 
     def _tensor(self, array: Array) -> Tensor:
-        return torch.tensor(array, dtype=self._dtype())
+        return torch.tensor(array, dtype=DTYPES[self.dtype_])
 
     def _predictive(self, X: Any, *, keep_draws: bool = False) -> Any:
         """The predictive distribution at X [B, features]."""
@@ -144,7 +150,7 @@ class _Ensemble(BaseEstimator, abc.ABC):  # type: ignore[misc]
     def _blocks(self, X: Any, *, keep_draws: bool, rows: int | None) -> Iterator[Any]:
         """Likewise, some rows at a time: the draws are the same functions for all of them."""
         check_is_fitted(self)
-        x = self._tensor(self.scaler_.transform(validate_data(self, X, reset=False, dtype=float)))
+        x = self._tensor(self.scaler_.transform(self._validated(X, reset=False)))
         for part in x.split(rows or len(x)):
             yield self.posterior_.predict(
                 part,
@@ -171,7 +177,7 @@ OPTIONS = """
     standardize: whether columns (and targets of regression) are brought to mean 0 and variance 1
         first, which the prior N(0, 1 / prior_precision) on the parameters presumes.
     draws: of each member in a prediction.
-    dtype: "float32" or "float64", of the network.
+    dtype: "float32" or "float64", of the network and its predictions; as X when None.
     random_state: a number, a RandomState or None, as ever in scikit-learn.
 
     After `fit`: `posterior_` is the Posterior, with all that it can do.
@@ -190,7 +196,7 @@ class StochasticEnsembleClassifier(ClassifierMixin, _Ensemble):  # type: ignore[
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """X [N, features], y [N] labels of any kind, sample_weight [N]."""
-        X, y = validate_data(self, X, y, dtype=float)
+        X, y = self._validated(X, y)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         labels = torch.tensor(codes, dtype=torch.long)
@@ -199,19 +205,21 @@ class StochasticEnsembleClassifier(ClassifierMixin, _Ensemble):  # type: ignore[
 
     def predict(self, X: Any) -> Array:
         """The likeliest label of each row: [B]."""
-        chosen: Array = self.classes_[self.predict_proba(X).argmax(1)]
+        codes = self.predict_proba(X).argmax(1)
+        chosen: Array = self.classes_[codes]
         return chosen
 
     def predict_proba(self, X: Any) -> Array:
         """The mean predictive probabilities, in the order of `classes_`: [B, C]."""
         mean: Array = self._predictive(X).mean.double().numpy()
-        return (mean / mean.sum(1, keepdims=True)).astype(self.dtype)
+        return (mean / mean.sum(1, keepdims=True)).astype(self.dtype_)
 
     def predict_std(self, X: Any) -> Array:
         """The standard deviation of each probability over the draws: [B, C]."""
         parts = self._blocks(X, keep_draws=True, rows=BLOCK)
         stds = [p.probs.double().std(0, correction=0) for p in parts]
-        return torch.cat(stds).numpy().astype(self.dtype)
+        std: Array = torch.cat(stds).numpy().astype(self.dtype_)
+        return std
 
     def predict_uncertainty(self, X: Any) -> Uncertainty:
         """Entropy, mean entropy of the draws and mutual information, each [B], in nats."""
@@ -240,16 +248,16 @@ class StochasticEnsembleRegressor(RegressorMixin, _Ensemble):  # type: ignore[mi
         likelihood: str | Gaussian = "gaussian",
         method: MethodLike = "dropout",
         members: int = 20,
-        epochs: int = 200,
-        batch_size: int | None = 32,
+        epochs: int = 100,
+        batch_size: int | None = 64,
         optimizer: str = "adam",
-        lr: float | None = 0.005,
+        lr: float | None = 0.01,
         schedule: str = "cosine",
         prior_precision: float = 1.0,
         temperature: float = 1.0,
         standardize: bool = True,
         draws: int = 5,
-        dtype: str = "float32",
+        dtype: str | None = None,
         device: str | None = None,
         random_state: Any = None,
     ) -> None:
@@ -281,7 +289,7 @@ class StochasticEnsembleRegressor(RegressorMixin, _Ensemble):  # type: ignore[mi
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """X [N, features], y [N] or [N, D], sample_weight [N]."""
-        X, y = validate_data(self, X, y, dtype=float, y_numeric=True, multi_output=True)
+        X, y = self._validated(X, y, y_numeric=True, multi_output=True)
         like = likelihoods.resolve(self.likelihood)
         if not isinstance(like, Gaussian):
             raise InputError(f"a regressor needs a Gaussian likelihood, got {like.name!r}")
@@ -316,5 +324,5 @@ class StochasticEnsembleRegressor(RegressorMixin, _Ensemble):  # type: ignore[mi
 
     def _shaped(self, columns: Array) -> Array:
         """[B, D] as the targets of training were, in the network's dtype."""
-        values: Array = columns.astype(self.dtype)
+        values: Array = columns.astype(self.dtype_)
         return values[:, 0] if self.one_target_ else values

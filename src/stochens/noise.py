@@ -85,7 +85,11 @@ def recorded() -> Iterator[list[Request]]:
 
     def source(kind: Kind, shape: Sequence[int], like: Tensor) -> Tensor:
         found.append(Request(kind, tuple(shape)))
-        return torch.rand(tuple(shape)).to(like.device) if kind == "uniform" else torch.randn_like(like)
+        return (
+            torch.rand(tuple(shape)).to(like.device)
+            if kind == "uniform"
+            else torch.randn_like(like)
+        )
 
     with _from(source):
         yield found

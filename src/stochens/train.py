@@ -196,8 +196,8 @@ def _loss(
         if settings.repulsion is not None:
             parts = objective.mixtures(net, params)
             kl = kl + objective.repulsive_bound(parts, settings.repulsion)
-        minimised = nll + settings.temperature * kl / data.count
-        return Loss(minimised, nll, data.count * nll + kl + noise_gain)
+        minimised = nll + settings.temperature * kl / data.examples
+        return Loss(minimised, nll, data.examples * nll + kl + noise_gain)
 
     return loss_of, context
 

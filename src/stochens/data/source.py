@@ -28,7 +28,7 @@ class Source(NamedTuple):
     total: float | None = None  # the sum of the weights as they were given
 
     @property
-    def count(self) -> float:
+    def examples(self) -> float:
         """How many examples the likelihood is of: N, or the sum of the weights."""
         return float(self.size) if self.total is None else self.total
 

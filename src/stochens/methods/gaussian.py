@@ -80,9 +80,7 @@ class GaussianLayer(StochasticLayer):
     def draw(self, omega: Params) -> Params:
         theta = self.inner.draw(omega) if isinstance(self.inner, StochasticLayer) else omega
         sigma = self.sigmas()
-        return {
-            name: w + sigma[self.base_of[name]] * normal(w) for name, w in theta.items()
-        }
+        return {name: w + sigma[self.base_of[name]] * normal(w) for name, w in theta.items()}
 
     def output(self, theta: Params, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(self.inner, StochasticLayer):  # theta is drawn, its outputs are not
