@@ -18,7 +18,7 @@ ORDER = [
     ["likelihoods"],
     ["objective"],
     ["kernels"],
-    ["predict", "history", "progress", "schedules", "chains"],
+    ["predict", "history", "progress", "schedules", "chains", "export"],
     ["posterior", "step", "snapshot"],
     ["train"],
     ["blocks"],

@@ -212,7 +212,8 @@ class StochasticEnsembleClassifier(ClassifierMixin, _Ensemble):  # type: ignore[
     def predict_proba(self, X: Any) -> Array:
         """The mean predictive probabilities, in the order of `classes_`: [B, C]."""
         mean: Array = self._predictive(X).mean.double().numpy()
-        return (mean / mean.sum(1, keepdims=True)).astype(self.dtype_)
+        probs: Array = (mean / mean.sum(1, keepdims=True)).astype(self.dtype_)
+        return probs
 
     def predict_std(self, X: Any) -> Array:
         """The standard deviation of each probability over the draws: [B, C]."""

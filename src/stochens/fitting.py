@@ -43,7 +43,7 @@ from stochens.members import (
 )
 from stochens.memory import members_that_fit
 from stochens.methods import MethodLike, output_layer, stochastic, stochastic_layers
-from stochens.posterior import Posterior, Recipe
+from stochens.posterior import Inputs, Posterior, Recipe
 from stochens.progress import Log, log_to, progress_bar
 from stochens.randomness import RETRY, SECOND_SET, derive, seeded
 from stochens.schedules import rate_for, schedule_named
@@ -246,6 +246,7 @@ def fit(
         history=trained.history,
         spread=trained.spread,
         engine=chosen,
+        inputs=Inputs.of(given.x),
     )
 
 

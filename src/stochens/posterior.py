@@ -2,16 +2,18 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from stochens import objective, storage
 from stochens.chains import Chains
+from stochens.checks import whole
 from stochens.conversions import AlwaysDropout
 from stochens.data.source import inputs
 from stochens.errors import InputError
+from stochens.export import Predictor, noise_names, write
 from stochens.history import History
 from stochens.kernels.fused import fused_forward
 from stochens.kernels.resnet import resnet_forward
@@ -49,6 +51,22 @@ class Recipe:
     output: str | None = None
 
 
+class Inputs(NamedTuple):
+    """What one example of the training data was."""
+
+    shape: tuple[int, ...]
+    dtype: str  # torch's name, e.g. "float32"
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Inputs":
+        """From a batch, [B, ...]."""
+        return cls(tuple(x.shape[1:]), str(x.dtype).removeprefix("torch."))
+
+    def example(self) -> Tensor:
+        """Zeros, [1, ...]."""
+        return torch.zeros(1, *self.shape, dtype=getattr(torch, self.dtype))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Posterior:
     """Members and their noise: what `fit`, `multiswag` and the samplers return.
@@ -69,6 +87,7 @@ class Posterior:
     spread: Spread | None = None
     engine: Engine = "vmap"
     chains: Chains | None = None  # of a sampler: the members are its draws, chain after chain
+    inputs: Inputs | None = None  # None: of a folder that was written before they were kept
 
     def __len__(self) -> int:
         return size(self.params)
@@ -186,6 +205,57 @@ class Posterior:
         rows = min(len(x), batch_size or max(1, budget // (one * chunk)))
         return rows, chunk
 
+    def export(
+        self,
+        path: Any,
+        example: Any = None,
+        *,
+        draws: int = 1,
+        seed: int = 0,
+        overwrite: bool = False,
+    ) -> dict[str, Tensor]:
+        """Write the averaged predictor as one file that needs no stochens; B stays free.
+
+        "model.onnx" (needs `stochens[onnx]`) or "model.pt2" (torch.export). The function is that of
+        `predict(x, draws=draws, seed=seed, noise="shared")`: x [B, ...] and the noise of each draw
+        to probs [B, C], entropy [B] and mutual_information [B], or for regression to mean, std,
+        aleatoric and epistemic [B, D].
+
+        Returned are the noise inputs by name, each [S, ...], numbers from U(0, 1) ("uniform_0") or
+        N(0, 1) ("normal_0"). In ONNX they are the inputs' default values: x alone gives this seed's
+        draws, and other numbers give others. A .pt2 takes (x, noise). SWAG's draws of whole
+        parameter sets are made now and are part of the file.
+
+        `example`: inputs to take shape and dtype from; those of training when None.
+        """
+        noise = self.noise_inputs(example, draws=draws, seed=seed)
+        params = self.params
+        if self.spread is not None:
+            params = join([self._draw(seed, number) for number in range(draws)])
+        predictor = Predictor(self.net, params, self.likelihood, noise, draws * len(self))
+        about = {"posterior": repr(self), "draws": str(draws), "seed": str(seed)}
+        write(path, predictor, self._example(example), about=about, overwrite=overwrite)
+        return noise
+
+    def noise_inputs(
+        self, example: Any = None, *, draws: int = 1, seed: int = 0
+    ) -> dict[str, Tensor]:
+        """The noise of another seed for an exported predictor, by name, each [S, ...]."""
+        whole(draws=draws)
+        self.net.eval()
+        asked = self.noise_requests(self._example(example))
+        parts = [self.noise(asked, number, seed=seed) for number in range(draws)]
+        drawn = (torch.cat(own) for own in zip(*parts, strict=True))
+        return dict(zip(noise_names(asked), drawn, strict=True))
+
+    def _example(self, given: Any) -> Tensor:
+        """One input, [1, ...]."""
+        if given is not None:
+            return inputs(given)[:1]
+        if self.inputs is None:
+            raise InputError("this posterior does not know its inputs; pass an example of them")
+        return self.inputs.example()
+
     # -- what it is -----------------------------------------------------------------------------
 
     def kl(self, *, sigma: float = objective.SIGMA) -> objective.KL:
@@ -271,6 +341,7 @@ class Posterior:
             "seed": self.seed,
             "engine": self.engine,
             "chains": self.chains and self.chains.description(),
+            "inputs": self.inputs and self.inputs._asdict(),
         }
 
 
@@ -329,6 +400,7 @@ def load(path: Any, net: nn.Module | Builder, *, device: torch.device | str = "c
             spread=_spread(kinds, names),
             engine=about["engine"],
             chains=Chains.read(kinds, about.get("chains")),
+            inputs=_inputs(about.get("inputs")),
         )
     return posterior.to(device)
 
@@ -338,6 +410,10 @@ def _spread(kinds: dict[str, Params], names: list[str]) -> Spread | None:
         return None
     parts = (kinds[f"spread.{field}"] for field in Spread._fields)
     return Spread(*({name: part[name] for name in names} for part in parts))
+
+
+def _inputs(about: dict[str, Any] | None) -> Inputs | None:
+    return None if about is None else Inputs(tuple(about["shape"]), str(about["dtype"]))
 
 
 def _shared(net: nn.Module) -> dict[str, Tensor]:
