@@ -56,13 +56,12 @@ class _One(nn.Module):
 
     def __init__(self, net: nn.Module, names: list[str]) -> None:
         super().__init__()
-        self._net = (net,)  # in a tuple: its own parameters are not used, and not to be kept
-        self._names = names
+        self._net, self._names = net, names
 
     def forward(self, x: Tensor, params: list[Tensor], noise: list[Tensor]) -> Tensor:
         one = {name: p.unsqueeze(0) for name, p in zip(self._names, params, strict=True)}
         drawn = [t.unsqueeze(0) for t in noise]
-        return forward(self._net[0], one, x, engine="loop", noise=drawn)[0]  # [B, C]
+        return forward(self._net, one, x, engine="loop", noise=drawn)[0]  # [B, C]
 
 
 class _All(nn.Module):
