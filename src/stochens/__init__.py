@@ -8,6 +8,7 @@
 from typing import TYPE_CHECKING, Any
 
 from stochens import metrics
+from stochens.auto import Auto
 from stochens.conversions import freeze_batchnorm, keep_dropout, replace_batchnorm
 from stochens.data.source import Replicas
 from stochens.data.toy import toy_set
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FRN",
     "MLP",
+    "Auto",
     "Categorical",
     "DropConnect",
     "Dropout",

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from stochens import likelihoods, methods
+from stochens.auto import Auto, fit_best
 from stochens.blocks import in_blocks, report_lost, tried_again, without_lost
 from stochens.checkpoints import (
     EVERY,
@@ -56,7 +57,7 @@ def fit(
     net: nn.Module | Builder,
     data: Any,
     *,
-    method: MethodLike = "dropout",
+    method: MethodLike | Auto = "dropout",
     members: int | Sequence[int] = 50,
     sample_weight: Any = None,
     epochs: int = 100,
@@ -93,6 +94,8 @@ def fit(
     data: (x [N, ...], y [N]), a Dataset (read once), a DataLoader (streamed: every member sees
         its batches in its order), or Replicas: several sets, member k learns from set k mod D.
     method: a name, a Method with options, or several that compose, e.g. [Dropout(0.1), Gaussian()].
+        "auto" (or Auto with options) runs short trials of the methods first, on a part of the data,
+        and takes the one they favour; `posterior.trials` tells.
     members: how many, or which: `members=range(50, 100)` adds to an earlier run of 50.
     sample_weight: [N], not negative: a row of weight w counts as w equal rows, so N becomes their
         sum; batches are drawn row by row whatever the weights. Kernels do not serve it.
@@ -122,6 +125,11 @@ def fit(
     >>> posterior.predict(x).probs.shape
     torch.Size([4, 60, 2])
     """
+    if isinstance(method, Auto) or method == "auto":
+        options = {k: v for k, v in locals().items() if k not in ("net", "data", "method")}
+        whole(epochs=epochs)  # before the trials
+        _member_ids(members)
+        return fit_best(fit, net, data, method if isinstance(method, Auto) else Auto(), options)
     ids, seed = _member_ids(members), int(seed)
     whole(epochs=epochs)
     whole_or_none(batch_size=batch_size, chunk=chunk)

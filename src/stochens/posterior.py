@@ -36,6 +36,7 @@ from stochens.noise import Request, drawn, recorded
 from stochens.predict import sums_for
 from stochens.randomness import PREDICTION, SPREAD, derive, seeded
 from stochens.spread import Spread, draw, join_spreads
+from stochens.trials import Trials
 
 ACTIVATIONS = 64 << 20  # bytes of activations at once in prediction, which a CPU's caches like
 MOST_ACTIVATIONS = 16 << 30  # likewise, to keep a large GPU busy
@@ -87,6 +88,7 @@ class Posterior:
     spread: Spread | None = None
     engine: Engine = "vmap"
     chains: Chains | None = None  # of a sampler: the members are its draws, chain after chain
+    trials: Trials | None = None  # of method="auto": what led to the method
     inputs: Inputs | None = None  # None: of a folder that was written before they were kept
 
     def __len__(self) -> int:
@@ -341,6 +343,7 @@ class Posterior:
             "seed": self.seed,
             "engine": self.engine,
             "chains": self.chains and self.chains.description(),
+            "trials": self.trials and self.trials.description(),
             "inputs": self.inputs and self.inputs._asdict(),
         }
 
@@ -401,6 +404,7 @@ def load(path: Any, net: nn.Module | Builder, *, device: torch.device | str = "c
             engine=about["engine"],
             chains=Chains.read(kinds, about.get("chains")),
             inputs=_inputs(about.get("inputs")),
+            trials=Trials.read(about.get("trials")),
         )
     return posterior.to(device)
 
