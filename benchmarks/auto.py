@@ -5,8 +5,8 @@
 For each data set: NUTS as the truth, every candidate trained in full, and its distance to NUTS
 (total variation of the predictive means, over a square where the data are and a square ten times as
 wide; for digits over test digits and over noise). Then the trials of method="auto", which never see
-NUTS, and what each rule takes: the lowest training KL loss, the highest held-out log-likelihood, and
-both as in Auto(by="both"). Some ten minutes on two cores; the table is in results/auto.md.
+NUTS, and what each rule takes: the lowest training KL loss, the highest held-out log-likelihood,
+and both as in Auto(by="both"). Some ten minutes on two cores; the table is in results/auto.md.
 """
 
 import argparse
@@ -117,8 +117,8 @@ def summary(cases: dict[str, Any]) -> str:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--json", type=Path)
-    options.add_argument("--draws", type=int, default=4)
-    options.add_argument("--samples", type=int, default=300)
+    options.add_argument("--draws", type=int, default=3)
+    options.add_argument("--samples", type=int, default=200)
     given = options.parse_args()
     torch.set_num_threads(1)
     began = time.perf_counter()
@@ -128,15 +128,14 @@ def main() -> None:
         todo[f"digits, draw {draw}"] = digits(draw)
         for name, case in todo.items():
             cases[name] = measure(case, given.samples)
-            print(name, cases[name]["chosen"], f"{time.perf_counter() - began:.0f} s", flush=True)
+            seconds = round(time.perf_counter() - began)
+            print(name, cases[name]["chosen"], f"{seconds} s", flush=True)
+            if given.json:  # after each, so that a run that is cut leaves something
+                about = {"training": TRAINING, "samples": given.samples, "seconds": seconds}
+                given.json.write_text(json.dumps({**about, "cases": cases}, indent=1) + "\n")
+                made = f"Made by `python benchmarks/auto.py --json {given.json}`, {seconds} s.\n\n"
+                given.json.with_suffix(".md").write_text(made + summary(cases))
     print(summary(cases))
-    if given.json:
-        seconds = round(time.perf_counter() - began)
-        about = {"training": TRAINING, "samples": given.samples, "seconds": seconds}
-        given.json.write_text(json.dumps({**about, "cases": cases}, indent=1) + "\n")
-        given.json.with_suffix(".md").write_text(
-            f"Made by `python benchmarks/auto.py --json {given.json}`.\n\n" + summary(cases)
-        )
 
 
 if __name__ == "__main__":

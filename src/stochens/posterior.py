@@ -265,11 +265,21 @@ class Posterior:
         return objective.kl(self.net, self.params, self.prior_precision, sigma=sigma)
 
     def member(self, k: int) -> dict[str, Tensor]:
-        """The k-th member's parameters under the plain network's names, for load_state_dict.
+        """The k-th member as the plain network's own load_state_dict wants it, buffers and all.
 
-        Where a method trains two sets or a sigma, these are the first set and the mean.
+        Where a method trains two sets or a sigma, these are the first set and the mean. To hand a
+        member to those who have no stochens:
+
+            safetensors.torch.save_file(posterior.member(k), "member.safetensors")
+            net.load_state_dict(safetensors.torch.load_file("member.safetensors"))
+
+        The plain network has no noise: it is the member's centre, not its predictive.
         """
-        one = {name: p[k].detach().clone() for name, p in self.params.items()}
+        own = {id(p): name for name, p in self.net.named_parameters() if p.requires_grad}
+        one = {  # a tied parameter under each of its names, and what all members share
+            name: (self.params[own[id(t)]][k] if id(t) in own else t).detach().clone()
+            for name, t in self.net.state_dict(keep_vars=True).items()
+        }
         for path, layer in stochastic_layers(self.net).items():
             prefix = f"{path}." if path else ""
             plain = {prefix + name for name, _ in layer.plain.named_parameters()}
