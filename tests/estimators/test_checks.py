@@ -10,7 +10,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import stochens
 
 # Little training: the checks fit some two hundred times. The rate is high to make up for it.
-LITTLE = {"members": 2, "epochs": 15, "lr": 0.03}
+LITTLE = {"members": 2, "epochs": 6, "lr": 0.1, "draws": 2}
 
 EXPECTED = {
     "check_sample_weight_equivalence_on_dense_data": (
