@@ -60,7 +60,7 @@ def distance(one: Tensor, other: Tensor) -> float:
 def measure(case: Case, samples: int) -> dict[str, Any]:
     net, data, places = case
     reference = stochens.nuts(net, data, chains=4, samples=samples, warmup=samples, progress=False)
-    half = [reference.take(slice(k, None, 2)) for k in (0, 1)]
+    half = [reference.take(slice(2 * k * samples, 2 * (k + 1) * samples)) for k in (0, 1)]
     truth = {place: reference.predict(x).mean for place, x in places.items()}
     options: dict[str, Any] = {**TRAINING, "progress": False}
     far: dict[str, dict[str, float]] = {place: {} for place in places}
@@ -87,8 +87,12 @@ def measure(case: Case, samples: int) -> dict[str, Any]:
 def summary(cases: dict[str, Any]) -> str:
     """Of each rule: how often it takes the closest, its mean rank, how much further it is."""
     lines = [
+        'How often the choice of `method="auto"` is the candidate closest to NUTS, which the '
+        "trials never see. Toy sets a, b, c with 200 points, 4 x 4 digits with 200.",
+        "",
         f"{len(cases)} data sets, {len(CANDIDATES)} candidates. *Times the closest*: the distance "
-        "of what was chosen over that of the closest candidate, the mean over data sets.",
+        "of what was chosen over that of the closest candidate, the mean over data sets. The "
+        "default rule was chosen by looking at this table, so its row is no independent test.",
         "",
         "| rule | place | is the closest | mean rank | times the closest |",
         "| --- | --- | --- | --- | --- |",
@@ -105,11 +109,11 @@ def summary(cases: dict[str, Any]) -> str:
             hits = sum(rank == 1 for rank in ranks)
             row = f"{hits} of {len(ranks)} | {mean(ranks):.1f} | {mean(ratios):.2f}"
             lines.append(f"| {name} | {place} | {row} |")
-    lines += ["", "| data set | closest, in | out | by KL loss | by held-out | both |"]
+    lines += ["", "| data set | closest, in | out | by held-out | by KL loss | both |"]
     lines += ["| --- | --- | --- | --- | --- | --- |"]
     for name, case in cases.items():
         near = [min(far, key=lambda k: far[k]) for far in case["distance"].values()]
-        taken = [case["chosen"][by] for by in ("kl", "held-out", "both")]
+        taken = [case["chosen"][by] for by in RULES]
         lines.append(f"| {name} | {' | '.join([*near, *taken])} |")
     return "\n".join(lines) + "\n"
 

@@ -162,7 +162,7 @@ def test_a_candidate_that_cannot_be_is_left_out(data):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"by": "luck"}, "by must be one of both, held-out, kl"),
+        ({"by": "luck"}, "by must be one of held-out, kl, both"),
         ({"held_out": 1.0}, "held_out must be a share"),
         ({"candidates": []}, "candidates must be a list"),
         ({"candidates": "dropout"}, "candidates must be a list"),
