@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: install demo test lint bench faults clean
+.PHONY: install demo test lint docs bench faults clean
 
 install: $(READY)
 
@@ -26,11 +26,16 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Built into build/site, which needs nothing from elsewhere; a warning is an error.
+docs: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build --strict
+
 bench: $(READY)
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/nuts.py
 
-# The long form of tests/faults: ten minutes.
+# The long form of tests/faults: ten minutes, 10,000 damaged files of either sort.
 faults: $(READY)
 	$(BIN)/python -m tests.faults.kills --kills 200
 	$(BIN)/python -m tests.faults.damage --files 10000

@@ -6,9 +6,9 @@ from pathlib import Path
 import stochens
 
 ORDER = [
-    ["version", "errors", "hashed"],
-    ["randomness", "information", "storage", "noise"],
-    ["checkpoints"],
+    ["version", "errors", "hashed", "graphs"],
+    ["randomness", "information", "storage", "npz", "noise"],
+    ["checkpoints", "sums"],
     ["data"],
     ["networks"],
     ["conversions"],
@@ -29,6 +29,7 @@ ORDER = [
     ["metrics"],
     ["report"],
     ["experiments"],
+    ["own"],
     ["cli"],
     ["__main__"],
 ]

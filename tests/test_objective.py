@@ -386,7 +386,12 @@ def test_gradient_of_the_penalty(name: str, members: int) -> None:
     params = {n: p.requires_grad_() for n, p in omega_of(net, members).items()}
     value = objective.penalty(net, params, precision)  # [M]
     assert value.shape == (members,)
+    at_once = objective.penalty_for(net, params, precision)(params)
+    torch.testing.assert_close(at_once, value)
+    slopes = torch.autograd.grad(at_once.sum(), list(params.values()))
     value.sum().backward()
+    for p, slope in zip(params.values(), slopes, strict=True):
+        torch.testing.assert_close(slope, p.grad)
     rate = {"dropout": 0.7, "dropconnect": 0.8, "np-dropout": 0.5}.get(name.split("+")[0], 1.0)
     for n, p in params.items():
         noisy = n.startswith("0.")  # "2" is the output layer

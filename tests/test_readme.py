@@ -14,9 +14,10 @@ def snippets(page: Path) -> list[str]:
 
 
 SNIPPETS = snippets(ROOT / "README.md")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ALL = [
     pytest.param(code, id=f"{page.name}-{k}")
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    for page in PAGES
     for k, code in enumerate(snippets(page))
 ]
 

@@ -180,6 +180,26 @@ def penalty(net: nn.Module, params: Params, precision: float) -> Tensor:
     return l2(parts, precision) + (constant(finite, precision) if finite else 0.0)
 
 
+def penalty_for(net: nn.Module, params: Params, precision: float) -> Callable[[Params], Tensor]:
+    """`penalty` of this network as a function of parameters [M, ...] like these.
+
+    Where no sigma is finite it is a weighted sum of squares: one product of all the parameters side
+    by side, where the definition takes some operations for each, hundreds in a deep network.
+    """
+    ones = {name: torch.ones_like(p[:1]).requires_grad_() for name, p in params.items()}
+    parts = mixtures(net, ones)
+    if any(part.sigma is not None for part in parts):
+        return lambda params: penalty(net, params, precision)
+    slopes = torch.autograd.grad(l2(parts, precision).sum(), list(ones.values()))
+    weights = 0.5 * torch.cat([slope.flatten() for slope in slopes])  # [D]
+
+    def squares(params: Params) -> Tensor:
+        together = torch.cat([params[name].flatten(1) for name in ones], dim=1)  # [M, D]
+        return (weights * together.square()).sum(1)
+
+    return squares
+
+
 def kl(net: nn.Module, params: Params, precision: float, *, sigma: float = SIGMA) -> KL:
     """Every term of the ensemble's KL to the prior N(0, 1 / precision), in float64."""
     with torch.no_grad():

@@ -7,19 +7,17 @@ replayed: the same operations on the same memory, and the next random numbers.
 
 import contextlib
 import logging
-import warnings
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from stochens.graphs import recorded
 from stochens.history import Recorder
 from stochens.members import Params
 
 log = logging.getLogger("stochens")
-
-WARM_UP = 3  # steps before a recording, so that libraries have made what they make once
 
 Batch = Tensor | tuple[Tensor, Tensor] | None  # rows [M, B]; a loader's (x, y); all of the data
 
@@ -122,17 +120,7 @@ class Replayed:
         assert not isinstance(batch, tuple)
         rows = None if batch is None else batch.clone()
         with _undone(self._step):
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(WARM_UP):
-                    self._step.move(rows, self._number)
-                with _no_waiting():
-                    self._step.move(rows, self._number)
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
-                self._step.move(rows, self._number)
+            graph = recorded(lambda: self._step.move(rows, self._number), pool=self._pool)
         self._graphs[_size(batch)] = graph, rows
 
 
@@ -149,19 +137,6 @@ def replayed(step: Eager, batch: Batch) -> Step:
 
 def _size(batch: Batch) -> int | None:
     return batch.shape[1] if isinstance(batch, Tensor) else None
-
-
-@contextlib.contextmanager
-def _no_waiting() -> Iterator[None]:
-    """Inside, an operation that waits for the GPU is an error, as it would be in a recording."""
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
 
 
 @contextlib.contextmanager

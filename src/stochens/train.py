@@ -188,11 +188,12 @@ def _loss(
 ) -> tuple[LossOf, contextlib.AbstractContextManager[None]]:
     """What a step minimises and records, and the context that it wants to run in."""
     data_term, context = _data_term(net, data, likelihood, members, settings)
+    penalty = objective.penalty_for(net, params, settings.prior_precision)
     noise_gain = objective.stochasticity(objective.mixtures(net, params))
 
     def loss_of(params: Params, batch: Batch, step: int | Tensor) -> Loss:
         nll = data_term(params, batch, step)  # [M]
-        kl = objective.penalty(net, params, settings.prior_precision)  # [M]
+        kl = penalty(params)  # [M]
         if settings.repulsion is not None:
             parts = objective.mixtures(net, params)
             kl = kl + objective.repulsive_bound(parts, settings.repulsion)

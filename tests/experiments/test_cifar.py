@@ -15,6 +15,7 @@ from stochens.metrics import Interval
 from stochens.networks import ResNet20FRN
 from stochens.report import finish
 from stochens.report.run_folder import Run
+from stochens.storage import CHECKSUMS
 
 TRAIN, TEST = 12, 20
 SMALL = {"members": 2, "epochs": 1, "batch_size": 6, "images": 12, "resamples": 5, "block": 1}
@@ -166,6 +167,7 @@ def test_what_would_change_the_members_cannot_be_resumed(data, tmp_path):
     with pytest.raises(InputError, match=r"has lr = 0.1, which cannot be changed to 0.2"):
         cifar.resumed(out, lr=0.2)
     about = json.loads((out / "run.json").read_text())
+    (out / CHECKSUMS).unlink()
     (out / "run.json").write_text(json.dumps(about | {"experiment": "toy"}))
     with pytest.raises(InputError, match="no run of stochens cifar"):
         cifar.resumed(out)

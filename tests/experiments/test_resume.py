@@ -1,13 +1,19 @@
 """A run that was stopped and gone on with ends like one that was not."""
 
+import dataclasses
+import json
+import re
+import shutil
 import warnings
 
 import numpy as np
 import pytest
 from tests.experiments.test_digits import SMALL as DIGITS
 from tests.experiments.test_toy import SMALL as TOY
+from typer.testing import CliRunner
 
 from stochens import InputError
+from stochens.cli import app
 from stochens.experiments import digits, toy
 from stochens.report.run_folder import Run
 
@@ -64,6 +70,57 @@ def test_digits(tmp_path):
         digits.run(digits.configured("quick", out=cut, **DIGITS), note=stops_at("SE2"))
     digits.run(digits.resumed(cut), resume=True)
     same(Run(cut), Run(whole))
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """Runs that were stopped before they did anything."""
+    out = tmp_path_factory.mktemp("runs")
+    with pytest.raises(KeyboardInterrupt):
+        toy.run(toy.configured("quick", out=out / "toy", **TOY), note=stops_at("NUTS"))
+    with pytest.raises(KeyboardInterrupt):
+        digits.run(digits.configured("quick", out=out / "digits", **DIGITS), note=stops_at("HMC"))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "said"),
+    [
+        ("toy", ["--preset", "paper"], "preset = 'quick', which cannot be changed to 'paper'"),
+        ("toy", ["--sets", "b"], r"sets = .* which cannot be changed to \('b',\)"),
+        ("toy", ["--members", "77"], "members = .* which cannot be changed to 77"),
+        ("toy", ["--method", "SE3"], r"only = \(\), which cannot be changed to \('SE3',\)"),
+        ("toy", ["--draws", "7"], "draws = .* which cannot be changed to 7"),
+        ("toy", ["--seeds", "7"], "seeds = 1, which cannot be changed to 7"),
+        ("toy", ["--seed", "5"], "seed = 0, which cannot be changed to 5"),
+        ("toy", ["--jobs", "2"], "jobs = 1, which cannot be changed to 2"),
+        ("toy", ["--out", "elsewhere"], "leave --out elsewhere away"),
+        ("digits", ["--preset", "paper"], "preset = 'quick', which cannot be changed to 'paper'"),
+        ("digits", ["--members", "77"], "members = .* which cannot be changed to 77"),
+        ("digits", ["--seed", "5"], "seed = 0, which cannot be changed to 5"),
+        ("digits", ["--out", "elsewhere"], "leave --out elsewhere away"),
+        ("cifar", ["--out", "elsewhere"], "leave --out elsewhere away"),
+    ],
+)
+def test_options_that_differ_from_the_runs_own_are_refused(stopped, command, option, said):
+    told = CliRunner().invoke(app, [command, "--resume", str(stopped / command), *option])
+    assert isinstance(told.exception, InputError), told.output
+    assert re.search(said, str(told.exception))
+
+
+def test_options_that_are_the_runs_own_or_harmless_are_taken(stopped):
+    config = toy.resumed(stopped / "toy", seed=0, preset="quick", device="cpu", members=None)
+    assert config == dataclasses.replace(toy.resumed(stopped / "toy"), device="cpu")
+    config = digits.resumed(stopped / "digits", seed=0, device="cpu")
+    assert config == dataclasses.replace(digits.resumed(stopped / "digits"), device="cpu")
+    about = json.loads((stopped / "toy" / "run.json").read_text())
+    about["config"]["jobs"] = 3
+    other = stopped / "other"
+    shutil.copytree(stopped / "toy", other, ignore=shutil.ignore_patterns("SHA256SUMS"))
+    (other / "run.json").write_text(json.dumps(about))
+    assert toy.resumed(other, jobs=2).jobs == 2
+    with pytest.raises(InputError, match="jobs = 3, which cannot be changed to 1"):
+        toy.resumed(other, jobs=1)
 
 
 def test_a_run_of_something_else_is_refused(tmp_path):

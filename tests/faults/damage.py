@@ -1,15 +1,17 @@
 """Damages files of every kind that we write, and reads them again.
 
-    python -m tests.faults.damage --files 10000
+    python -m tests.faults.damage --files 10000    # as many of either sort
 
-A reader may give back exactly what was written, or raise InputError. Anything else is a fault: a
-crash of another kind, or content that is not what was written.
+Where there are checksums, every change must be refused, by InputError. Files without them, which
+others write, may be damaged in a way that still reads: then what is read must be plain data of the
+right kind and shape. Anything else is a fault, such as an error of another kind.
 """
 
 import argparse
 import contextlib
 import hashlib
 import json
+import os
 import random
 import shutil
 import tempfile
@@ -25,6 +27,9 @@ from stochens import InputError, storage
 from stochens.checkpoints import Checkpoints
 from stochens.data import plain_pickle
 from stochens.data.hmc_reference import hmc_reference
+from stochens.data.images import load_images
+from stochens.report import finish
+from stochens.report.run_folder import Run, shown
 
 NET = stochens.MLP(2, 4, 2)
 
@@ -67,10 +72,76 @@ def reference(folder: Path) -> Callable[[], str]:
     np.save(folder / "hmc_probs.npy", probs)
 
     def read() -> str:
-        found = hmc_reference(folder)
-        sums = found.double().sum(1)
-        if found.shape != (10_000, 10) or not bool(((sums - 1).abs() < 2e-3).all()):
-            raise AssertionError("no distributions")
+        return _distributions(hmc_reference(folder))
+
+    return read
+
+
+def _distributions(found: torch.Tensor) -> str:
+    sums = found.double().sum(1)
+    if found.shape != (10_000, 10) or not bool(((sums - 1).abs() < 2e-3).all()):
+        raise AssertionError("no distributions")
+    return ""
+
+
+def table(folder: Path) -> Callable[[], str]:
+    """The same as text; a number may become another, and a row stays a distribution."""
+    (folder / "probs.csv").write_text("0.1,0.2,0.05,0.15,0.1,0.1,0.1,0.1,0.05,0.05\n" * 10_000)
+    return lambda: _distributions(hmc_reference(folder))
+
+
+def parquet(folder: Path) -> Callable[[], str]:
+    from tests.data.image_files import CIFAR10, pixels, write_parquet
+
+    names = {"label": CIFAR10}
+    write_parquet(folder / "data" / "test.parquet", pixels(2), {"label": [3, 4]}, names=names)
+    return _images(folder)
+
+
+def image_folder(folder: Path) -> Callable[[], str]:
+    from tests.data.image_files import CIFAR10, pixels, write_folder_of_images
+
+    write_folder_of_images(folder / "data" / "test", pixels(2), [3, 4], CIFAR10)
+    return _images(folder)
+
+
+def _images(folder: Path) -> Callable[[], str]:
+    def read() -> str:
+        shutil.rmtree(folder / "cache", ignore_errors=True)  # it is what was read before
+        os.environ["STOCHENS_CACHE"] = str(folder / "cache")
+        x, y, classes = load_images(folder / "data", "cifar10", "test")
+        if x.shape != (len(y), 3, 32, 32) or x.dtype != torch.uint8 or len(classes) != 10:
+            raise AssertionError(f"no images: {x.shape} {x.dtype}")
+        if not bool(((y >= 0) & (y < 10)).all()):
+            raise AssertionError(f"no labels: {y}")
+        return ""
+
+    return read
+
+
+def run(folder: Path) -> Callable[[], str]:
+    from tests.report.sample import sample_run
+
+    sample_run(folder / "run", sets=("a",))
+
+    def read() -> str:
+        found = Run(folder / "run")
+        told = [found.about, found.metrics, found.training, found.sampler]
+        return json.dumps(told) + digest({k: torch.from_numpy(a) for k, a in found.arrays.items()})
+
+    return read
+
+
+def older_run(folder: Path) -> Callable[[], str]:
+    """One without checksums: its page is made, or it is refused."""
+    from tests.report.sample import sample_run
+
+    sample_run(folder / "run", sets=("a",))
+    (folder / "run" / storage.CHECKSUMS).unlink()
+
+    def read() -> str:
+        with shown([folder / "run"]):
+            finish.page([folder / "run"], folder / ".page.html")
         return ""
 
     return read
@@ -83,11 +154,14 @@ def digest(tensors: dict[str, Any]) -> str:
     return found.hexdigest()
 
 
-KINDS = {
-    "saved posterior": saved_posterior,
-    "checkpoint": checkpoint,
+CHECKED = {"saved posterior": saved_posterior, "checkpoint": checkpoint, "run folder": run}
+UNCHECKED = {
+    "run folder without checksums": older_run,
     "python batch": batch,
+    "parquet": parquet,
+    "image folder": image_folder,
     "HMC reference": reference,
+    "HMC reference as CSV": table,
 }
 
 
@@ -110,6 +184,12 @@ def damaged(content: bytes, chance: random.Random) -> bytes:
             return content[:at] + content[max(0, at - chance.randint(1, 99)) :]
 
 
+def _ours(file: Path, folder: Path) -> bool:
+    """No file to damage: a lock, what a reader made, or nothing of it is left to change."""
+    inside = file.relative_to(folder).parts
+    return inside[0] == "cache" or file.name.startswith(".") or not file.stat().st_size
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", type=int, default=10_000)
@@ -117,28 +197,31 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     chance, told = random.Random(args.seed), {}
-    for kind, make in KINDS.items():
+    share = {kind: -(-args.files // len(kinds)) for kinds in (CHECKED, UNCHECKED) for kind in kinds}
+    for kind, make in (CHECKED | UNCHECKED).items():
         folder = Path(tempfile.mkdtemp())
         try:
             read = make(folder)
             want, files = (
                 read(),
-                [p for p in folder.rglob("*") if p.is_file() and p.name != ".lock"],
+                [p for p in folder.rglob("*") if p.is_file() and not _ours(p, folder)],
             )
-            refused = 0
-            count = args.files // len(KINDS)
+            refused, count = 0, share[kind]
             for _ in range(count):
                 file = chance.choice(files)
                 content = file.read_bytes()
-                file.write_bytes(damaged(content, chance))
+                while (new := damaged(content, chance)) == content:
+                    pass  # a cut at the very end, for one
+                file.write_bytes(new)
                 try:
-                    if read() != want:
-                        raise SystemExit(f"{kind}: {file.name} was read as something else")
+                    if read() != want or kind in CHECKED:
+                        raise SystemExit(f"{kind}: the damage in {file.name} was not noticed")
                 except InputError:
                     refused += 1
                 file.write_bytes(content)
-            told[kind] = {"files": count, "refused": refused, "read as written": count - refused}
-            print(f"{kind}: {count} damaged files, {refused} refused", flush=True)
+            rest = count - refused
+            told[kind] = {"files": count, "refused": refused, "read as plain data": rest}
+            print(f"{kind}: {count} damaged, {refused} refused, {rest} read", flush=True)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(BrokenPipeError):

@@ -1,19 +1,22 @@
 """Fuzzing of the readers that take bytes from strangers, by atheris where it is installed.
 
     pip install atheris
-    python -m tests.faults.fuzz pickle|checksums [options of libFuzzer]
+    python -m tests.faults.fuzz pickle|checksums|npz [options of libFuzzer]
 
 Whatever the bytes, a reader returns plain data or raises InputError.
 """
 
 import contextlib
+import io
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from stochens import InputError, storage
+from stochens import InputError, npz, storage
 from stochens.data import plain_pickle
 
 PLACE = Path(tempfile.mkdtemp()) / "saved"
@@ -42,7 +45,17 @@ def one_folder(data: bytes) -> None:
         file.write_bytes(whole)
 
 
-TARGETS = {"pickle": one_pickle, "checksums": one_folder}
+def one_npz(data: bytes) -> None:
+    """The bytes as they are, and as an array in a file that is right otherwise."""
+    with zipfile.ZipFile(inside := io.BytesIO(), "w") as file:
+        file.writestr("x.npy", b"\x93NUMPY\x01\x00" + data)
+    for content in (data, inside.getvalue()):
+        with contextlib.suppress(InputError), storage.reading("it"):
+            found = npz.read_npz(content, "it")
+            assert sum(array.nbytes for array in found.values()) <= len(content)
+
+
+TARGETS = {"pickle": one_pickle, "checksums": one_folder, "npz": one_npz}
 
 
 def main() -> None:
@@ -51,7 +64,10 @@ def main() -> None:
     except ImportError:
         raise SystemExit("fuzzing needs atheris: pip install atheris") from None
     target = TARGETS[sys.argv.pop(1)]
-    for module, name in ((plain_pickle, "_run"), (storage, "read_folder")):  # what it watches
+    watched = [(plain_pickle, "_run"), (storage, "read_folder"), (npz, "read_npz"), (npz, "_array")]
+    of_numpy = sys.modules[np.lib.format.read_magic.__globals__["__name__"]]
+    watched += [(of_numpy, name) for name in ("_read_array_header", "_filter_header")]
+    for module, name in watched:
         setattr(module, name, atheris.instrument_func(getattr(module, name)))
     atheris.Setup(sys.argv, target)
     atheris.Fuzz()

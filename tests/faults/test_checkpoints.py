@@ -105,6 +105,36 @@ def test_a_full_disk_is_one_error_and_the_last_good_one_stays(tmp_path, monkeypa
         assert [p.name for p in tmp_path.iterdir()] == ["000000001"]  # nothing half
 
 
+FULL = """
+import resource, sys, torch
+from stochens import InputError
+from stochens.checkpoints import Checkpoints
+from stochens.report.run_folder import METRICS, Run, RunFolder
+kept = Checkpoints(sys.argv[1] + "/kept", "test 1")
+kept.save(1, {"t": torch.arange(50.0)}, {"step": 1})
+folder = RunFolder(sys.argv[1] + "/run", experiment="toy", config={}, device="cpu")
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))  # the system refuses to write more
+folder.put(METRICS, ("a",), "long" * 10_000)
+for write in (lambda: kept.save(2, {"t": torch.zeros(9_000)}, {"step": 2}), folder.write):
+    try:
+        write()
+    except InputError as error:
+        print(error)
+print(kept.latest()[1]["step"], Run(sys.argv[1] + "/run").metrics)
+"""
+
+
+def test_a_disk_that_takes_no_more_by_the_system_itself(tmp_path):
+    command = [sys.executable, "-c", FULL, str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    first, second, after = run.stdout.splitlines()
+    assert first.startswith(f"cannot write {tmp_path}/kept/000000002: "), run.stderr
+    assert second == f"cannot write {tmp_path}/run: File too large"
+    assert after == "1 {}"
+    left = [path.name for path in (tmp_path / "kept").iterdir()]
+    assert left == ["000000001"]  # nothing half
+
+
 def test_a_folder_belongs_to_one_process_until_that_ends(tmp_path):
     code = (
         "import sys, time; from stochens.checkpoints import alone_in\n"

@@ -1,4 +1,4 @@
-"""400 damaged files here; `make faults` has 10,000."""
+"""400 damaged files of either sort here; `make faults` has 10,000."""
 
 import subprocess
 import sys

@@ -147,6 +147,22 @@ def test_stopped_in_the_warm_up_a_folder_keeps_it(data, monkeypatch, tmp_path):
         stochens.nuts(nn.Linear(2, 2), data, checkpoint=tmp_path / "run", seed=1, **options)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("sampler", ["nuts", "hmc", "sgmcmc"])
+def test_of_two_runs_to_go_on_with_none_is_left_out_silently(data, tmp_path, sampler):
+    sample, net = getattr(stochens, sampler), nn.Linear(2, 2)
+    options = {"chains": 2, ("burn_in" if sampler == "sgmcmc" else "warmup"): 10}
+    long = sample(net, data, samples=9, **options)
+    few = sample(net, data, samples=3, **options)
+    options["checkpoint"] = tmp_path / "run"
+    more = sample(net, data, samples=6, resume=few, **options)  # a new folder keeps what follows
+    assert torch.equal(more.chains.stats["likelihood"], long.chains.stats["likelihood"][:, :6])
+    with pytest.raises(InputError, match=r"run holds a run, and resume is a run too: .* leave"):
+        sample(net, data, samples=9, resume=few, **options)
+    whole = sample(net, data, samples=9, **options)
+    assert torch.equal(whole.params["weight"], long.params["weight"])
+
+
 def test_a_folder_of_something_else_is_not_written_over(data, tmp_path):
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(InputError, match="not empty"):

@@ -17,7 +17,7 @@ from stochens import InputError
 from stochens.posteriors import sgmcmc_steps
 from stochens.posteriors.problem import prepare
 from stochens.posteriors.sgmcmc import sgmcmc
-from stochens.posteriors.sgmcmc_steps import Plan, batches, data_term_for, gradient
+from stochens.posteriors.sgmcmc_steps import Gradient, Plan, batches, data_term_for
 
 N, NOISE, PRECISION = 20, 0.5, 2.0
 
@@ -223,13 +223,14 @@ def test_mini_batches_are_unbiased(batch_size, seed):
     problem = prepare(net, data, chains=3, device="cpu", dtype=torch.float64, **common)
     q = torch.cat([p.flatten(1) for p in problem.start.values()], 1)
     term, _ = data_term_for(problem, "auto")
-    energy, g = gradient(problem, term, q, None, 0)
+    gradient = Gradient(problem, term)
+    energy, g = gradient(q, None, 0)
     stream = batches(problem, batch_size, 3)
     mean_energy, mean_g, seen = torch.zeros_like(energy), torch.zeros_like(g), 0
     while seen < 30:
         rows = next(stream)
         size = 30 if rows is None else rows.shape[1]
-        part_energy, part_g = gradient(problem, term, q, rows, 0)
+        part_energy, part_g = gradient(q, rows, 0)
         mean_energy += part_energy * size / 30
         mean_g += part_g * size / 30
         seen += size
@@ -338,14 +339,14 @@ def test_a_chain_that_diverges_is_named_and_harms_no_other():
 
 def interrupted_at(call: int, monkeypatch) -> None:
     count = iter(range(1_000_000))
-    real = sgmcmc_steps.gradient
+    real = Gradient.__call__
 
-    def gradient(*arguments):
+    def gradient(self, *arguments):
         if next(count) == call:
             raise KeyboardInterrupt
-        return real(*arguments)
+        return real(self, *arguments)
 
-    monkeypatch.setattr(sgmcmc_steps, "gradient", gradient)
+    monkeypatch.setattr(Gradient, "__call__", gradient)
 
 
 def test_ctrl_c_keeps_the_draws(xor, monkeypatch):

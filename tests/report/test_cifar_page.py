@@ -16,6 +16,7 @@ from stochens.report.cifar_rows import Rows, gather
 from stochens.report.page import build_page
 from stochens.report.page_run import View
 from stochens.report.run_folder import METRICS, Run, RunFolder
+from stochens.storage import CHECKSUMS
 
 DASH = "\N{EN DASH}"
 
@@ -338,5 +339,6 @@ def test_a_run_written_by_hand_with_other_metrics_is_shown(runs, tmp_path):
         shutil.copy(file, tmp_path)
     odd = {"value": 0.5, "low": 0.4, "high": 0.6}
     rows = {"mine": {"test": {"accuracy": odd, "oddity": odd}, "here-and-there": {"NLL": odd}}}
+    (tmp_path / CHECKSUMS).unlink()
     (tmp_path / METRICS).write_text(json.dumps({SET: rows}))
     assert Tables(build_page([Run(tmp_path)])).found[TABLE_2]["mine"] == ["50.00"]

@@ -20,6 +20,7 @@ from stochens.report.page_maps import map_data
 from stochens.report.page_run import View, metric
 from stochens.report.paper import COLUMNS, TABLE_1, paper_value
 from stochens.report.run_folder import Run, RunFolder
+from stochens.storage import CHECKSUMS
 
 VOID = {"meta", "link", "input", "br"}
 HOSTILE = "<script>alert(1)</script>"
@@ -232,6 +233,7 @@ def test_other_sets_domains_and_metrics_are_taken_from_the_files(run, tmp_path):
     odd = {"value": 3.25, "low": 3.0, "high": 3.5}
     row = {"test": {"accuracy": interval, "oddity": odd}, "photographs": {"OOD AUROC": interval}}
     better = {"test": {"accuracy": interval | {"value": 0.98}}}
+    (tmp_path / CHECKSUMS).unlink()  # what is written by hand has none
     (tmp_path / "metrics.json").write_text(json.dumps({"digits": {"X": row, "Y": better}}))
     digits = Run(tmp_path)
     rng = np.random.default_rng(0)
@@ -257,6 +259,7 @@ def test_many_domains_get_a_table_each(run, tmp_path):
         method: {f"place{i}": {f"metric{k}": interval for k in range(5)} for i in range(4)}
         for method in ("X", "Y")
     }
+    (tmp_path / CHECKSUMS).unlink()
     (tmp_path / "metrics.json").write_text(json.dumps({"digits": rows}))
     page = Page(build_page([Run(tmp_path)]))
     assert len(page.numbers) == 2 * 4 * 5

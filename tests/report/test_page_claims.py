@@ -9,6 +9,7 @@ from stochens.metrics import Interval
 from stochens.report.page_claims import CLAIMS, Claim, claims, verdict
 from stochens.report.page_run import View
 from stochens.report.run_folder import METRICS, TRAINING, Run
+from stochens.storage import CHECKSUMS
 
 near, far, wide = Interval(1, 0.9, 1.1), Interval(2, 1.8, 2.2), Interval(1.5, 0.5, 2.5)
 
@@ -47,6 +48,7 @@ def test_the_table_tells_of_the_rows_that_are_there(tmp_path):
         "mean": [0.66, 0.1],
         "sd": [0, 0],
     }
+    (path / CHECKSUMS).unlink()
     (path / TRAINING).write_text(json.dumps(training))
     assert f"after 500 and 1,000 steps: {first} 0.66, 0.10" in claims(View(Run(path), "run0"))
 
@@ -54,5 +56,6 @@ def test_the_table_tells_of_the_rows_that_are_there(tmp_path):
 def test_other_experiments_make_no_claims(tmp_path):
     path = sample_run(tmp_path / "run").path
     about = json.loads((path / "run.json").read_text())
+    (path / CHECKSUMS).unlink()
     (path / "run.json").write_text(json.dumps(about | {"experiment": "digits"}))
     assert claims(View(Run(path), "run0")) is None

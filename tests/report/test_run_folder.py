@@ -8,6 +8,7 @@ import torch
 
 from stochens import InputError, Predictive
 from stochens.report.run_folder import METRICS, Run, RunFolder
+from stochens.storage import CHECKSUMS
 
 
 def folder(path) -> RunFolder:
@@ -58,10 +59,10 @@ def test_damage_is_one_clear_error(tmp_path):
         Run(tmp_path / "nowhere")
     out = folder(tmp_path / "run")
     (tmp_path / "run" / METRICS).write_text("[1, 2]")
-    with pytest.raises(InputError, match="not a table"):
+    with pytest.raises(InputError, match=r"metrics.json is damaged: it does not fit its checksum"):
         Run(tmp_path / "run")
-    (tmp_path / "run" / METRICS).write_text("{")
-    with pytest.raises(InputError, match="is damaged"):
+    (tmp_path / "run" / CHECKSUMS).unlink()
+    with pytest.raises(InputError, match=r"metrics.json is damaged: not a table"):
         Run(tmp_path / "run")
     out.arrays["x"] = np.zeros(3)
     out.write()

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits, load_sample_images
-from sklearn.model_selection import train_test_split
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -30,6 +28,9 @@ def digits(*, test_share: float = 0.3, seed: int = 0) -> Digits:
     >>> digits().x_train.shape
     torch.Size([1257, 1, 8, 8])
     """
+    from sklearn.datasets import load_digits  # here: it takes longer to import than torch
+    from sklearn.model_selection import train_test_split
+
     x, y = load_digits(return_X_y=True)
     x = (x / WHITE).astype(np.float32).reshape(-1, 1, 8, 8)
     random_state = derive(seed) % 2**32
@@ -48,6 +49,8 @@ def photo_patches(n: int, *, seed: int = 0) -> Tensor:
     torch.Size([3, 1, 8, 8])
     """
     rng = np.random.default_rng(derive(seed))
+    from sklearn.datasets import load_sample_images
+
     grey = [image.mean(-1) for image in load_sample_images().images]
     patches = np.empty((n, 1, 8, 8), np.float32)
     for patch in patches:

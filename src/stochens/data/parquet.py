@@ -89,7 +89,7 @@ def _open(file: Path, labels: Labels) -> Any:
         import pyarrow.parquet
     except ImportError:
         raise InputError("parquet files need pyarrow: pip install 'stochens[images]'") from None
-    with _reading(file):
+    with reading_parquet(file):
         opened = pyarrow.parquet.ParquetFile(file, page_checksum_verification=True)
         schema, rows = opened.schema_arrow, opened.metadata.num_rows
         size = sum(
@@ -115,7 +115,7 @@ def _rows(file: Path, opened: Any, labels: Labels) -> Iterator[tuple[list[bytes]
     import pyarrow as pa
 
     image = _image_column(opened.schema_arrow.names)
-    with _reading(file):
+    with reading_parquet(file):
         kind = opened.schema_arrow.field(image).type
         if not pa.types.is_struct(kind) or kind.get_field_index("bytes") < 0:
             raise InputError(f"{file}: column {image} is {kind}, not struct<bytes, path>")
@@ -133,13 +133,13 @@ def _names(opened: Any, labels: Labels, file: Path) -> object:
     text = (opened.schema_arrow.metadata or {}).get(b"huggingface")
     if text is None:
         return None
-    with _reading(file):
+    with reading_parquet(file):
         feature = json.loads(text)["info"]["features"].get(labels.column, {})
         return feature.get("names") if isinstance(feature, dict) else None
 
 
 @contextlib.contextmanager
-def _reading(file: Path) -> Iterator[None]:
+def reading_parquet(file: Path) -> Iterator[None]:
     """Whatever pyarrow raises on a damaged file is one clear error."""
     try:
         yield

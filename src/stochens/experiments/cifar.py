@@ -37,6 +37,7 @@ from stochens.experiments.rows import (
     made_again,
     opened,
     stopped_run,
+    taken_over,
 )
 from stochens.members import Params
 from stochens.methods.base import check_node
@@ -101,16 +102,7 @@ def resumed(path: Path, **changes: Any) -> Config:
     before["data"] = Path(before["data"])
     if before.get("start") is not None:
         before["start"] = Path(before["start"])
-    for name, value in changes.items():
-        if value is None or value == before.get(name):
-            continue
-        if name not in CHANGEABLE:
-            raise InputError(
-                f"{path} has {name} = {before[name]!r}, which cannot be changed to {value!r}; "
-                "begin another run"
-            )
-        before[name] = value
-    return made_again(Config, before)
+    return made_again(Config, taken_over(path, before, changes, CHANGEABLE))
 
 
 def check(config: Config) -> None:

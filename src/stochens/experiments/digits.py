@@ -28,6 +28,7 @@ from stochens.experiments.rows import (
     schedule,
     stopped_run,
     summary,
+    taken_over,
 )
 from stochens.fitting import fit
 from stochens.members import Params
@@ -127,9 +128,10 @@ METHODS: dict[str, Train] = {
 }
 
 
-def resumed(path: Path) -> Config:
-    """That of a run that was stopped."""
-    return made_again(Config, stopped_run(path, "digits"))
+def resumed(path: Path, **changes: Any) -> Config:
+    """That of a run that was stopped; only where it is worked on may change."""
+    before = stopped_run(path, "digits")
+    return made_again(Config, taken_over(path, before, changes, {"device"}))
 
 
 def run(

@@ -5,7 +5,7 @@ import dataclasses
 import math
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,13 +15,13 @@ from torch import Tensor
 from stochens.errors import InputError, did_you_mean
 from stochens.posterior import Posterior
 from stochens.posteriors.diagnostics import diagnose
-from stochens.report.run_folder import Run, RunFolder
+from stochens.report.run_folder import Run, RunFolder, shown
 
 BATCH, RATE = 100, 0.01  # the authors' code: Adam, divided by 10 at 1/2 and 3/4, fresh each time
 LAST_PART = 0.2  # of training, over which the loss and its fluctuation are told
 
 
-CHECKPOINTS = "checkpoints"  # the folder in a run's, while it runs
+CHECKPOINTS, PARTS = "checkpoints", "parts"  # folders in a run's, while it runs
 
 
 def opened(
@@ -41,7 +41,8 @@ def kept(folder: RunFolder, *names: object) -> Path:
 def finished(folder: RunFolder) -> Path:
     """Close a run that is whole; returns its folder."""
     folder.write(complete=True)
-    shutil.rmtree(folder.path / CHECKPOINTS, ignore_errors=True)
+    for worked_in in (CHECKPOINTS, PARTS):
+        shutil.rmtree(folder.path / worked_in, ignore_errors=True)
     return folder.path
 
 
@@ -60,6 +61,25 @@ def made_again(kind: Callable[..., Made], fields: dict[str, Any]) -> Made:
         raise InputError(f"{fields['out']} was made by another version: {error}") from None
 
 
+def taken_over(
+    path: Path, before: dict[str, Any], changes: Mapping[str, Any], changeable: Set[str]
+) -> dict[str, Any]:
+    """The configuration of a run to go on with, and what is given anew; None leaves it as it is.
+
+    What would make it another run is refused."""
+    after = dict(before)
+    for name, value in changes.items():
+        if value is None or value == before.get(name):
+            continue
+        if name not in changeable:
+            raise InputError(
+                f"{path} has {name} = {before.get(name)!r}, which cannot be changed to {value!r}; "
+                "begin another run"
+            )
+        after[name] = value
+    return after
+
+
 def stopped_run(path: Path, experiment: str) -> dict[str, Any]:
     """The configuration of a run to go on with."""
     about = Run(path).about
@@ -67,7 +87,8 @@ def stopped_run(path: Path, experiment: str) -> dict[str, Any]:
         raise InputError(
             f"{path} is no run of stochens {experiment}, but of {about.get('experiment')!r}"
         )
-    return {**about["config"], "out": path}
+    with shown([path]):
+        return {**about["config"], "out": path}
 
 
 def fields(

@@ -15,10 +15,11 @@ from torch import Tensor
 from stochens.data.source import Replicas, source
 from stochens.data.toy import IN_DOMAIN, OUT_OF_DOMAIN, grid, toy_set, uniform_points
 from stochens.errors import InputError, did_you_mean
-from stochens.experiments.parts import PARTS, side_by_side
+from stochens.experiments.parts import side_by_side
 from stochens.experiments.replicates import Replicates
 from stochens.experiments.rows import (
     BATCH,
+    PARTS,
     Train,
     Training,
     course,
@@ -31,6 +32,7 @@ from stochens.experiments.rows import (
     schedule,
     stopped_run,
     summary,
+    taken_over,
 )
 from stochens.fitting import fit
 from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular
@@ -113,11 +115,14 @@ def configured(preset: str, **changes: Any) -> Config:
     return Config(preset=preset, **fields(PRESETS, preset, changes))
 
 
-def resumed(path: Path) -> Config:
-    """That of a run that was stopped."""
+def resumed(path: Path, **changes: Any) -> Config:
+    """That of a run that was stopped; only where it is worked on may change."""
     found = stopped_run(path, "toy")
-    lists = {k: tuple(v) for k, v in found.items() if isinstance(v, list)}
-    return made_again(Config, {**found, **lists})
+    found |= {k: tuple(v) for k, v in found.items() if isinstance(v, list)}
+    changeable = {"device"}
+    if found.get("jobs", 1) > 1 and (changes.get("jobs") or 1) > 1:
+        changeable.add("jobs")  # one alone keeps its work elsewhere, and would begin anew
+    return made_again(Config, taken_over(path, found, changes, changeable))
 
 
 def _by_fit(method: Any) -> Train:

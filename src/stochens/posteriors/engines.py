@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stochens.errors import InputError
+from stochens.graphs import recorded
 from stochens.kernels.nuts import CpuChains, CudaChains, kernel_for
 from stochens.posteriors import fixed, nuts
 from stochens.posteriors.adaptation import Adaptation
@@ -28,8 +29,6 @@ from stochens.posteriors.trajectory import (
 
 Arrive = Callable[[State, Point, Rules, Record, Guard], State]
 log = logging.getLogger("stochens")
-
-GRAPH_WARMUP = 3  # runs before a capture, so that libraries have made what they make once
 
 
 class Runner(Protocol):
@@ -77,10 +76,10 @@ class Graph:
             torch._foreach_copy_(self._static, tensors(new))
 
         try:
-            self._graph = _recorded(functools.partial(step, compiled_rule(rules)))
+            self._graph = recorded(functools.partial(step, compiled_rule(rules)))
         except Exception as error:  # whatever the compiler stumbles over, torch itself can do it
             log.info("chains run without torch.compile: %s", error)
-            self._graph = _recorded(functools.partial(step, rule(rules)))
+            self._graph = recorded(functools.partial(step, rule(rules)))
         # warming up and recording moved the chains too
         torch._foreach_copy_([*self._static, *record], before)
 
@@ -95,19 +94,6 @@ class Graph:
 def compiled_rule(rules: Rules) -> Arrive:
     compiled: Arrive = torch.compile(rule(rules), fullgraph=True, dynamic=False)
     return compiled
-
-
-def _recorded(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(GRAPH_WARMUP):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph
 
 
 def tensors(state: State) -> list[Tensor]:

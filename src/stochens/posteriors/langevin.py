@@ -32,10 +32,10 @@ from stochens.members import Builder, Engine
 from stochens.posterior import Posterior
 from stochens.posteriors.problem import prepare
 from stochens.posteriors.sgmcmc_steps import (
+    Gradient,
     batches,
     check_engine,
     data_term_for,
-    gradient,
     refuse_bad_start,
 )
 from stochens.posteriors.target import flatten, unflatten
@@ -148,6 +148,7 @@ def langevin(
     )
     positive(step_size=plan.step_size, friction=plan.friction, last_step=plan.last_step)
     data_term, context = data_term_for(problem, engine, bf16=bf16)
+    gradient = Gradient(problem, data_term)
     q = flatten(problem.start)  # [M, D]
     keys = [derive(seed, SAMPLER, member, STREAM) for member in range(members)]
     key = torch.tensor(keys, device=q.device)  # [M]
@@ -168,7 +169,7 @@ def langevin(
         for step, rows in enumerate(stream, done):
             noise = normal(key, torch.full_like(key, step), MOMENTUM, q.shape[1]).to(q)
             q, p = _drift(q, p, g, noise, plan, step, prior_precision)
-            energy, g = gradient(problem, data_term, q, rows, step, weight=plan.weight(step))
+            energy, g = gradient(q, rows, step, weight=plan.weight(step))
             if step == 0:
                 refuse_bad_start(energy)
             p = p - 0.5 * plan.size(step) * prior_precision**-0.5 * g

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from stochens.checkpoints import Keeper
+from stochens.errors import InputError
 from stochens.hashed import MOMENTUM, normal
 from stochens.posteriors.engines import Runner, names, restored, tensors
 from stochens.posteriors.target import Target, prior_energy
@@ -32,6 +33,15 @@ class Snapshot(NamedTuple):
     def of(cls, named: dict[str, Tensor]) -> "Snapshot":
         state = restored([named[name] for name in names()])
         return cls(state, Record(named["draws"], named["stats"]))
+
+
+def refuse_both(resume: object, found: object, folder: object) -> None:
+    """Two runs to go on with: one of them would be left out without a word."""
+    if resume is not None and found is not None:
+        raise InputError(
+            f"{folder} holds a run, and resume is a run too: to go on with the folder's leave "
+            "resume out, else choose another folder"
+        )
 
 
 def run(runner: Runner, record: Record, rules: Rules, bar: Bar, keep: Keeper) -> bool:

@@ -22,7 +22,7 @@ from stochens.posteriors.adaptation import Windows
 from stochens.posteriors.diagnostics import warn_of_trouble
 from stochens.posteriors.engines import choose
 from stochens.posteriors.problem import Problem, Start, prepare
-from stochens.posteriors.run import Snapshot, reasonable_step, run
+from stochens.posteriors.run import Snapshot, reasonable_step, refuse_both, run
 from stochens.posteriors.target import NetworkTarget, Target, flatten, unflatten
 from stochens.posteriors.trajectory import STATS, Record, Rules, State, initial
 from stochens.progress import progress_bar
@@ -72,7 +72,8 @@ def nuts(
         "loop".
     resume: what an interrupted call returned, or a finished one when more samples are wanted. The
         draws are those that one long run would have made.
-    checkpoint: a folder to save the run in once a minute; a run found there is gone on with.
+    checkpoint: a folder to save the run in once a minute; a run found there is gone on with, and
+        `resume` is refused then.
 
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
     >>> posterior = nuts(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), samples=50, warmup=50)
@@ -187,6 +188,7 @@ def _sample(
     settings = _settings(sampler, rules, problem)
     own = problem.begun(step_size=step_size) if checkpoint is not None else {}
     with kept_in(checkpoint, FORMAT, {**settings, **own}) as keep:
+        refuse_both(resume, keep.found, checkpoint)
         snapshot = _found(resume, keep.found, settings)
         if snapshot is None:
             state = _beginning(problem, target, rules, chains, step_size)
@@ -351,7 +353,7 @@ def _result(
     if not whole_run:
         warnings.warn(
             f"stopped after {made} of {record.draws.shape[1]} draws of each chain, which are kept; "
-            f"the same call with resume=posterior goes on",
+            "the same call with resume=posterior goes on, or with its checkpoint",
             stacklevel=4,
         )
     warn_of_trouble(posterior, stacklevel=5)

@@ -17,6 +17,7 @@ from stochens.likelihoods import Likelihood
 from stochens.members import Builder, Engine
 from stochens.posterior import Posterior
 from stochens.posteriors.problem import Problem, Start, prepare
+from stochens.posteriors.run import refuse_both
 from stochens.posteriors.sgmcmc_steps import (
     Plan,
     Progress,
@@ -105,7 +106,8 @@ def sgmcmc(
         "loop", as in `fit`.
     resume: what an interrupted call returned, or, without cycles, a finished one when more samples
         are wanted. The draws are those that one long run would have made.
-    checkpoint: a folder to save the run in once a minute; a run found there is gone on with.
+    checkpoint: a folder to save the run in once a minute; a run found there is gone on with, and
+        `resume` is refused then.
 
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
     >>> data = (x, (x[:, 0] > 0).long())
@@ -138,6 +140,7 @@ def sgmcmc(
     bars = progress_bar(kind, total=plan.steps * chains, show=progress)
     own = problem.begun(bf16=bf16) if checkpoint is not None else {}
     with context, bars as bar, kept_in(checkpoint, FORMAT, {**settings, **own}) as keep:
+        refuse_both(resume, keep.found, checkpoint)
         if keep.found is not None:
             at = _found(keep.found, record)
         bar.advance(at.step * chains)
@@ -147,7 +150,7 @@ def sgmcmc(
     if at.made < samples:
         warnings.warn(
             f"stopped after {at.made} of {samples} draws of each chain, which are kept; the same "
-            "call with resume=posterior goes on",
+            "call with resume=posterior goes on, or with its checkpoint",
             stacklevel=2,
         )
     _report_divergence(record.draws[:, : at.made], plan)

@@ -14,6 +14,7 @@ right for small steps, and too wide by a share that is known.
 
 import contextlib
 import itertools
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from stochens import objective
 from stochens.checkpoints import Keeper
 from stochens.errors import InputError
 from stochens.fitting import ENGINES
+from stochens.graphs import Replayed
 from stochens.hashed import MOMENTUM, normal
 from stochens.kernels.fused import fused_nll
 from stochens.kernels.mlp import alone_on_the_cores
@@ -35,6 +37,8 @@ from stochens.posteriors.problem import Problem
 from stochens.posteriors.target import unflatten
 from stochens.progress import Bar
 from stochens.randomness import SAMPLER, derive, permutations
+
+log = logging.getLogger("stochens")
 
 AVERAGING = 0.99  # alpha of RMSprop; Li et al. 2016, and Izmailov et al. 2021
 SETTLING = 100  # steps, the reach of that average
@@ -184,10 +188,11 @@ def run(
     keys = [derive(problem.seed, SAMPLER, chain, STREAM) for chain in range(chains)]
     key = torch.tensor(keys, device=device)  # [M]
     stream = itertools.islice(batches(problem, batch_size, chains), start.step, plan.steps)
+    gradient = Gradient(problem, data_term)
     began = time.monotonic()
     try:
         for step, rows in enumerate(stream, start.step):
-            energy, g = gradient(problem, data_term, at.state.q, rows, step)
+            energy, g = gradient(at.state.q, rows, step)
             if step == 0:
                 refuse_bad_start(energy)
             state, made = _step(problem, plan, at.state, g, key, step), at.made
@@ -224,27 +229,52 @@ def _step(problem: Problem, plan: Plan, state: State, g: Tensor, key: Tensor, st
     return moved(state, g, s, plan.momentum, kick)
 
 
-def gradient(
-    problem: Problem,
-    data_term: DataTerm,
-    q: Tensor,
-    rows: Tensor | None,
-    step: int,
-    *,
-    weight: float = 1.0,
-) -> tuple[Tensor, Tensor]:
+class Gradient:
     """N nll [M] on the rows [M, B], and dU / dq = weight N dnll / dq + lambda q, [M, D].
 
     Every batch of a random order is a random part of the data, the short last one too: its mean is
-    that of all the data on average.
+    that of all the data on average. On a GPU the network's part is a CUDA graph, one for each size
+    of batch, since Python needs longer to ask for its operations than the GPU to do them.
     """
-    N = len(problem.x)
-    with torch.enable_grad():
-        q = q.detach().requires_grad_()
-        nll = data_term(unflatten(q, problem.shapes), rows, step)  # [M]
-        (grad,) = torch.autograd.grad(nll.sum(), q)  # summed: each chain has its own, whole
-    slope = weight * N * grad + problem.prior_precision * q.detach()
-    return N * nll.detach().double(), slope
+
+    def __init__(self, problem: Problem, data_term: DataTerm) -> None:
+        self._problem, self._data_term = problem, data_term
+        self._graphs: dict[int, Replayed] = {}
+        self._record = problem.x.is_cuda
+
+    def __call__(
+        self, q: Tensor, rows: Tensor | None, step: int, *, weight: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        if self._record:
+            nll, slope = self._replayed(q, rows, step)
+        else:
+            nll, slope = self._slope(q, step, rows)
+        N = len(self._problem.x)
+        return N * nll.double(), weight * N * slope + self._problem.prior_precision * q.detach()
+
+    def _slope(
+        self, q: Tensor, step: int | Tensor, rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            q = q.detach().requires_grad_()
+            nll = self._data_term(unflatten(q, self._problem.shapes), rows, step)  # [M]
+            (slope,) = torch.autograd.grad(nll.sum(), q)  # summed: each chain has its own, whole
+        return nll.detach(), slope
+
+    def _replayed(self, q: Tensor, rows: Tensor | None, step: int) -> tuple[Tensor, Tensor]:
+        inputs = (q, torch.full((1,), step, device=q.device), *([] if rows is None else [rows]))
+        size = 0 if rows is None else rows.shape[1]
+        try:
+            if size not in self._graphs:
+                self._graphs[size] = Replayed(self._slope, *inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            log.info("chains run without a CUDA graph: %s", error)
+            self._record = False
+            return self._slope(q, step, rows)
+        nll, slope = self._graphs[size](*inputs)
+        return nll, slope
 
 
 def batches(problem: Problem, batch_size: int, chains: int) -> Iterator[Tensor | None]:

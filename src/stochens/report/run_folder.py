@@ -8,38 +8,37 @@
     figures/         PNG and SVG
     tables.md        the metrics as tables
     report.html      all of it on one page
+    SHA256SUMS       checksums of the first five, which are compared whenever they are read
 
 Files are written whole and often: what a stopped run leaves can be read and shown.
 """
 
 import contextlib
 import datetime
-import io
 import json
-import math
 import os
 import platform
 import shlex
 import sys
 import time
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from stochens.checkpoints import alone_in
 from stochens.errors import InputError
+from stochens.npz import npz_bytes, read_npz
 from stochens.predict import Predictive
-from stochens.storage import LOCK, new_folder, reading, sync
+from stochens.storage import CHECKSUMS, DAMAGE, LOCK, new_folder, reading, sync
+from stochens.sums import read_files, replace_files
 from stochens.version import __version__
 
 RUN, METRICS, TRAINING, SAMPLER = "run.json", "metrics.json", "training.json", "sampler.json"
 PREDICTIONS, FIGURES = "predictions.npz", "figures"
 PAGE, TABLES = "report.html", "tables.md"
-MOST_BYTES = 1 << 31  # of one array
 
 
 class RunFolder:
@@ -76,8 +75,9 @@ class RunFolder:
         """One that was stopped, to go on with: all that it holds stays, and time adds up."""
         folder = cls.__new__(cls)
         folder.path = Path(path)
-        before = Run(path)
+        Run(path)  # is one, or nothing is written there
         folder._hold()
+        before = Run(path)
         folder.arrays = dict(before.arrays)
         folder._tables = {
             METRICS: before.metrics,
@@ -148,19 +148,16 @@ class RunFolder:
         """Everything so far, each file whole or as it was."""
         self._about["seconds"] = round(time.monotonic() - self._began, 1)
         self._about["complete"] = complete
-        for name, value in (
-            *self._tables.items(),
-            (RUN, self._about),
-        ):  # run.json says: it is there
-            text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-            write_whole(self.path / name, text.encode())
+        # run.json is the last: it says whether the others are complete
+        tables = self._tables | {RUN: self._about}
+        files = {
+            name: json.dumps(table, indent=2, allow_nan=False).encode() + b"\n"
+            for name, table in tables.items()
+        }
         if self.arrays:
-            part = self.path / f".{PREDICTIONS}"
-            with _writing(self.path / PREDICTIONS), part.open("wb") as file:
-                np.savez_compressed(file, **self.arrays)  # type: ignore[arg-type]
-            with _writing(self.path / PREDICTIONS):
-                sync(part)
-                part.replace(self.path / PREDICTIONS)
+            files = {PREDICTIONS: npz_bytes(self.arrays), **files}
+        with _writing(self.path):
+            replace_files(self.path, files)
         if complete:
             self._lock.close()
             (self.path / LOCK).unlink(missing_ok=True)
@@ -183,31 +180,26 @@ def _writing(path: Path) -> Iterator[None]:
         raise InputError(f"cannot write {path}: {error.strerror}") from error
 
 
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an npz file. None is larger than what the file holds of it."""
-    arrays: dict[str, np.ndarray] = {}
-    with zipfile.ZipFile(path) as file:
-        for about in file.infolist():
-            if about.file_size > MOST_BYTES:
-                raise InputError(f"{path}: {about.filename} has {about.file_size} bytes")
-            content = io.BytesIO(file.read(about))  # its checksum is compared by this
-            version = np.lib.format.read_magic(content)
-            read = {(1, 0): np.lib.format.read_array_header_1_0}.get(
-                version, np.lib.format.read_array_header_2_0
-            )
-            shape, fortran, dtype = read(content)
-            data = content.read()
-            if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(data):
-                raise InputError(f"{path} is damaged: {about.filename} is not of the size it says")
-            order: Literal["F", "C"] = "F" if fortran else "C"
-            array = np.frombuffer(data, dtype).reshape(shape, order=order)
-            arrays[about.filename.removesuffix(".npy")] = array.copy()
-    return arrays
-
-
 def machine(device: str) -> dict[str, Any]:
     gpu = torch.cuda.get_device_name() if device.startswith("cuda") else None
     return {"gpu": gpu, "cores": os.cpu_count(), "system": platform.platform()}
+
+
+@contextlib.contextmanager
+def shown(paths: Iterable[Path]) -> Iterator[None]:
+    """Inside, what is not as expected in a run without checksums is laid to its files."""
+    try:
+        yield
+    except InputError:
+        raise
+    except DAMAGE as error:
+        for path in paths:
+            if not (path / CHECKSUMS).exists():
+                raise InputError(
+                    f"{path} cannot be used: {type(error).__name__}: {error}; it has no checksums, "
+                    "and its files may be damaged"
+                ) from error
+        raise
 
 
 class Run:
@@ -216,15 +208,19 @@ class Run:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         with reading(self.path):
-            self.about = self._json(RUN)
-            self.metrics, self.training = self._json(METRICS), self._json(TRAINING)
-            self.sampler = self._json(SAMPLER)
-            self.arrays: dict[str, np.ndarray] = {}
-            if (self.path / PREDICTIONS).exists():
-                self.arrays = read_arrays(self.path / PREDICTIONS)
+            files = read_files(self.path, (RUN, METRICS, TRAINING, SAMPLER, PREDICTIONS))
+        self.about, self.metrics = self._json(RUN, files), self._json(METRICS, files)
+        self.training, self.sampler = self._json(TRAINING, files), self._json(SAMPLER, files)
+        self.arrays: dict[str, np.ndarray] = {}
+        if PREDICTIONS in files:
+            with reading(self.path / PREDICTIONS):
+                self.arrays = read_npz(files[PREDICTIONS], self.path / PREDICTIONS)
 
-    def _json(self, name: str) -> dict[str, Any]:
-        found = json.loads((self.path / name).read_text())
+    def _json(self, name: str, files: Mapping[str, bytes]) -> dict[str, Any]:
+        if name not in files:
+            raise InputError(f"{self.path} is no saved folder: {self.path / name} is missing")
+        with reading(self.path / name):
+            found = json.loads(files[name])
         if not isinstance(found, dict):
             raise InputError(f"{self.path / name} is damaged: not a table")
         return found

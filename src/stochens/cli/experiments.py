@@ -1,7 +1,6 @@
-"""The command line."""
+"""The experiments' commands: toy, digits and cifar, their data, and the pages of their runs."""
 
 import datetime
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,24 +9,22 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from stochens.cli.app import INTERRUPTED, app
 from stochens.errors import InputError
 from stochens.experiments import cifar as cifar_experiment
 from stochens.experiments import data_folder
 from stochens.experiments import digits as digits_experiment
 from stochens.experiments import toy as toy_experiment
 from stochens.report import finish
-from stochens.version import __version__
+from stochens.report.run_folder import shown
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=True,
-    help="Stochastic ensembles: how sure a neural network may be, close to its Bayesian posterior.",
-)
-INTERRUPTED = 130  # what shells say of Ctrl-C
-
-Preset = Annotated[str, typer.Option(help="What size of run: quick or paper; toy has table too.")]
+# None: not given. A run that is gone on with has its own, and another one is refused.
+Preset = Annotated[
+    str | None,
+    typer.Option(help="What size of run: quick (if not given) or paper; toy has table too."),
+]
 Members = Annotated[int | None, typer.Option(help="Members of each ensemble.", show_default=False)]
-Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of everything random: 0.")]
 Device = Annotated[
     str | None, typer.Option(help="cpu or cuda; the GPU if there is one.", show_default=False)
 ]
@@ -38,26 +35,12 @@ Out = Annotated[
 ]
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"stochens {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
-    ] = False,
-) -> None:
-    """Stochastic ensembles: how sure a neural network may be, close to its Bayesian posterior."""
-
-
 @app.command()
 def toy(
-    preset: Preset = "quick",
-    sets: Annotated[str, typer.Option(help="Which of the training sets a, b, c.")] = "abc",
+    preset: Preset = None,
+    sets: Annotated[
+        str | None, typer.Option(help="Which of the training sets a, b, c: abc.")
+    ] = None,
     members: Members = None,
     method: Annotated[
         list[str] | None, typer.Option(help="Train this row only; may be given several times.")
@@ -66,9 +49,9 @@ def toy(
     seeds: Annotated[
         int | None, typer.Option(help="Independent ensembles for each of them.")
     ] = None,
-    seed: Seed = 0,
+    seed: Seed = None,
     device: Device = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Sets to work on at a time.")] = 1,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Sets to work on at a time: 1.")] = None,
     resume: Resume = None,
     out: Out = None,
 ) -> None:
@@ -80,29 +63,30 @@ def toy(
     quick takes a few minutes on two cores. table repeats everything over three data draws and three
     seeds. paper has 1024 members and 2000 points, as the paper.
     """
-    config = toy_experiment.configured(
-        preset,
-        sets=tuple(sets),
-        members=members,
-        only=tuple(method) if method else None,
-        draws=draws,
-        seeds=seeds,
-        seed=seed,
-        device=device,
-        jobs=jobs,
-        out=_place(out, "toy"),
-    )
+    given = {
+        "sets": tuple(sets) if sets is not None else None,
+        "members": members,
+        "only": tuple(method) if method else None,
+        "draws": draws,
+        "seeds": seeds,
+        "seed": seed,
+        "device": device,
+        "jobs": jobs,
+    }
     if resume is not None:
-        config = toy_experiment.resumed(resume)
+        _refuse_other_place(resume, out)
+        config = toy_experiment.resumed(resume, preset=preset, **given)
+    else:
+        config = toy_experiment.configured(preset or "quick", out=_place(out, "toy"), **given)
     again = resume is not None
     _run(config.out, lambda note: toy_experiment.run(config, resume=again, note=note))
 
 
 @app.command()
 def digits(
-    preset: Preset = "quick",
+    preset: Preset = None,
     members: Members = None,
-    seed: Seed = 0,
+    seed: Seed = None,
     device: Device = None,
     resume: Resume = None,
     out: Out = None,
@@ -112,11 +96,12 @@ def digits(
     scikit-learn's digits need no download. Rotated and noisy digits are the shift, patches of
     photographs are what is no digit at all.
     """
-    config = digits_experiment.configured(
-        preset, members=members, seed=seed, device=device, out=_place(out, "digits")
-    )
+    given = {"members": members, "seed": seed, "device": device}
     if resume is not None:
-        config = digits_experiment.resumed(resume)
+        _refuse_other_place(resume, out)
+        config = digits_experiment.resumed(resume, preset=preset, **given)
+    else:
+        config = digits_experiment.configured(preset or "quick", out=_place(out, "digits"), **given)
     again = resume is not None
     _run(config.out, lambda note: digits_experiment.run(config, resume=again, note=note))
 
@@ -177,6 +162,7 @@ def cifar(
     """
     given = {k: v for k, v in locals().items() if k not in ("data", "resume", "out")}
     if resume is not None:
+        _refuse_other_place(resume, out)
         config = cifar_experiment.resumed(resume, data=data, **given)
     else:
         config = cifar_experiment.configured(data, out=_place(out, "cifar"), **given)
@@ -221,15 +207,22 @@ def report(
     """
     if out is None and len(runs) > 1:
         raise InputError("several runs need a place for their page: --out FILE.html")
-    page, console = finish.page(runs, out), Console()
-    console.print(f"Page: {page}", highlight=False, soft_wrap=True)
-    for line in finish.beside(runs, page, figures=figures):
-        console.print(line, highlight=False, soft_wrap=True)
+    console = Console()
+    with shown(runs):
+        page = finish.page(runs, out)
+        console.print(f"Page: {page}", highlight=False, soft_wrap=True)
+        for line in finish.beside(runs, page, figures=figures):
+            console.print(line, highlight=False, soft_wrap=True)
 
 
 def _place(out: Path | None, name: str) -> Path:
     time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     return Path("runs") / f"{name}-{time}" if out is None else out
+
+
+def _refuse_other_place(resume: Path, out: Path | None) -> None:
+    if out is not None and out.resolve() != resume.resolve():
+        raise InputError(f"--resume goes on in {resume} itself; leave --out {out} away")
 
 
 def _run(out: Path, work: Callable[[Callable[[str], None]], Any]) -> None:
@@ -246,19 +239,3 @@ def _run(out: Path, work: Callable[[Callable[[str], None]], Any]) -> None:
             console.print(line, highlight=False, soft_wrap=True)
     if stopped:
         raise typer.Exit(INTERRUPTED)
-
-
-def main() -> None:
-    """Run a command; bad input is one line on stderr and exit code 2, Ctrl-C is 130."""
-    try:
-        app()
-    except InputError as error:
-        said = escape(str(error))  # else [n, 3072] would be read as a style, and left out
-        Console(stderr=True).print(f"[red]error:[/red] {said}", highlight=False, soft_wrap=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
-
-
-if __name__ == "__main__":
-    main()

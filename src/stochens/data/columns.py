@@ -1,0 +1,128 @@
+"""Tables with named columns: what readers of .csv and .parquet files share."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from stochens.errors import InputError, did_you_mean
+
+MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}  # as people and programs write it
+MOST_LETTERS = 200  # of a label; a column of essays is no target
+WHOLE = re.compile(r"-?\d+\.0*")
+FRACTION = re.compile(r"-?\d*\.\d+([eE][-+]?\d+)?")
+
+
+class Columns(NamedTuple):
+    x: np.ndarray  # [N, F] float64, the features in the order asked for
+    targets: list["Values"]  # of each target that was asked for
+
+
+Values = list[str] | np.ndarray  # [N], labels as text, or numbers
+
+
+def label(text: str) -> str:
+    """One way to write a label: 3.0 is 3, since many programs save whole numbers so.
+
+    >>> label(" 3.0 "), label("03"), label("cat")
+    ('3', '03', 'cat')
+    """
+    text = text.strip()
+    return text.partition(".")[0] if WHOLE.fullmatch(text) else text
+
+
+def labels(values: Values, column: str, file: Path) -> list[str]:
+    """Every value as a label."""
+    if isinstance(values, list):
+        found = {value: label(value) for value in set(values)}
+        fraction = next((value for value in found.values() if FRACTION.fullmatch(value)), None)
+        if fraction is not None and all(map(is_number, found.values())):
+            raise _no_labels(file, column, f"{fraction} for one")
+        for value in found.values():
+            if len(value) > MOST_LETTERS:
+                raise InputError(
+                    f"{file}: column {column!r} has a label of {len(value)} letters, "
+                    f"{value[:30]!r} ...; is it the target?"
+                )
+        return [found[value] for value in values]
+    if values.dtype.kind == "b":
+        return ["true" if value else "false" for value in values.tolist()]
+    if values.dtype.kind == "f":
+        broken = values != np.floor(values)
+        if broken.any():
+            row = int(broken.argmax())
+            raise _no_labels(file, column, f"{values[row]:g} in row {row + 1}")
+        values = values.astype(np.int64)
+    return [str(value) for value in values.tolist()]
+
+
+def _no_labels(file: Path, column: str, which: str) -> InputError:
+    return InputError(
+        f"{file}: column {column!r} holds numbers that are no labels ({which}); for regression say "
+        "--likelihood gaussian"
+    )
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def numbers(values: Values, column: str, file: Path) -> np.ndarray:
+    """Every value as a number, [N] float64."""
+    if not isinstance(values, list):
+        return values.astype(np.float64)
+    out = np.empty(len(values))
+    for row, value in enumerate(values):
+        try:
+            out[row] = float(value)
+        except ValueError:
+            raise not_a_number(file, column, f"row {row + 1}", value, target=True) from None
+        if not np.isfinite(out[row]):
+            raise not_a_number(file, column, f"row {row + 1}", value, target=True)
+    return out
+
+
+def not_a_number(
+    file: Path, column: str, where: str, value: str, *, target: bool = False
+) -> InputError:
+    shown = value if len(value) <= 30 else value[:30] + " ..."
+    if value.strip().lower() in MISSING:
+        return missing(file, column, where)
+    remedy = "" if target else f"; make numbers of it, or leave it out: --drop {column}"
+    return InputError(f"{file}: column {column!r} has {shown!r} in {where}, no number{remedy}")
+
+
+def missing(file: Path, column: str, where: str) -> InputError:
+    return InputError(
+        f"{file}: column {column!r} has no value in {where}; fill it in, or leave such rows out"
+    )
+
+
+def find(names: Sequence[str], wanted: Sequence[str], file: Path) -> list[int]:
+    """The places of some columns."""
+    for name in wanted:
+        if name not in names:
+            hint = did_you_mean(name, names) or f"; it has {listed(names)}"
+            raise InputError(f"{file} has no column {name!r}{hint}")
+    return [names.index(name) for name in wanted]
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """
+    >>> listed(["a", "b", "c"], most=2)
+    'a, b, ... (3 in all)'
+    """
+    few = ", ".join(names[:most])
+    return few if len(names) <= most else f"{few}, ... ({len(names)} in all)"
+
+
+def check_names(names: Sequence[str], file: Path) -> None:
+    twice = next((name for name in names if list(names).count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"{file} has two columns {twice!r}; give each its own name")

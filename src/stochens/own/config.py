@@ -1,0 +1,170 @@
+"""What `stochens fit` was asked for."""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stochens.errors import InputError, did_you_mean
+from stochens.experiments.rows import made_again, stopped_run
+from stochens.likelihoods import LIKELIHOODS
+from stochens.methods import METHODS
+from stochens.methods.registry import PAPER_NAMES
+from stochens.own.model import check_name
+
+EXPERIMENT = "fit"
+TAILS = ("multiswa", "multiswag")  # averages of a plain training's tail
+RATED = ("dropout", "dropconnect")
+NAMES = (*METHODS, *TAILS)
+CHANGEABLE = ("model", "data", "device")  # of a run that goes on; its members do not see them
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    model: str
+    data: str
+    out: Path
+    target: tuple[str, ...] = ()
+    feature: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    likelihood: str = "categorical"
+    normalise: bool = False
+    validation: float = 0.0
+    method: str = "dropout"
+    rate: float | None = None
+    skip: tuple[str, ...] = ()
+    members: int = 50
+    epochs: int = 100
+    batch_size: int = 128
+    optimizer: str = "adam"
+    lr: float | None = None
+    schedule: str | None = None
+    prior_precision: float = 1.0
+    seed: int = 0
+    device: str | None = None
+    engine: str = "auto"
+
+    @property
+    def regression(self) -> bool:
+        return self.likelihood != "categorical"
+
+    def written(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return dataclasses.asdict(self) | {"out": str(self.out)}
+
+
+def configured(model: str | None, data: Path | None, out: Path | None, **given: Any) -> Config:
+    """From the options that were typed; None leaves one as it is."""
+    for name, value in (("--model", model), ("--data", data), ("--out", out)):
+        if value is None:
+            raise InputError(
+                f"{name} is missing: stochens fit --model MODULE:FUNCTION --data FILE --out RUN"
+            )
+    assert model is not None
+    assert data is not None
+    assert out is not None
+    fields = {name: value for name, value in given.items() if value is not None}
+    config = Config(model=model, data=str(data.resolve()), out=out, **fields)
+    check(config)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} is not empty; choose another folder")
+    return config
+
+
+def resumed(path: Path, **changes: Any) -> Config:
+    """What the run in this folder was asked for; only what leaves its members alone may change."""
+    before = stopped_run(path, EXPERIMENT)
+    _check_types(before, path)
+    for name, value in changes.items():
+        if value is None or value == before.get(name):
+            continue
+        if name not in CHANGEABLE:
+            raise InputError(
+                f"{path} has --{name.replace('_', '-')} {before.get(name)}, which cannot be "
+                f"changed to {value}; begin another run"
+            )
+        before[name] = str(Path(value).resolve()) if name == "data" else value
+    config = made_again(Config, before)
+    check(config)
+    return config
+
+
+def check(config: Config) -> None:
+    """Everything that is wrong with the options alone."""
+    check_name(config.model)
+    if PAPER_NAMES.get(config.method, config.method) not in NAMES:
+        hint = did_you_mean(config.method, [*NAMES, *PAPER_NAMES])
+        raise InputError(f"unknown --method {config.method!r}{hint} Known: {', '.join(NAMES)}")
+    if config.likelihood not in LIKELIHOODS:
+        hint = did_you_mean(config.likelihood, LIKELIHOODS)
+        known = ", ".join(LIKELIHOODS)
+        raise InputError(f"unknown --likelihood {config.likelihood!r}{hint} Known: {known}")
+    if config.rate is not None and method_name(config) not in RATED:
+        raise InputError(f"--rate is for {' and '.join(RATED)}, not for {config.method}")
+    if not 0 <= config.validation < 1:
+        raise InputError(f"--validation must be a share in [0, 1), got {config.validation}")
+    for name in ("members", "epochs"):
+        if getattr(config, name) < 1:
+            raise InputError(f"--{name} must be at least 1, got {getattr(config, name)}")
+    if config.batch_size < 0:
+        raise InputError(f"--batch-size must be at least 1, or 0 for all, got {config.batch_size}")
+    if not config.prior_precision > 0 or not math.isfinite(config.prior_precision):
+        raise InputError(f"--prior-precision must be above 0, got {config.prior_precision}")
+    device_named(config.device)
+
+
+def method_name(config: Config) -> str:
+    """dropout for SE1, and so on."""
+    return PAPER_NAMES.get(config.method, config.method)
+
+
+def device_named(name: str | None) -> torch.device:
+    """The one named; the GPU if there is one where none is."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"--device must be cpu or cuda, got {name!r}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"--device {name}: this machine has no GPU that torch can use")
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"--device must be cpu or cuda, got {name!r}")
+    return device
+
+
+KINDS: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "str | None": (str, type(None)),
+    "bool": (bool,),
+    "int": (int,),
+    "float": (int, float),
+    "float | None": (int, float, type(None)),
+    "tuple[str, ...]": (list, tuple),
+    "Path": (Path,),
+}
+
+
+def _check_types(fields: dict[str, Any], path: Path) -> None:
+    """run.json is a file like any other: what it says may be anything. Lists become tuples."""
+    for field in dataclasses.fields(Config):
+        if field.name not in fields:
+            continue
+        value = fields[field.name]
+        kind = field.type if isinstance(field.type, str) else _written(field.type)
+        texts = value if isinstance(value, (list, tuple)) else ()
+        good = isinstance(value, KINDS[kind]) and all(isinstance(text, str) for text in texts)
+        if not good or (isinstance(value, bool) and kind != "bool"):
+            raise InputError(f"{path} is damaged: {field.name} is {value!r:.80}")
+        if isinstance(value, list):
+            fields[field.name] = tuple(value)
+
+
+def _written(kind: Any) -> str:
+    """
+    >>> _written(str), _written(str | None), _written(tuple[str, ...])
+    ('str', 'str | None', 'tuple[str, ...]')
+    """
+    return kind.__name__ if isinstance(kind, type) and kind is not tuple else str(kind)

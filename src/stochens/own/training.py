@@ -1,0 +1,213 @@
+"""`stochens fit`: from a file and the name of a network to a run folder.
+
+RUN/run.json      what was asked, on what machine, how long it took, whether it is whole
+RUN/posterior/    the members (stochens.load reads it)
+RUN/schema/       columns, classes and scales, applied to all data that come later
+RUN/metrics.json  of the share that was held out, if one was; held-out.json says which rows
+RUN/checkpoints/  while it runs; --resume goes on from there
+"""
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from stochens.checkpoints import digest
+from stochens.checks import check_network, probe_outputs
+from stochens.data.examples import Examples, Layout, first_read
+from stochens.errors import InputError
+from stochens.experiments.rows import Training, course, finished, kept, opened
+from stochens.fitting import fit
+from stochens.members import builder
+from stochens.methods import METHODS, MethodLike
+from stochens.own.config import EXPERIMENT, RATED, TAILS, Config, device_named, method_name
+from stochens.own.measures import measured, plain
+from stochens.own.model import Model
+from stochens.own.prediction import predictive
+from stochens.own.schema import Schema, learned
+from stochens.posterior import Posterior
+from stochens.posteriors.swag import multiswa, multiswag
+from stochens.randomness import derive, seeded
+from stochens.report.run_folder import METRICS, RUN, SAMPLER, TRAINING, Run, RunFolder, write_whole
+from stochens.storage import CHECKSUMS, LOCK
+
+POSTERIOR, SCHEMA = "posterior", "schema"
+HELD_OUT, HELD_OUT_FILE = "validation", "held-out.json"
+SPLIT = 0x5B117  # a stream of its own among those of the seed
+FEW_STEPS = 500  # below which most trainings are not at their end
+RANK = 20  # what multiswag takes by itself
+UNEVEN = 100.0  # ratio of sizes among features from where on scaling is suggested
+
+Note = Callable[[str], None]
+
+
+class Prepared(NamedTuple):
+    """Data ready to learn from."""
+
+    schema: Schema
+    x: Tensor
+    y: Tensor
+    held: "HeldOut | None"  # what is not learned from
+
+
+class HeldOut(NamedTuple):
+    x: Tensor
+    y: Tensor  # in its own units
+    digest: str  # which rows of which data; runs with the same are compared on the same
+
+
+def prepare(config: Config, model: Model, note: Note) -> Prepared:
+    """Read, check and scale the data; nothing is written."""
+    file = _as_typed(config.data)
+    layout, examples = first_read(
+        file, targets=config.target, features=config.feature, drop=config.drop
+    )
+    rows, held = split(len(examples.x), config.validation, config.seed)
+    schema = learned(
+        layout,
+        examples,
+        file,
+        outputs=lambda few: _outputs(model, few, config.seed),
+        regression=config.regression,
+        normalise=config.normalise,
+        rows=rows,
+    )
+    if not config.normalise:
+        _advise(layout, examples, note)
+    x, y = schema.inputs(examples), schema.targets(examples, file)
+    if not len(held):
+        return Prepared(schema, x, y, None)
+    truth = schema.truth(examples, file)
+    apart = HeldOut(x[held], truth[held], digest({"y": truth, "rows": held}))
+    return Prepared(schema, x[rows], y[rows], apart)
+
+
+def _as_typed(path: str) -> Path:
+    """Shorter, where it lies below the current folder; errors name it."""
+    here = Path.cwd()
+    return Path(path).relative_to(here) if Path(path).is_relative_to(here) else Path(path)
+
+
+def split(size: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Rows to learn from and rows to hold out, by the seed alone."""
+    count = round(size * share)
+    if share and not 0 < count < size:
+        raise InputError(f"--validation {share} of {size} rows leaves {size - count} to learn from")
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(derive(seed, SPLIT)))
+    return order[count:].sort().values, order[:count].sort().values
+
+
+def _outputs(model: Model, few: Tensor, seed: int) -> int:
+    """How many outputs the network has."""
+    with seeded(derive(seed)):
+        plain = builder(model)()
+    check_network(plain)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fit will say it
+        outputs = probe_outputs(plain, few)
+    if outputs.dim() != 2:
+        raise InputError(f"the network must return logits [B, C], got {tuple(outputs.shape)}")
+    return outputs.shape[1]
+
+
+def _advise(layout: Layout, examples: Examples, note: Note) -> None:
+    """A word where features are of very different sizes, which a network learns badly from."""
+    if layout.kind != "columns":
+        return
+    sizes = abs(examples.x).max(0)
+    sizes = sizes[sizes > 0]
+    if len(sizes) and max(sizes.max(), 1.0) / min(sizes.min(), 1.0) > UNEVEN:
+        note(
+            f"the features reach from {sizes.min():.3g} to {sizes.max():.3g}; --normalise brings "
+            "them to one size, which most networks need"
+        )
+
+
+def run(config: Config, model: Model, *, resume: bool = False, note: Note) -> Path:
+    """Train, keep and measure; returns the run's folder."""
+    data = prepare(config, model, note)
+    steps = _steps(config, len(data.x))
+    if method_name(config) == "multiswag" and steps < 2 * RANK:
+        raise InputError(
+            f"--method multiswag takes {RANK} snapshots of the second half of training, which has "
+            f"{steps} steps in all; give it more --epochs, or a smaller --batch-size"
+        )
+    if steps < FEW_STEPS:
+        note(f"{steps} steps of training are few; for more, --epochs or a smaller --batch-size")
+    place = device_named(config.device)
+    new = not config.out.exists()
+    # What a stopped run was asked for stays as it is: data and model may yet be refused.
+    asked = Run(config.out).about["config"] if resume else config.written()
+    with opened(config.out, EXPERIMENT, asked, place.type, resume=resume) as folder:
+        where = kept(folder, EXPERIMENT)
+        try:
+            with folder.timed("training"):
+                posterior = _trained(config, model, data, where)
+        except Exception:
+            if not resume and not where.exists():  # refused before the first step
+                _undo(config.out, new)
+            raise
+        posterior = posterior.to("cpu")
+        data.schema.save(config.out / SCHEMA)
+        posterior.save(config.out / POSTERIOR, overwrite=True)
+        name = method_name(config)
+        told = {**course(posterior, Training(name, fit, steps)), "members": len(posterior)}
+        folder.put(TRAINING, (EXPERIMENT, name), told)
+        if data.held is not None:
+            with folder.timed(HELD_OUT):
+                _validate(folder, posterior.to(place), data, name)
+        return finished(folder)
+
+
+def _trained(config: Config, model: Model, data: Prepared, where: Path) -> Posterior:
+    options: dict[str, Any] = {
+        "members": config.members,
+        "epochs": config.epochs,
+        "batch_size": config.batch_size or None,
+        "optimizer": config.optimizer,
+        "lr": config.lr,
+        "prior_precision": config.prior_precision,
+        "likelihood": config.likelihood,
+        "skip": config.skip,
+        "seed": config.seed,
+        "device": config.device,
+        "engine": config.engine,
+        "checkpoint": where,
+    }
+    if config.schedule is not None:
+        options["schedule"] = config.schedule
+    name = method_name(config)
+    if name in TAILS:
+        tail = {"multiswa": multiswa, "multiswag": multiswag}[name]
+        return tail(model, (data.x, data.y), **options)
+    method: MethodLike = name
+    if name in RATED and config.rate is not None:
+        method = METHODS[name](p=config.rate)  # type: ignore[call-arg]
+    return fit(model, (data.x, data.y), method=method, **options)
+
+
+def _undo(out: Path, new: bool) -> None:
+    """Take back what a run wrote before it was found to be impossible."""
+    for name in (RUN, METRICS, TRAINING, SAMPLER, CHECKSUMS, LOCK):
+        (out / name).unlink(missing_ok=True)
+    if new:
+        out.rmdir()
+
+
+def _steps(config: Config, size: int) -> int:
+    return config.epochs * -(-size // min(config.batch_size or size, size))
+
+
+def _validate(folder: RunFolder, posterior: Posterior, data: Prepared, name: str) -> None:
+    """Measures of what was held out, and which rows those are, so that runs can be compared."""
+    assert data.held is not None
+    held = data.held
+    rows = measured(predictive(posterior, data.schema, held.x), held.y)
+    found = {metric: plain(interval) for metric, interval in rows.items()}
+    folder.put(METRICS, (HELD_OUT, name, HELD_OUT), found)
+    about = {"rows": len(held.x), "digest": held.digest}
+    write_whole(folder.path / HELD_OUT_FILE, (json.dumps(about, indent=2) + "\n").encode())

@@ -1,0 +1,148 @@
+"""Worker processes that are killed: the run goes on, or says whose work is missing."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+from tests.experiments.test_resume import same
+from tests.experiments.test_toy import SMALL
+from tests.faults.workers import Part, run
+
+from stochens import InputError
+from stochens.experiments import toy
+from stochens.experiments.parts import side_by_side
+from stochens.experiments.rows import PARTS
+from stochens.report.run_folder import METRICS, RUN, Run, RunFolder
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with RunFolder(tmp_path / "run", experiment="toy", config={}, device="cpu") as folder:
+        folder.absorb = lambda part: [  # numbers in the place of tables
+            folder.put(METRICS, (name,), value) for name, value in part.metrics.items()
+        ]
+        yield folder
+
+
+def parts(folder: RunFolder, **how: str) -> list[Part]:
+    return [Part(folder.path / PARTS / name, word) for name, word in how.items()]
+
+
+def found(folder: RunFolder) -> dict[str, int]:
+    return Run(folder.path).metrics
+
+
+def test_a_worker_that_is_killed_is_begun_again_and_goes_on(folder):
+    with pytest.warns(UserWarning, match=r"the process of b was ended by SIGKILL; .* again"):
+        side_by_side(run, parts(folder, a="well", b="killed once", c="well"), folder, jobs=2)
+    assert found(folder) == {"a": 1, "b": 2, "c": 1}
+
+
+def test_one_that_is_killed_each_time_is_named_and_the_others_are_done(folder):
+    ways = {"a": "killed", "b": "well", "c": "well", "d": "well"}
+    said = r"the process of a was ended by SIGKILL, the last of 3 times.*--resume"
+    with pytest.warns(UserWarning, match="begun again"), pytest.raises(InputError, match=said):
+        side_by_side(run, parts(folder, **ways), folder, jobs=2)
+    assert found(folder) == {"a": 3, "b": 1, "c": 1, "d": 1}
+    side_by_side(run, parts(folder, a="well", b="well"), folder, jobs=2)  # as --resume does
+    assert found(folder)["a"] == 4
+
+
+def test_one_that_was_killed_before_it_said_what_it_is_begins_anew(folder):
+    for part in parts(folder, a="well"):
+        part.out.mkdir(parents=True)
+        (part.out / ".metrics.json").write_text("{")
+    side_by_side(run, parts(folder, a="well"), folder, jobs=2)
+    assert found(folder) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "said"),
+    [("refused", InputError, "the part is wrong"), ("faulty", ZeroDivisionError, "by zero")],
+)
+def test_an_error_is_that_of_the_worker_and_what_runs_is_finished(folder, how, kind, said):
+    with pytest.raises(kind, match=said) as raised:
+        side_by_side(run, parts(folder, a=how, b="well"), folder, jobs=2)
+    assert "workers.py" in "".join(raised.value.__notes__)  # where it happened
+    assert found(folder)["b"] == 1
+
+
+SCRIPT = """
+import sys
+from tests.faults.workers import Part, run
+from stochens.experiments.parts import side_by_side
+from stochens.report.run_folder import RunFolder
+if __name__ == "__main__":
+    with RunFolder(sys.argv[1], experiment="toy", config={}, device="cpu") as folder:
+        slow = [Part(folder.path / "parts" / name, "slow") for name in "ab"]
+        side_by_side(run, slow, folder, jobs=2)
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_workers_do_not_outlive_their_run(tmp_path, number):
+    out = tmp_path / "run"
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    command = [sys.executable, str(tmp_path / "script.py"), str(out)]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as main:
+        said = [out / PARTS / name / "slow" for name in "ab"]
+        deadline = time.monotonic() + 120
+        while not all(file.exists() and file.read_text() for file in said):
+            assert time.monotonic() < deadline
+            assert main.poll() is None, main.stderr.read()
+            time.sleep(0.1)
+        workers = [int(file.read_text()) for file in said]
+        os.kill(main.pid, number)  # to the main process alone
+        main.wait(timeout=60)
+        while any(map(alive, workers)):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    for name in "ab":  # what they held can be had
+        with RunFolder.again(out / PARTS / name, config={}, device="cpu"):
+            pass
+
+
+def test_a_real_run_whose_worker_is_killed_ends_as_if_nothing_had_been(tmp_path):
+    options = SMALL | {"draws": 1, "curve": (), "sets": ("a", "c"), "only": ("regular", "SE3")}
+    cut, killed = tmp_path / "cut", []
+
+    def kill() -> None:
+        begun = cut / PARTS / "c"
+        deadline = time.monotonic() + 200
+        while time.monotonic() < deadline and not killed:
+            if (begun / RUN).exists() and (begun / "checkpoints").exists():
+                pid = int((begun / ".lock").read_text())
+                assert pid in [child.pid for child in multiprocessing.active_children()]
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        toy.run(toy.configured("quick", jobs=2, out=cut, **options))
+    thread.join()
+    assert killed
+    assert any("the process of c was ended by SIGKILL" in str(w.message) for w in said)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole = toy.run(toy.configured("quick", out=tmp_path / "whole", **options))
+    same(Run(cut), Run(whole))
