@@ -86,12 +86,13 @@ def test_a_trial_is_what_one_would_measure_by_hand(data, posterior):
     )
     trial = posterior.trials.rows[2]
     assert trial.kl == pytest.approx(float(trained.history.loss[-1].mean()), rel=1e-6)
+    assert trial.stochasticity == pytest.approx(trained.kl().stochasticity)
     probs = trained.predict(held.x, draws=4).mean
     assert trial.held_out == pytest.approx(-metrics.nll(probs, held.y), rel=1e-6)  # float32 probs
 
 
 def row(name, kl, held_out, gap, gap_error=0.01):
-    return Trial(name, kl, 1.0, 1.0, held_out, 0.1, gap, gap_error)
+    return Trial(name, kl, 1.0, 1.0, 0.0, held_out, 0.1, gap, gap_error)
 
 
 ROWS = [

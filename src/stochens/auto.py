@@ -187,6 +187,7 @@ def _rows(found: dict[str, tuple[Posterior, Tensor]], weights: Tensor) -> tuple[
                 kl=float(last.mean()) if ranked else None,
                 kl_fluctuation=float(history.loss_sd[-1].mean()),
                 kl_error=float(last.std() / len(last) ** 0.5) if len(last) > 1 else 0.0,
+                stochasticity=objective.stochasticity(parts),
                 held_out=means[name],
                 held_out_error=_error(log_p, weights),
                 gap=float((weights * below).sum()),

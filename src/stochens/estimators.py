@@ -168,7 +168,9 @@ def _built(net: Callable[[int, int], nn.Module], n: int, m: int, dtype: torch.dt
     return made.to(dtype)
 
 
-OPTIONS = """
+class StochasticEnsembleClassifier(ClassifierMixin, _Ensemble):  # type: ignore[misc]
+    """A stochastic ensemble as a scikit-learn classifier.
+
     net: a function (features, outputs) -> nn.Module, or a module; an MLP with
         `hidden_layer_sizes` when None. X is [N, features]: a convolutional network begins with
         nn.Unflatten.
@@ -181,12 +183,7 @@ OPTIONS = """
     random_state: a number, a RandomState or None, as ever in scikit-learn.
 
     After `fit`: `posterior_` is the Posterior, with all that it can do.
-"""
 
-
-class StochasticEnsembleClassifier(ClassifierMixin, _Ensemble):  # type: ignore[misc]
-    __doc__ = f"""A stochastic ensemble as a scikit-learn classifier.
-    {OPTIONS}
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
     >>> model = StochasticEnsembleClassifier(members=5, epochs=20, random_state=0).fit(X, y)
@@ -229,8 +226,9 @@ class StochasticEnsembleClassifier(ClassifierMixin, _Ensemble):  # type: ignore[
 
 
 class StochasticEnsembleRegressor(RegressorMixin, _Ensemble):  # type: ignore[misc]
-    __doc__ = f"""A stochastic ensemble as a scikit-learn regressor, of one target or several.
-    {OPTIONS}
+    """A stochastic ensemble as a scikit-learn regressor, of one target or several.
+
+    Options as in StochasticEnsembleClassifier, and
     likelihood: "gaussian" (one noise, learned) or "heteroscedastic" (a network with two outputs
         for each target), or an object.
 

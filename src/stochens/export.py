@@ -153,7 +153,7 @@ def write(
             )
     try:
         made = program(predictor, x)
-    except (RuntimeError, torch._dynamo.exc.UserError) as error:
+    except (RuntimeError, ImportError) as error:  # what torch.export raises, or an old torch
         said = str(error).splitlines()[0]
         raise InputError(f"torch.export cannot trace this network: {said}") from error
     part = path.with_name(f".{os.getpid()}.{path.name}")

@@ -13,14 +13,17 @@ class Trial(NamedTuple):
 
     `kl` is the training KL loss of its last epoch in nats (`posterior.history.loss`), a mean over
     members; `kl_fluctuation` is its standard deviation from step to step, `kl_error` the standard
-    error of the mean over members. `held_out` is the mean log-likelihood of a held-out example in
-    nats; `gap` is how far below the best candidate's it is, example by example.
+    error of the mean over members, and `stochasticity` the part of it that is minus the entropy of
+    the noise, which nothing trains (`posterior.kl()` has it too). `held_out` is the mean
+    log-likelihood of a held-out example in nats; `gap` is how far below the best candidate's it is,
+    example by example.
     """
 
     label: str
     kl: float | None  # None: no rank, since the terms of a finite sigma are on another scale
     kl_fluctuation: float
     kl_error: float
+    stochasticity: float
     held_out: float
     held_out_error: float  # standard error over the held-out examples
     gap: float
@@ -50,8 +53,9 @@ class Trials:
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), caption=self.reason)
         table.add_column("", no_wrap=True)
         for head in (
-            "KL loss, nats",
-            "fluctuation",
+            "KL loss",
+            "fluctuates",
+            "by noise",
             "rank",
             "held-out log p",
             "below best",
@@ -65,6 +69,7 @@ class Trials:
                 row.label + mark,
                 "-" if row.kl is None else f"{row.kl:.1f} ± {row.kl_error:.1f}",
                 f"{row.kl_fluctuation:.1f}",
+                f"{row.stochasticity:.1f}",
                 ranks.get(row.label, "-"),
                 f"{row.held_out:.4f} ± {row.held_out_error:.4f}",
                 f"{row.gap:.4f} ± {row.gap_error:.4f}",
