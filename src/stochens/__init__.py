@@ -5,7 +5,10 @@
 <function fit at ...>
 """
 
+from typing import TYPE_CHECKING, Any
+
 from stochens import metrics
+from stochens.auto import Auto
 from stochens.cluster.connect import Ray
 from stochens.conversions import freeze_batchnorm, keep_dropout, replace_batchnorm
 from stochens.data.source import Replicas
@@ -26,9 +29,13 @@ from stochens.predict import GaussianPredictive, Predictive
 from stochens.report.compare import compare
 from stochens.version import __version__
 
+if TYPE_CHECKING:
+    from stochens.estimators import StochasticEnsembleClassifier, StochasticEnsembleRegressor
+
 __all__ = [
     "FRN",
     "MLP",
+    "Auto",
     "Categorical",
     "DropConnect",
     "Dropout",
@@ -43,6 +50,8 @@ __all__ = [
     "Ray",
     "Regular",
     "Replicas",
+    "StochasticEnsembleClassifier",
+    "StochasticEnsembleRegressor",
     "__version__",
     "compare",
     "diagnose",
@@ -62,3 +71,12 @@ __all__ = [
     "stochastic",
     "toy_set",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The estimators come when they are asked for: scikit-learn takes a second to import."""
+    if name in ("StochasticEnsembleClassifier", "StochasticEnsembleRegressor"):
+        from stochens import estimators
+
+        return getattr(estimators, name)
+    raise AttributeError(f"module 'stochens' has no attribute {name!r}")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from stochens import likelihoods, methods
+from stochens.auto import Auto, fit_best
 from stochens.blocks import in_blocks, report_lost, tried_again, without_lost
 from stochens.checkpoints import (
     EVERY,
@@ -46,7 +47,7 @@ from stochens.members import (
 )
 from stochens.memory import member_bytes, members_that_fit
 from stochens.methods import MethodLike, output_layer, stochastic, stochastic_layers
-from stochens.posterior import Posterior, Recipe, join_posteriors
+from stochens.posterior import Inputs, Posterior, Recipe, join_posteriors
 from stochens.progress import Log, Show, log_to, progress_bar
 from stochens.randomness import RETRY, SECOND_SET, derive, seeded
 from stochens.schedules import rate_for, schedule_named
@@ -59,8 +60,9 @@ def fit(
     net: nn.Module | Builder,
     data: Any,
     *,
-    method: MethodLike = "dropout",
+    method: MethodLike | Auto = "dropout",
     members: int | Sequence[int] = 50,
+    sample_weight: Any = None,
     epochs: int = 100,
     batch_size: int | None = 128,
     optimizer: str = "adam",
@@ -95,7 +97,11 @@ def fit(
     data: (x [N, ...], y [N]), a Dataset (read once), a DataLoader (streamed: every member sees
         its batches in its order), or Replicas: several sets, member k learns from set k mod D.
     method: a name, a Method with options, or several that compose, e.g. [Dropout(0.1), Gaussian()].
+        "auto" (or Auto with options) runs short trials of the methods first, on a part of the data,
+        and takes the one they favour; `posterior.trials` tells.
     members: how many, or which: `members=range(50, 100)` adds to an earlier run of 50.
+    sample_weight: [N], not negative: a row of weight w counts as w equal rows, so N becomes their
+        sum; batches are drawn row by row whatever the weights. Kernels do not serve it.
     batch_size: None for the whole data set.
     optimizer: "adam", "adamw" or "sgd" (Nesterov). schedule: "cosine", "step" (divided by 10 at 1/2
         and 3/4, with a fresh optimiser) or "constant". weight_decay: on top of the prior's L2.
@@ -125,6 +131,11 @@ def fit(
     torch.Size([4, 60, 2])
     """
     options = dict(locals())
+    if isinstance(method, Auto) or method == "auto":
+        rest = {k: v for k, v in options.items() if k not in ("net", "data", "method")}
+        whole(epochs=epochs)  # before the trials
+        member_ids(members)
+        return fit_best(fit, net, data, method if isinstance(method, Auto) else Auto(), rest)
     ids, seed = member_ids(members), int(seed)
     cluster = asked(engine)
     way = cluster.within if cluster is not None else str(engine)
@@ -154,7 +165,7 @@ def fit(
     schedule_named(schedule)
     rate = rate_for(optimizer, lr)
 
-    given = source(data)
+    given = source(data, sample_weight)
     y = like.check_targets(given.y)
     build = builder(net)
     with seeded(derive(seed)):
@@ -202,7 +213,10 @@ def fit(
             "once; use fewer members or a smaller batch_size"
         )
     template.to(place)
-    on_device = given._replace(x=given.x.to(place), y=y.to(place))
+    weights = None if given.weights is None else given.weights.to(place)
+    on_device = given._replace(x=given.x.to(place), y=y.to(place), weights=weights)
+    if way == "fused" and weights is not None:
+        raise InputError("engine='fused' knows no sample_weight; use engine='auto'")
     if way == "fused" and fused_nll(template, like, on_device.x, y, ids, seed) is None:
         raise InputError(
             "engine='fused' runs chains of small Linear layers and activations on a CPU with a C++ "
@@ -261,6 +275,7 @@ def fit(
         history=trained.history,
         spread=trained.spread,
         engine=chosen,
+        inputs=Inputs.of(given.x),
     )
 
 
@@ -312,6 +327,10 @@ def _identity(
     own = trainable(template)
     shared = {n: t for n, t in template.state_dict().items() if n not in own}
     in_memory = {"x": data.x, "y": data.y} if data.loader is None else {}
+    if data.weights is not None:
+        in_memory["weights"] = data.weights
+    if data.total is not None:
+        in_memory["total"] = torch.tensor(data.total, dtype=torch.float64)
     return as_read(
         {
             **plain,

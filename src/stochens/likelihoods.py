@@ -17,8 +17,11 @@ class Likelihood(abc.ABC):
     name: ClassVar[str]
 
     @abc.abstractmethod
-    def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """-log p(y | x, theta), the mean over examples: [..., B, C], [..., B, ...] -> [...]."""
+    def nll(self, outputs: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+        """-log p(y | x, theta), the mean over examples: [..., B, C], [..., B, ...] -> [...].
+
+        weights [..., B]: the mean of weights * nll, for weights whose mean over all data is 1.
+        """
 
     @abc.abstractmethod
     def check_targets(self, y: Tensor) -> Tensor:
@@ -41,6 +44,12 @@ def _wide(outputs: Tensor) -> Tensor:
     return outputs.float() if outputs.dtype.itemsize < 4 else outputs
 
 
+def _mean(nll: Tensor, weights: Tensor | None) -> Tensor:
+    """(1/B) sum_b w_b nll_b: [..., B] -> [...]. Not divided by the batch's own sum of weights,
+    which would be biased: a batch of light rows would count as much as one of heavy rows."""
+    return (nll if weights is None else weights * nll).mean(-1)
+
+
 @dataclasses.dataclass(frozen=True)
 class Categorical(Likelihood):
     """p(y | x) = softmax(outputs)_y: outputs [..., B, C] are logits, y [..., B] integers.
@@ -51,9 +60,9 @@ class Categorical(Likelihood):
 
     name: ClassVar[str] = "categorical"
 
-    def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
+    def nll(self, outputs: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         logp = _wide(outputs).log_softmax(-1)
-        return -logp.gather(-1, y.unsqueeze(-1)).squeeze(-1).mean(-1)
+        return _mean(-logp.gather(-1, y.unsqueeze(-1)).squeeze(-1), weights)
 
     def check_targets(self, y: Tensor) -> Tensor:
         if y.is_floating_point() or y.is_complex():
@@ -89,11 +98,11 @@ class Gaussian(Likelihood):
     def width(self, targets: int) -> int:
         """How many outputs the user's network needs for D targets."""
 
-    def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
+    def nll(self, outputs: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         """1/2 sum_d [(y_d - mean_d)^2 / var_d + log var_d + log 2 pi]"""
         mean, variance = self.moments(_wide(outputs))
         terms = (y - mean).square() / variance + variance.log() + LOG_2_PI
-        return 0.5 * terms.sum(-1).mean(-1)
+        return _mean(0.5 * terms.sum(-1), weights)
 
     def check_targets(self, y: Tensor) -> Tensor:
         y = y.unsqueeze(1) if y.dim() == 1 else y

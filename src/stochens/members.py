@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stochens.errors import InputError
-from stochens.noise import one_by_one, over_members
+from stochens.noise import given, one_by_one, over_members
 from stochens.randomness import INITIALISATION, member_seed, seeded
 
 Params = dict[str, Tensor]
@@ -190,15 +190,24 @@ def init_from_prior(shapes: Params, *, members: Sequence[int], seed: int, sd: fl
 # -- the forward pass ---------------------------------------------------------------------------
 
 
-def forward(net: nn.Module, params: Params, x: Tensor, *, engine: Engine = "vmap") -> Tensor:
+def forward(
+    net: nn.Module,
+    params: Params,
+    x: Tensor,
+    *,
+    engine: Engine = "vmap",
+    noise: Sequence[Tensor] | None = None,
+) -> Tensor:
     """Outputs of every member for the same inputs: x [B, ...] -> [M, B, C].
+
+    `noise`: what the stochastic layers take in turn, each [M, ...]; None: fresh noise.
 
     >>> net = nn.Linear(2, 3)
     >>> params = init(builder(net), members=range(5), seed=0)
     >>> forward(net, params, torch.zeros(4, 2)).shape
     torch.Size([5, 4, 3])
     """
-    return _run(net, params, x, x_axis=None, engine=engine)
+    return _run(net, params, x, x_axis=None, engine=engine, noise=noise)
 
 
 def forward_each(net: nn.Module, params: Params, x: Tensor, *, engine: Engine = "vmap") -> Tensor:
@@ -207,24 +216,34 @@ def forward_each(net: nn.Module, params: Params, x: Tensor, *, engine: Engine = 
 
 
 def _run(
-    net: nn.Module, params: Params, x: Tensor, *, x_axis: int | None, engine: Engine
+    net: nn.Module,
+    params: Params,
+    x: Tensor,
+    *,
+    x_axis: int | None,
+    engine: Engine,
+    noise: Sequence[Tensor] | None = None,
 ) -> Tensor:
     places = _places(net)
+    drawn = [] if noise is None else list(noise)
 
-    def call(member: Params, x: Tensor) -> Tensor:
+    def call(member: Params, x: Tensor, own: list[Tensor]) -> Tensor:
         everywhere = {place: member[name] for place, name in places.items() if name in member}
         # Tied by us: functional_call's own tying swaps a module with two names twice, and then
         # puts the wrong tensor back.
-        outputs: Tensor = functional_call(net, everywhere, (x,), tie_weights=False)
+        with contextlib.nullcontext() if noise is None else given(own):
+            outputs: Tensor = functional_call(net, everywhere, (x,), tie_weights=False)
         return outputs
 
     with plain_attention():
         if engine == "vmap":
-            outputs: Tensor = over_members(call, (0, x_axis))(params, x)
+            axes = (0, x_axis, 0) if drawn else (0, x_axis, None)
+            outputs: Tensor = over_members(call, axes)(params, x, drawn)
             return outputs
 
         def one(k: int) -> Tensor:
-            return call({n: p[k] for n, p in params.items()}, x if x_axis is None else x[k])
+            own = {n: p[k] for n, p in params.items()}
+            return call(own, x if x_axis is None else x[k], [t[k] for t in drawn])
 
         return one_by_one(one, size(params))
 

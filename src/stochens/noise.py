@@ -1,26 +1,63 @@
-"""Where layers take their noise from: torch's stream, or one stream for each member.
+"""Where layers take their noise from: torch's stream, one stream for each member, or tensors.
 
-Inside `member_noise` a draw depends only on (member, seed of the pass, how many draws came before),
-so that a member sees the same noise in whatever block it is trained. Elsewhere (on a GPU, through
+Layers ask for `bernoulli` masks and `normal` numbers. Inside `member_noise` a draw depends only on
+(member, seed of the pass, how many draws came before), so that a member sees the same noise in
+whatever block it is trained. Inside `given` each request takes the next of some tensors, so that a
+stochastic network is a plain function of its inputs and its noise. Elsewhere (on a GPU, through
 torch.compile, in prediction) torch draws for all members at once.
 """
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
+from stochens.errors import InputError
 from stochens.hashed import GOLDEN, mix
 
 # (members [M], seed, number of the draw, count) -> [M, count] int64, every bit random
 Bits = Callable[[Tensor, int, int, int], Tensor]
 Shape = torch.Size | tuple[int, ...]
+Kind = Literal["uniform", "normal"]
 
 _functorch: Any = torch._C._functorch
+
+
+class Source(Protocol):
+    def mask(self, keep: float, shape: Shape, like: Tensor) -> Tensor: ...
+    def normal(self, like: Tensor) -> Tensor: ...
+
+
+_source: Source | None = None  # a plain global: torch.compile looks through it
+
+
+def bernoulli(keep: float, shape: Shape, like: Tensor) -> Tensor:
+    """z ~ Bernoulli(keep), as a boolean mask; fresh for each member under vmap."""
+    if _source is None:
+        return torch.rand(shape, device=like.device) < keep
+    return _source.mask(keep, shape, like)
+
+
+def normal(like: Tensor) -> Tensor:
+    """eps ~ N(0, 1) of the shape, type and device of `like`, likewise."""
+    return torch.randn_like(like) if _source is None else _source.normal(like)
+
+
+@contextlib.contextmanager
+def _from(source: Source) -> Iterator[None]:
+    global _source
+    before, _source = _source, source
+    try:
+        yield
+    finally:
+        _source = before
+
+
+# -- a stream for each member ---------------------------------------------------------------------
 
 
 def hashed_bits(members: Tensor, seed: int, draw: int, count: int) -> Tensor:
@@ -39,7 +76,16 @@ class _Pass:
         self.level: int | None = None  # of the vmap over members
         self.rows = slice(None)  # whose turn it is, where there is no vmap
 
-    def words(self, shape: Shape) -> Tensor:
+    def mask(self, keep: float, shape: Shape, like: Tensor) -> Tensor:
+        return self._words(shape) < min(round(keep * 2**32) - 2**31, 2**31 - 1)
+
+    def normal(self, like: Tensor) -> Tensor:
+        """By the Box-Muller transform."""
+        words = self._words((2, *like.shape)).double()
+        u = (words + (2**31 + 0.5)) * 2.0**-32  # in (0, 1)
+        return ((-2 * u[0].log()).sqrt() * (2 * math.pi * u[1]).cos()).to(like.dtype)
+
+    def _words(self, shape: Shape) -> Tensor:
         """int32 of the shape, every bit random, for the member whose layer asks."""
         count = math.prod(shape)
         members = self.members[self.rows]
@@ -52,31 +98,25 @@ class _Pass:
         return batched
 
 
-_pass: _Pass | None = None
-
-
 @contextlib.contextmanager
 def member_noise(members: Tensor, seed: int, bits: Bits = hashed_bits) -> Iterator[None]:
     """Inside, members [M] of a pass with this seed draw from streams of their own, on the CPU."""
-    global _pass
-    before, _pass = _pass, _Pass(members, seed, bits)
-    try:
+    with _from(_Pass(members, seed, bits)):
         yield
-    finally:
-        _pass = before
 
 
 def over_members(call: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..., Any]:
     """vmap over the member axis; "different": each member draws its own noise."""
 
     def at_level(*args: Any) -> Any:
-        if _pass is None:
+        now = _source
+        if not isinstance(now, _Pass):
             return call(*args)
-        before, _pass.level = _pass.level, _functorch.maybe_current_level()
+        before, now.level = now.level, _functorch.maybe_current_level()
         try:
             return call(*args)
         finally:
-            _pass.level = before
+            now.level = before
 
     mapped: Callable[..., Any] = vmap(at_level, in_dims=in_dims, randomness="different")
     return mapped
@@ -84,27 +124,89 @@ def over_members(call: Callable[..., Any], in_dims: tuple[int | None, ...]) -> C
 
 def one_by_one(call: Callable[[int], Tensor], count: int) -> Tensor:
     """call(k) for each of so many members, stacked; each draws what it would draw under vmap."""
-    if _pass is None:
+    now = _source
+    if not isinstance(now, _Pass):
         return torch.stack([call(k) for k in range(count)])
-    first, outputs = _pass.draws, []
+    first, outputs = now.draws, []
     for k in range(count):
-        _pass.draws, _pass.rows = first, slice(k, k + 1)
+        now.draws, now.rows = first, slice(k, k + 1)
         outputs.append(call(k))
-    _pass.rows = slice(None)
+    now.rows = slice(None)
     return torch.stack(outputs)
 
 
-def bernoulli(keep: float, shape: Shape, like: Tensor) -> Tensor:
-    """z ~ Bernoulli(keep), as a boolean mask; fresh for each member under vmap."""
-    if _pass is None:
-        return torch.rand(shape, device=like.device) < keep
-    return _pass.words(shape) < min(round(keep * 2**32) - 2**31, 2**31 - 1)
+# -- noise as an input ----------------------------------------------------------------------------
 
 
-def normal(like: Tensor) -> Tensor:
-    """eps ~ N(0, 1) of the shape and type of `like`, likewise; by the Box-Muller transform."""
-    if _pass is None:
+class Request(NamedTuple):
+    """What a layer asked for: numbers from U(0, 1) or N(0, 1), of some shape."""
+
+    kind: Kind
+    shape: tuple[int, ...]
+
+
+class _Given:
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._count, self._left = len(tensors), iter(tensors)
+
+    def mask(self, keep: float, shape: Shape, like: Tensor) -> Tensor:
+        return self._next(shape) < keep
+
+    def normal(self, like: Tensor) -> Tensor:
+        return self._next(like.shape).to(like.dtype)
+
+    def _next(self, shape: Shape) -> Tensor:
+        tensor = next(self._left, None)
+        if tensor is None:
+            raise InputError(f"the network asks for noise more than {self._count} times")
+        pairs = zip(reversed(tensor.shape), reversed(tuple(shape)), strict=False)
+        if tensor.dim() > len(shape) or any(a != 1 and a != b for a, b in pairs):
+            raise InputError(
+                f"noise {tuple(tensor.shape)} of one example does not fit {tuple(shape)}: the "
+                "network merges the batch with other axes, so its examples cannot share noise"
+            )
+        return tensor
+
+
+@contextlib.contextmanager
+def given(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Inside, the k-th request gets the k-th tensor, which must broadcast to what is asked for;
+    a mask is where its numbers, from U(0, 1), are below the share that is kept.
+
+    >>> with given([torch.tensor([[0.2, 0.7]])]):
+    ...     bernoulli(0.5, (3, 2), torch.zeros(3, 2))
+    tensor([[ True, False]])
+    """
+    with _from(_Given(tensors)):
+        yield
+
+
+class _Recorded:
+    def __init__(self) -> None:
+        self.found: list[Request] = []
+
+    def mask(self, keep: float, shape: Shape, like: Tensor) -> Tensor:
+        self.found.append(Request("uniform", tuple(shape)))
+        return torch.rand(shape).to(like.device) < keep
+
+    def normal(self, like: Tensor) -> Tensor:
+        self.found.append(Request("normal", tuple(like.shape)))
         return torch.randn_like(like)
-    words = _pass.words((2, *like.shape)).double()
-    u = (words + (2**31 + 0.5)) * 2.0**-32  # in (0, 1)
-    return ((-2 * u[0].log()).sqrt() * (2 * math.pi * u[1]).cos()).to(like.dtype)
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[Request]]:
+    """Inside, noise is drawn as ever, and what is asked for is noted."""
+    source = _Recorded()
+    with _from(source):
+        yield source.found
+
+
+def drawn(requests: Sequence[Request], count: int, *, seed: int) -> list[Tensor]:
+    """`count` draws of everything that was asked for, each [count, *shape], float32 on the CPU."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = {"uniform": torch.rand, "normal": torch.randn}
+    return [
+        draw[kind](count, *shape, generator=generator, dtype=torch.float32)
+        for kind, shape in requests
+    ]

@@ -44,13 +44,19 @@ def mean_nll(
     bf16: bool = False,
     compiled: bool = False,
     check: bool = False,
+    weights: Tensor | None = None,
 ) -> MeanNLL:
     """A function (params, x [N, ...], y [N, ...], rows [M, B]) -> mean NLL of each member on its
     rows, [M]; rows None: on all of the data.
 
     bf16: the network alone, on CUDA. compiled: by torch.compile. check: targets come unseen, and
-    are held against the outputs each time.
+    are held against the outputs each time. weights [N]: of each row, of mean 1.
     """
+
+    def nll(outputs: Tensor, y: Tensor, rows: Tensor | None) -> Tensor:
+        if weights is None:  # a likelihood of the user's own need not know of weights
+            return likelihood.nll(outputs, y)
+        return likelihood.nll(outputs, y, weights if rows is None else weights[rows])
 
     def mean(params: Params, x: Tensor, y: Tensor, rows: Tensor | None) -> Tensor:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
@@ -58,9 +64,9 @@ def mean_nll(
                 outputs = forward(net, params, x, engine=engine)  # [M, N, C]
                 if check:
                     likelihood.check_outputs(outputs[0], y)
-                return likelihood.nll(outputs, y.expand(size(params), *y.shape))
+                return nll(outputs, y.expand(size(params), *y.shape), None)
             outputs = forward_each(net, params, x[rows], engine=engine)  # [M, B, C]
-            return likelihood.nll(outputs, y[rows])
+            return nll(outputs, y[rows], rows)
 
     return torch.compile(mean, dynamic=False) if compiled else mean
 

@@ -2,17 +2,20 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from stochens import objective, storage
 from stochens.chains import COMMON, Chains
+from stochens.checks import whole
 from stochens.cluster.connect import Engines, asked
 from stochens.cluster.prediction import Ask, on_machines
+from stochens.conversions import AlwaysDropout
 from stochens.data.source import inputs
 from stochens.errors import InputError
+from stochens.export import Predictor, noise_names, write
 from stochens.history import History
 from stochens.kernels.fused import fused_forward
 from stochens.kernels.resnet import resnet_forward
@@ -27,12 +30,15 @@ from stochens.members import (
     size,
     take,
     trainable,
+    watch,
 )
 from stochens.memory import activation_bytes, free_bytes
 from stochens.methods import METHODS, Method, stochastic, stochastic_layers
+from stochens.noise import Request, drawn, recorded
 from stochens.predict import sums_for
 from stochens.randomness import PREDICTION, SPREAD, derive, seeded
 from stochens.spread import Spread, draw, join_spreads
+from stochens.trials import Trials
 
 ACTIVATIONS = 64 << 20  # bytes of activations at once in prediction, which a CPU's caches like
 MOST_ACTIVATIONS = 16 << 30  # likewise, to keep a large GPU busy
@@ -46,6 +52,22 @@ class Recipe:
     methods: tuple[Method, ...]
     skip: tuple[str, ...] = ()
     output: str | None = None
+
+
+class Inputs(NamedTuple):
+    """What one example of the training data was."""
+
+    shape: tuple[int, ...]
+    dtype: str  # torch's name, e.g. "float32"
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Inputs":
+        """From a batch, [B, ...]."""
+        return cls(tuple(x.shape[1:]), str(x.dtype).removeprefix("torch."))
+
+    def example(self) -> Tensor:
+        """Zeros, [1, ...]."""
+        return torch.zeros(1, *self.shape, dtype=getattr(torch, self.dtype))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +90,8 @@ class Posterior:
     spread: Spread | None = None
     engine: Engine = "vmap"
     chains: Chains | None = None  # of a sampler: the members are its draws, chain after chain
+    trials: Trials | None = None  # of method="auto": what led to the method
+    inputs: Inputs | None = None  # None: of a folder that was written before they were kept
 
     def __len__(self) -> int:
         return size(self.params)
@@ -88,6 +112,7 @@ class Posterior:
         draws: int = 1,
         batch_size: int | None = None,
         keep_draws: bool | None = None,
+        noise: str = "fresh",
         bf16: bool = False,
         seed: int = 0,
         engine: Engines | None = None,
@@ -98,11 +123,15 @@ class Posterior:
         Each member is drawn `draws` times, so S = M * draws. Inputs are streamed in batches. The
         draws [S, B, C] are kept where they fit into 1 GiB, unless `keep_draws` says otherwise; mean
         and uncertainties are always there. One seed gives the same draws again. Noise on weights is
-        drawn once for all of x; noise on outputs is fresh for each example. `bf16`: the network in
-        bfloat16, on CUDA; the averages stay as they are. `engine`: "ray" or Ray(...) for batches on
-        many machines, and the same numbers; `progress` shows them.
+        drawn once for all of x; noise on outputs is fresh for each example, or drawn once for all
+        of x too by `noise="shared"`: each draw is one function then, whose value at an input does
+        not depend on the inputs beside it. `bf16`: the network in bfloat16, on CUDA; the averages
+        stay as they are. `engine`: "ray" or Ray(...) for batches on many machines, and the same
+        numbers; `progress` shows them.
         """
         x, cluster = inputs(x), None if engine is None else asked(engine)
+        if noise not in ("fresh", "shared"):
+            raise InputError(f"noise must be 'fresh' or 'shared', got {noise!r}")
         if draws < 1:
             raise InputError(f"draws must be at least 1, got {draws}")
         if engine is not None and cluster is None:
@@ -112,7 +141,7 @@ class Posterior:
             raise InputError(f"bf16 is for CUDA, and this posterior is on {device.type!r}")
         rows, chunk = self._plan(x, batch_size)
         groups = self.chains.count if self.chains is not None and draws == 1 else 1
-        ask = Ask(len(x), rows, chunk, draws, groups, keep_draws, bf16, seed)
+        ask = Ask(len(x), rows, chunk, draws, groups, keep_draws, bf16, seed, noise == "shared")
         if cluster is not None:
             return on_machines(self, x, ask, cluster, progress)
         return self._predictive(x, ask)
@@ -132,9 +161,11 @@ class Posterior:
         layers = stochastic_layers(self.net).values()
         shared = any(layer.shared_by_batch() for layer in layers)
         self.net.eval()
+        requests = (self.noise_requests(x[:1]) if ask.shared_noise else None) or None
         with torch.no_grad():
             for number in range(draws):
                 params = self._draw(seed, number)
+                own = None if requests is None else self.noise(requests, number, seed=seed)
                 for first in range(0, len(self), chunk):
                     block = take(params, slice(first, first + chunk))
                     for top in range(0, len(x), rows):
@@ -142,15 +173,34 @@ class Posterior:
                         place = 0 if shared else first_row + top
                         stream = derive(seed, PREDICTION, number, first, place)
                         part = _padded(x[top : top + rows], rows).to(device)
-                        outputs = self._forward(block, part, stream, ask.bf16)  # [m, rows, C]
+                        mine = own and [t[first : first + chunk].to(device) for t in own]
+                        outputs = self._forward(block, part, stream, ask.bf16, mine)  # [m, rows, C]
                         at = slice(top, min(top + rows, len(x)))
                         got = outputs[:, : at.stop - at.start]  # [m, b, C]
                         sums.add(got, rows=at, first_draw=number * len(self) + first)
         return sums.result()
 
-    def _forward(self, params: Params, x: Tensor, stream: int, bf16: bool) -> Tensor:
+    def noise_requests(self, x: Tensor) -> list[Request]:
+        """What the layers ask for in one pass of one example, x [1, ...]."""
+        for path, module in self.net.named_modules():
+            if isinstance(module, AlwaysDropout):
+                raise InputError(
+                    f"{path} is the network's own dropout, whose noise cannot be given from "
+                    "outside; leave noise to the method (method='dropout')"
+                )
+        with recorded() as requests:
+            watch(self.net, x.to(next(self.net.parameters()).device), {})
+        return requests
+
+    def noise(self, requests: list[Request], number: int, *, seed: int) -> list[Tensor]:
+        """The noise of one draw of every member, each [M, ...], for `noise="shared"`."""
+        return drawn(requests, len(self), seed=derive(seed, PREDICTION, number))
+
+    def _forward(
+        self, params: Params, x: Tensor, stream: int, bf16: bool, noise: list[Tensor] | None
+    ) -> Tensor:
         with seeded(stream, x.device):
-            if self.engine == "vmap":
+            if self.engine == "vmap" and noise is None:
                 fused = fused_forward(self.net, params, x, seed=stream)
                 if fused is None and bf16:
                     chosen = torch.tensor([stream], device=x.device)
@@ -158,7 +208,7 @@ class Posterior:
                 if fused is not None:
                     return fused
             with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
-                return forward(self.net, params, x, engine=self.engine)
+                return forward(self.net, params, x, engine=self.engine, noise=noise)
 
     def _draw(self, seed: int, number: int) -> Params:
         """Every member's parameters for one draw; the noise of layers comes on top."""
@@ -181,6 +231,57 @@ class Posterior:
         rows = min(len(x), batch_size or max(1, budget // (one * chunk)))
         return rows, chunk
 
+    def export(
+        self,
+        path: Any,
+        example: Any = None,
+        *,
+        draws: int = 1,
+        seed: int = 0,
+        overwrite: bool = False,
+    ) -> dict[str, Tensor]:
+        """Write the averaged predictor as one file that needs no stochens; B stays free.
+
+        "model.onnx" (needs `stochens[onnx]`) or "model.pt2" (torch.export). The function is that of
+        `predict(x, draws=draws, seed=seed, noise="shared")`: x [B, ...] and the noise of each draw
+        to probs [B, C], entropy [B] and mutual_information [B], or for regression to mean, std,
+        aleatoric and epistemic [B, D].
+
+        Returned are the noise inputs by name, each [S, ...], numbers from U(0, 1) ("uniform_0") or
+        N(0, 1) ("normal_0"). In ONNX they are the inputs' default values: x alone gives this seed's
+        draws, and other numbers give others. A .pt2 takes (x, noise). SWAG's draws of whole
+        parameter sets are made now and are part of the file.
+
+        `example`: inputs to take shape and dtype from; those of training when None.
+        """
+        noise = self.noise_inputs(example, draws=draws, seed=seed)
+        params = self.params
+        if self.spread is not None:
+            params = join([self._draw(seed, number) for number in range(draws)])
+        predictor = Predictor(self.net, params, self.likelihood, noise, draws * len(self))
+        about = {"posterior": repr(self), "draws": str(draws), "seed": str(seed)}
+        write(path, predictor, self._example(example), about=about, overwrite=overwrite)
+        return noise
+
+    def noise_inputs(
+        self, example: Any = None, *, draws: int = 1, seed: int = 0
+    ) -> dict[str, Tensor]:
+        """The noise of another seed for an exported predictor, by name, each [S, ...]."""
+        whole(draws=draws)
+        self.net.eval()
+        asked = self.noise_requests(self._example(example))
+        parts = [self.noise(asked, number, seed=seed) for number in range(draws)]
+        drawn = (torch.cat(own) for own in zip(*parts, strict=True))
+        return dict(zip(noise_names(asked), drawn, strict=True))
+
+    def _example(self, given: Any) -> Tensor:
+        """One input, [1, ...]."""
+        if given is not None:
+            return inputs(given)[:1]
+        if self.inputs is None:
+            raise InputError("this posterior does not know its inputs; pass an example of them")
+        return self.inputs.example()
+
     # -- what it is -----------------------------------------------------------------------------
 
     def kl(self, *, sigma: float = objective.SIGMA) -> objective.KL:
@@ -188,11 +289,21 @@ class Posterior:
         return objective.kl(self.net, self.params, self.prior_precision, sigma=sigma)
 
     def member(self, k: int) -> dict[str, Tensor]:
-        """The k-th member's parameters under the plain network's names, for load_state_dict.
+        """The k-th member as the plain network's own load_state_dict wants it, buffers and all.
 
-        Where a method trains two sets or a sigma, these are the first set and the mean.
+        Where a method trains two sets or a sigma, these are the first set and the mean. To hand a
+        member to those who have no stochens:
+
+            safetensors.torch.save_file(posterior.member(k), "member.safetensors")
+            net.load_state_dict(safetensors.torch.load_file("member.safetensors"))
+
+        The plain network has no noise: it is the member's centre, not its predictive.
         """
-        one = {name: p[k].detach().clone() for name, p in self.params.items()}
+        own = {id(p): name for name, p in self.net.named_parameters() if p.requires_grad}
+        one = {  # a tied parameter under each of its names, and what all members share
+            name: (self.params[own[id(t)]][k] if id(t) in own else t).detach().clone()
+            for name, t in self.net.state_dict(keep_vars=True).items()
+        }
         for path, layer in stochastic_layers(self.net).items():
             prefix = f"{path}." if path else ""
             plain = {prefix + name for name, _ in layer.plain.named_parameters()}
@@ -266,6 +377,8 @@ class Posterior:
             "seed": self.seed,
             "engine": self.engine,
             "chains": self.chains and self.chains.description(),
+            "trials": self.trials and self.trials.description(),
+            "inputs": self.inputs and self.inputs._asdict(),
         }
 
 
@@ -324,6 +437,8 @@ def load(path: Any, net: nn.Module | Builder, *, device: torch.device | str = "c
             spread=_spread(kinds, names),
             engine=about["engine"],
             chains=Chains.read(kinds, about.get("chains")),
+            inputs=_inputs(about.get("inputs")),
+            trials=Trials.read(about.get("trials")),
         )
     return posterior.to(device)
 
@@ -333,6 +448,10 @@ def _spread(kinds: dict[str, Params], names: list[str]) -> Spread | None:
         return None
     parts = (kinds[f"spread.{field}"] for field in Spread._fields)
     return Spread(*({name: part[name] for name in names} for part in parts))
+
+
+def _inputs(about: dict[str, Any] | None) -> Inputs | None:
+    return None if about is None else Inputs(tuple(about["shape"]), str(about["dtype"]))
 
 
 def _shared(net: nn.Module) -> dict[str, Tensor]:

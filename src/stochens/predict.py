@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import math
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from stochens.errors import InputError
 from stochens.information import entropy
-from stochens.likelihoods import Gaussian, Likelihood
+from stochens.likelihoods import LOG_2_PI, Gaussian, Likelihood
 
 QUANTILE_STEPS = 50  # halvings of the bracket: to float32's precision and beyond
 DRAWS_BUDGET = 1 << 30  # bytes of draws that are kept without being asked
@@ -63,6 +64,16 @@ class Predictive:
     def labels(self) -> Tensor:
         """The likeliest class of each input: [B]."""
         return self.mean.argmax(-1)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """log of the mean probability of the labels y [B], in nats and float64: [B].
+
+        -inf would end every comparison, so 0 counts as the smallest number of the network's kind.
+        """
+        if y.shape != self.mean.shape[:1] or y.is_floating_point():
+            raise InputError(f"labels must be integers [{len(self.mean)}], got {tuple(y.shape)}")
+        mean = self.mean.clamp_min(torch.finfo(self.mean.dtype).tiny).double()
+        return mean.gather(-1, y.to(mean.device).unsqueeze(-1)).squeeze(-1).log()
 
     def sample(self, n: int = 1, *, seed: int = 0) -> Tensor:
         """Labels drawn from the predictive, [n, B]; each row from one draw of the network, so that
@@ -142,6 +153,15 @@ class GaussianPredictive:
         if not 0 < level < 1:
             raise InputError(f"an interval's level must be in (0, 1), got {level!r}")
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """log 1/S sum_s N(y; mean_s, variance_s) of targets y [B] or [B, D], in float64: [B]."""
+        means, variances = (t.double() for t in self.components())
+        y = y.unsqueeze(-1) if y.dim() == 1 else y
+        if y.shape != means.shape[1:]:
+            raise InputError(f"targets must be {tuple(means.shape[1:])}, got {tuple(y.shape)}")
+        terms = (y.to(means) - means).square() / variances + variances.log() + LOG_2_PI
+        return (-0.5 * terms.sum(-1)).logsumexp(0) - math.log(len(means))  # [S, B] -> [B]
 
     def sample(self, n: int = 1, *, seed: int = 0) -> Tensor:
         """y drawn from the predictive, [n, B, D]; each row from one draw of the network."""

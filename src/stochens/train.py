@@ -201,8 +201,8 @@ def _loss(
         if settings.repulsion is not None:
             parts = objective.mixtures(net, params)
             kl = kl + objective.repulsive_bound(parts, settings.repulsion)
-        minimised = nll + settings.temperature * kl / data.size
-        return Loss(minimised, nll, data.size * nll + kl + noise_gain)
+        minimised = nll + settings.temperature * kl / data.examples
+        return Loss(minimised, nll, data.examples * nll + kl + noise_gain)
 
     return loss_of, context
 
@@ -272,7 +272,7 @@ def _data_term(
     """The mean NLL of each member on its batch, [M], by the fastest way that fits, and the context
     that it wants to run in."""
     kernels = settings.fast and not settings.compile and settings.engine == "vmap"
-    if kernels and data.loader is None:
+    if kernels and data.loader is None and data.weights is None:  # kernels know no weights
         on = (net, likelihood, data.x, data.y, members, settings.seed)
         if (fused := fused_nll(*on)) is not None:
             return fused, alone_on_the_cores()
@@ -286,6 +286,7 @@ def _data_term(
         bf16=settings.bf16,
         compiled=settings.compile,
         check=data.loader is not None,
+        weights=data.weights,
     )
 
     def data_term(params: Params, batch: Batch, step: int | Tensor) -> Tensor:

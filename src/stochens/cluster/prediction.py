@@ -28,6 +28,7 @@ class Ask(NamedTuple):
     keep_draws: bool | None
     bf16: bool
     seed: int
+    shared_noise: bool
 
 
 def on_machines(posterior: Any, x: Tensor, ask: Ask, engine: Ray, progress: bool | None) -> Any:

@@ -24,6 +24,13 @@ class Source(NamedTuple):
     size: int  # N
     loader: "DataLoader[Any] | None" = None
     sets: int = 1
+    weights: Tensor | None = None  # [N], of mean 1; None: all rows count the same
+    total: float | None = None  # the sum of the weights as they were given
+
+    @property
+    def examples(self) -> float:
+        """How many examples the likelihood is of: N, or the sum of the weights."""
+        return float(self.size) if self.total is None else self.total
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         assert self.loader is not None
@@ -63,12 +70,16 @@ def _side_by_side(data: Replicas) -> Source:
     return Source(torch.cat(x), torch.cat(y), parts[0].size, sets=len(parts))
 
 
-def source(data: Any) -> Source:
+def source(data: Any, sample_weight: Any = None) -> Source:
     """Read what the user gave. A Dataset is read once into memory; a DataLoader is streamed.
+
+    `sample_weight` [N]: a row of weight w counts as w equal rows; rows of weight 0 are left out.
 
     >>> source((torch.zeros(6, 2), torch.zeros(6, dtype=torch.long))).size
     6
     """
+    if sample_weight is not None:
+        return _weighted(source(data), sample_weight)
     if isinstance(data, Replicas):
         return _side_by_side(data)
     if isinstance(data, DataLoader):
@@ -81,6 +92,34 @@ def source(data: Any) -> Source:
         x, y = _pair(data)
     _check(x, y)
     return Source(x, y, len(x))
+
+
+def _weighted(given: Source, sample_weight: Any) -> Source:
+    if given.loader is not None or given.sets > 1:
+        what = "a DataLoader" if given.loader is not None else "Replicas"
+        raise InputError(f"sample_weight needs one data set in memory, not {what}")
+    weights = _tensor(sample_weight, "sample_weight").to(torch.float64)
+    if tuple(weights.shape) != (given.size,):
+        raise InputError(
+            f"sample_weight must be [N] = ({given.size},), one for each row of x, got "
+            f"{tuple(weights.shape)}"
+        )
+    wrong = ~weights.isfinite() | (weights < 0)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise InputError(
+            f"sample_weight must be finite and not negative; row {row} has {weights[row].item()}"
+        )
+    rows = weights > 0
+    if not bool(rows.any()):
+        raise InputError("sample_weight is 0 for every row, so there is nothing to learn from")
+    x, y, weights = given.x[rows], given.y[rows], weights[rows]  # those of weight 0 say nothing
+    total = float(weights.sum())
+    if bool((weights == weights[0]).all()):
+        return Source(x, y, len(x), total=total)
+    dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
+    mean_one = (weights * (len(x) / total)).to(dtype)
+    return Source(x, y, len(x), weights=mean_one, total=total)
 
 
 def _read(data: "Dataset[Any]") -> tuple[Tensor, Tensor]:

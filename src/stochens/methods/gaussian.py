@@ -65,8 +65,8 @@ class GaussianLayer(StochasticLayer):
                 name: attrgetter(name + LOG_SIGMA)(self).exp()
                 for name, _ in self.plain.named_parameters()
             }
-        return {
-            name: torch.full_like(p, self.sigma).detach()
+        return {  # by shape alone: the plain layer's own tensors are not part of the network
+            name: torch.full(tuple(p.shape), self.sigma, dtype=p.dtype, device=p.device)
             for name, p in self.plain.named_parameters()
         }
 

@@ -25,7 +25,7 @@ from stochens.members import (
     trainable,
 )
 from stochens.methods import stochastic_layers
-from stochens.posterior import Posterior, Recipe
+from stochens.posterior import Inputs, Posterior, Recipe
 from stochens.randomness import derive, seeded
 
 Start = str | Params | Posterior
@@ -65,6 +65,7 @@ class Problem(NamedTuple):
             data_size=len(self.x),
             prior_precision=self.prior_precision,
             seed=self.seed,
+            inputs=Inputs.of(self.x),
             **fields,
         )
 

@@ -1,0 +1,327 @@
+"""scikit-learn estimators: a stochastic ensemble with `fit`, `predict` and its uncertainties.
+
+Each draw of a member is one function of x here (shared noise), so that the prediction for a row
+does not depend on the rows beside it, as scikit-learn expects.
+"""
+
+import abc
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from stochens import likelihoods
+from stochens.checks import whole
+from stochens.errors import InputError
+from stochens.fitting import fit
+from stochens.likelihoods import Gaussian, Likelihood
+from stochens.methods import MethodLike
+from stochens.networks import MLP
+
+Array = np.ndarray[Any, np.dtype[Any]]
+# The user's own network: made by (features, outputs), or a module to be initialised again
+NetLike = Callable[[int, int], nn.Module] | nn.Module | None
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+BLOCK = 4096  # rows whose draws are held at once
+
+
+class Uncertainty(NamedTuple):
+    """How unsure a prediction is, and why: total = aleatoric + epistemic.
+
+    For classes each is [B], in nats: entropy, mean entropy of the draws, mutual information. For
+    regression each is a variance, [B] or [B, D].
+    """
+
+    total: Array
+    aleatoric: Array  # the noise of the data
+    epistemic: Array  # what the parameters are unsure of
+
+
+class _Ensemble(BaseEstimator, abc.ABC):  # type: ignore[misc]
+    """What both estimators share. The constructor only stores."""
+
+    def __init__(
+        self,
+        net: NetLike = None,
+        *,
+        hidden_layer_sizes: tuple[int, ...] = (50, 50),
+        method: MethodLike = "dropout",
+        members: int = 20,
+        epochs: int = 100,
+        batch_size: int | None = 64,
+        optimizer: str = "adam",
+        lr: float | None = 0.01,
+        schedule: str = "cosine",
+        prior_precision: float = 1.0,
+        temperature: float = 1.0,
+        standardize: bool = True,
+        draws: int = 5,
+        dtype: str | None = None,
+        device: str | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.net = net
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.method = method
+        self.members = members
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.optimizer = optimizer
+        self.lr = lr
+        self.schedule = schedule
+        self.prior_precision = prior_precision
+        self.temperature = temperature
+        self.standardize = standardize
+        self.draws = draws
+        self.dtype = dtype
+        self.device = device
+        self.random_state = random_state
+
+    def _train(
+        self, x: Array, y: Tensor, outputs: int, likelihood: Likelihood, sample_weight: Any
+    ) -> Self:
+        """x [N, features] as validated, y as the likelihood wants it."""
+        whole(draws=self.draws)
+        if sample_weight is not None:
+            sample_weight = _check_sample_weight(sample_weight, x, dtype=np.float64)
+        scaler = StandardScaler(with_mean=self.standardize, with_std=self.standardize)
+        self.scaler_ = scaler.fit(x, sample_weight=sample_weight)
+        self.posterior_ = fit(
+            self._network(x.shape[1], outputs),
+            (self._tensor(self.scaler_.transform(x)), y),
+            method=self.method,
+            members=self.members,
+            sample_weight=sample_weight,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            optimizer=self.optimizer,
+            lr=self.lr,
+            schedule=self.schedule,
+            prior_precision=self.prior_precision,
+            temperature=self.temperature,
+            likelihood=likelihood,
+            seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
+            device=self.device,
+            progress=False,
+        )
+        return self
+
+    def _network(self, features: int, outputs: int) -> nn.Module | Callable[[], nn.Module]:
+        kind = DTYPES[self.dtype_]
+        if self.net is None:
+            return MLP(features, *self.hidden_layer_sizes, outputs).to(kind)
+        if isinstance(self.net, nn.Module):
+            return copy.deepcopy(self.net).to(kind)
+        if not callable(self.net):
+            raise InputError(
+                "net must be a function (features, outputs) that builds an nn.Module, or one, got "
+                f"{self.net!r}"
+            )
+        return functools.partial(_built, self.net, features, outputs, kind)
+
+    def _validated(self, X: Any, *targets: Any, **options: Any) -> Any:
+        """X [N, features] as float32 or float64, and y where it is given; remembers which."""
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise InputError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        kinds = [np.float64, np.float32]  # float32 stays as it is, all others become the first
+        checked = validate_data(self, X, *targets, dtype=kinds, **options)
+        x = checked[0] if targets else checked
+        if targets:
+            self.dtype_ = self.dtype or str(x.dtype)
+        return checked
+
+    def _tensor(self, array: Array) -> Tensor:
+        return torch.tensor(array, dtype=DTYPES[self.dtype_])
+
+    def _predictive(self, X: Any, *, keep_draws: bool = False) -> Any:
+        """The predictive distribution at X [B, features]."""
+        return next(self._blocks(X, keep_draws=keep_draws, rows=None))
+
+    def _blocks(self, X: Any, *, keep_draws: bool, rows: int | None) -> Iterator[Any]:
+        """Likewise, some rows at a time: the draws are the same functions for all of them."""
+        check_is_fitted(self)
+        x = self._tensor(self.scaler_.transform(self._validated(X, reset=False)))
+        for part in x.split(rows or len(x)):
+            yield self.posterior_.predict(
+                part,
+                draws=self.draws,
+                keep_draws=keep_draws,
+                noise="shared",
+                seed=self.posterior_.seed,
+            )
+
+
+def _built(net: Callable[[int, int], nn.Module], n: int, m: int, dtype: torch.dtype) -> nn.Module:
+    made = net(n, m)
+    if not isinstance(made, nn.Module):
+        raise InputError(f"the function given as net must return an nn.Module, got {made!r}")
+    return made.to(dtype)
+
+
+class StochasticEnsembleClassifier(ClassifierMixin, _Ensemble):  # type: ignore[misc]
+    """A stochastic ensemble as a scikit-learn classifier.
+
+    net: a function (features, outputs) -> nn.Module, or a module; an MLP with
+        `hidden_layer_sizes` when None. X is [N, features]: a convolutional network begins with
+        nn.Unflatten.
+    method, members, epochs, batch_size, optimizer, lr, schedule, prior_precision, temperature,
+        device: as in `stochens.fit`. `method` may be "auto".
+    standardize: whether columns (and targets of regression) are brought to mean 0 and variance 1
+        first, which the prior N(0, 1 / prior_precision) on the parameters presumes.
+    draws: of each member in a prediction.
+    dtype: "float32" or "float64", of the network and its predictions; as X when None.
+    random_state: a number, a RandomState or None, as ever in scikit-learn.
+
+    After `fit`: `posterior_` is the Posterior, with all that it can do.
+
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = StochasticEnsembleClassifier(members=5, epochs=20, random_state=0).fit(X, y)
+    >>> model.predict_proba(X[:2]).shape
+    (2, 3)
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """X [N, features], y [N] labels of any kind, sample_weight [N]."""
+        X, y = self._validated(X, y)
+        check_classification_targets(y)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        labels = torch.tensor(codes, dtype=torch.long)
+        like = likelihoods.Categorical()
+        return self._train(X, labels, len(self.classes_), like, sample_weight)
+
+    def predict(self, X: Any) -> Array:
+        """The likeliest label of each row: [B]."""
+        codes = self.predict_proba(X).argmax(1)
+        chosen: Array = self.classes_[codes]
+        return chosen
+
+    def predict_proba(self, X: Any) -> Array:
+        """The mean predictive probabilities, in the order of `classes_`: [B, C]."""
+        mean: Array = self._predictive(X).mean.double().numpy()
+        probs: Array = (mean / mean.sum(1, keepdims=True)).astype(self.dtype_)
+        return probs
+
+    def predict_std(self, X: Any) -> Array:
+        """The standard deviation of each probability over the draws: [B, C]."""
+        parts = self._blocks(X, keep_draws=True, rows=BLOCK)
+        stds = [p.probs.double().std(0, correction=0) for p in parts]
+        std: Array = torch.cat(stds).numpy().astype(self.dtype_)
+        return std
+
+    def predict_uncertainty(self, X: Any) -> Uncertainty:
+        """Entropy, mean entropy of the draws and mutual information, each [B], in nats."""
+        p = self._predictive(X)
+        return Uncertainty(*(t.numpy() for t in (p.entropy, p.aleatoric, p.mutual_information)))
+
+
+class StochasticEnsembleRegressor(RegressorMixin, _Ensemble):  # type: ignore[misc]
+    """A stochastic ensemble as a scikit-learn regressor, of one target or several.
+
+    Options as in StochasticEnsembleClassifier, and
+    likelihood: "gaussian" (one noise, learned) or "heteroscedastic" (a network with two outputs
+        for each target), or an object.
+
+    >>> X = np.linspace(-1, 1, 80)[:, None]
+    >>> model = StochasticEnsembleRegressor(members=5, epochs=20, random_state=0)
+    >>> mean, std = model.fit(X, np.sin(3 * X[:, 0])).predict(X[:3], return_std=True)
+    >>> mean.shape, std.shape
+    ((3,), (3,))
+    """
+
+    def __init__(
+        self,
+        net: NetLike = None,
+        *,
+        hidden_layer_sizes: tuple[int, ...] = (50, 50),
+        likelihood: str | Gaussian = "gaussian",
+        method: MethodLike = "dropout",
+        members: int = 20,
+        epochs: int = 100,
+        batch_size: int | None = 64,
+        optimizer: str = "adam",
+        lr: float | None = 0.01,
+        schedule: str = "cosine",
+        prior_precision: float = 1.0,
+        temperature: float = 1.0,
+        standardize: bool = True,
+        draws: int = 5,
+        dtype: str | None = None,
+        device: str | None = None,
+        random_state: Any = None,
+    ) -> None:
+        super().__init__(  # scikit-learn reads the names of the options off this signature
+            net,
+            hidden_layer_sizes=hidden_layer_sizes,
+            method=method,
+            members=members,
+            epochs=epochs,
+            batch_size=batch_size,
+            optimizer=optimizer,
+            lr=lr,
+            schedule=schedule,
+            prior_precision=prior_precision,
+            temperature=temperature,
+            standardize=standardize,
+            draws=draws,
+            dtype=dtype,
+            device=device,
+            random_state=random_state,
+        )
+        self.likelihood = likelihood
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        tags.target_tags.single_output = True
+        return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """X [N, features], y [N] or [N, D], sample_weight [N]."""
+        X, y = self._validated(X, y, y_numeric=True, multi_output=True)
+        like = likelihoods.resolve(self.likelihood)
+        if not isinstance(like, Gaussian):
+            raise InputError(f"a regressor needs a Gaussian likelihood, got {like.name!r}")
+        columns = y.reshape(len(y), -1).astype(float)  # [N, D]
+        scaler = StandardScaler(with_mean=self.standardize, with_std=self.standardize)
+        self.target_scaler_ = scaler.fit(columns, sample_weight=sample_weight)
+        self.one_target_ = y.ndim == 1
+        targets = self._tensor(self.target_scaler_.transform(columns))
+        return self._train(X, targets, like.width(columns.shape[1]), like, sample_weight)
+
+    def predict(self, X: Any, *, return_std: bool = False) -> Any:
+        """The mean of y, [B] or [B, D]; with `return_std` also its standard deviation."""
+        p = self._predictive(X)
+        mean = self._shaped(self.target_scaler_.inverse_transform(p.mean.double().numpy()))
+        return (mean, self._std(p)) if return_std else mean
+
+    def predict_std(self, X: Any) -> Array:
+        """The standard deviation of y, noise and ignorance together: [B] or [B, D]."""
+        return self._std(self._predictive(X))
+
+    def predict_uncertainty(self, X: Any) -> Uncertainty:
+        """Variances of y, each [B] or [B, D]."""
+        p = self._predictive(X)
+        return Uncertainty(*map(self._variance, (p.variance, p.aleatoric, p.epistemic)))
+
+    def _std(self, p: Any) -> Array:
+        return np.sqrt(self._variance(p.variance))
+
+    def _variance(self, variance: Tensor) -> Array:
+        scale = self.target_scaler_.scale_
+        return self._shaped(variance.double().numpy() * (1.0 if scale is None else scale**2))
+
+    def _shaped(self, columns: Array) -> Array:
+        """[B, D] as the targets of training were, in the network's dtype."""
+        values: Array = columns.astype(self.dtype_)
+        return values[:, 0] if self.one_target_ else values

@@ -1,0 +1,215 @@
+"""The averaged predictor as a file that needs no stochens: ONNX, or torch.export's own format.
+
+Its inputs are x [B, ...], with B free, and the noise of every draw as plain numbers, so that the
+file holds a pure function. Draws run one after the other in a loop inside the graph (ONNX's Scan),
+so that its size does not grow with their number.
+"""
+
+import copy
+import importlib.util
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stochens.errors import InputError
+from stochens.likelihoods import Gaussian, Likelihood
+from stochens.members import Params, forward, size
+from stochens.noise import Request
+from stochens.version import __version__
+
+SUFFIXES = (".onnx", ".pt2")
+MOST_BYTES = 2_000_000_000  # a protobuf message, and so an ONNX file, ends at 2 GiB
+CLASSES = ("probs", "entropy", "mutual_information")
+REGRESSION = ("mean", "std", "aleatoric", "epistemic")
+
+
+class Predictor(NamedTuple):
+    """What is to be written. S draws are rows of M members: draw s is of member s mod M."""
+
+    net: nn.Module
+    params: Params  # [M, ...], or [S, ...] where each draw has parameters of its own
+    likelihood: Likelihood
+    noise: dict[str, Tensor]  # each [S, ...]
+    draws: int  # S
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return REGRESSION if isinstance(self.likelihood, Gaussian) else CLASSES
+
+
+def noise_names(asked: Sequence[Request]) -> list[str]:
+    """By what is to be drawn and in which order: "uniform_0", "normal_1".
+
+    >>> noise_names([Request("uniform", (1, 10)), Request("normal", (1, 10))])
+    ['uniform_0', 'normal_1']
+    """
+    return [f"{request.kind}_{k}" for k, request in enumerate(asked)]
+
+
+class _One(nn.Module):
+    """One draw of one member as a function of x, its parameters and its noise."""
+
+    def __init__(self, net: nn.Module, names: list[str]) -> None:
+        super().__init__()
+        self._net, self._names = net, names
+
+    def forward(self, x: Tensor, params: list[Tensor], noise: list[Tensor]) -> Tensor:
+        one = {name: p.unsqueeze(0) for name, p in zip(self._names, params, strict=True)}
+        drawn = [t.unsqueeze(0) for t in noise]
+        return forward(self._net, one, x, engine="loop", noise=drawn)[0]  # [B, C]
+
+
+class _All(nn.Module):
+    """Every draw, and their averages."""
+
+    def __init__(self, predictor: Predictor, one: nn.Module) -> None:
+        super().__init__()
+        self._one = one
+        self._likelihood, self._draws = predictor.likelihood, predictor.draws
+        self._count = size(predictor.params)
+        for k, p in enumerate(predictor.params.values()):
+            self.register_buffer(f"parameter_{k}", p)
+
+    def forward(self, x: Tensor, noise: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        from torch._higher_order_ops.scan import scan  # young: not in every torch that we accept
+
+        params = list(self.buffers(recurse=False))  # each [M, ...]
+
+        def draw(carry: Tensor, row: list[Tensor]) -> tuple[Tensor, Tensor]:
+            member, *own = row
+            theta = [p.index_select(0, member).squeeze(0) for p in params]
+            return carry.clone(), self._one(x, theta, own)
+
+        rows = (torch.arange(self._draws) % self._count).unsqueeze(1)  # [S, 1]
+        _, outputs = scan(draw, torch.zeros(()), [rows, *noise.values()])  # [S, B, C]
+        return _averages(outputs, self._likelihood)
+
+
+def _averages(outputs: Tensor, likelihood: Likelihood) -> tuple[Tensor, ...]:
+    """As in `predict`, in the network's own precision: outputs [S, B, C]."""
+    if isinstance(likelihood, Gaussian):
+        means, variances = likelihood.moments(outputs)
+        mean, aleatoric = means.mean(0), variances.mean(0)
+        epistemic = (means - mean).square().mean(0)
+        return mean, (aleatoric + epistemic).sqrt(), aleatoric, epistemic
+    probs = outputs.softmax(-1)
+    mean = probs.mean(0)
+    total = _entropy(mean)
+    return mean, total, (total - _entropy(probs).mean(0)).clamp_min(0.0)
+
+
+def _entropy(probs: Tensor) -> Tensor:
+    """-sum_c p_c log p_c, by operations that ONNX has."""
+    tiny = torch.finfo(probs.dtype).tiny
+    return -(probs * probs.clamp_min(tiny).log()).sum(-1)
+
+
+def program(predictor: Predictor, x: Tensor) -> Any:
+    """The torch.export.ExportedProgram of (x [B, ...], noise) -> averages; x is an example."""
+    net = copy.deepcopy(predictor.net).cpu().eval().requires_grad_(False)
+    params = {name: p.detach().cpu() for name, p in predictor.params.items()}
+    predictor = predictor._replace(net=net, params=params)
+    batch = torch.export.Dim("batch", min=1)
+    first = [p[0] for p in params.values()]
+    noise = [t[0] for t in predictor.noise.values()]
+    # torch takes an axis of length 1 for one that is always 1
+    x = torch.cat([x[:1]] * 3).cpu()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning)
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        one = torch.export.export(
+            _One(net, list(params)),
+            (x, first, noise),
+            dynamic_shapes=({0: batch}, [None] * len(first), [None] * len(noise)),
+        )
+        return torch.export.export(
+            _All(predictor, one.module()),
+            (x, predictor.noise),
+            dynamic_shapes=({0: batch}, dict.fromkeys(predictor.noise)),
+        )
+
+
+def write(
+    path: Any, predictor: Predictor, x: Tensor, *, about: dict[str, str], overwrite: bool
+) -> None:
+    """The predictor as one file, whole or not there; its suffix says in which format."""
+    path = Path(path)
+    if path.suffix not in SUFFIXES:
+        raise InputError(f"export writes {' or '.join(SUFFIXES)}, got {path.name!r}")
+    if path.exists() and not overwrite:
+        raise InputError(f"{path} exists; pass overwrite=True")
+    if path.suffix == ".onnx":
+        _refuse_without_onnx()
+        held = sum(p.numel() * p.element_size() for p in predictor.params.values())
+        if held > MOST_BYTES:
+            raise InputError(
+                f"the parameters are {held / 1e9:.1f} GB, and an ONNX file holds 2; export fewer "
+                "members (posterior.take), or to .pt2"
+            )
+    try:
+        made = program(predictor, x)
+    except (RuntimeError, ImportError) as error:  # what torch.export raises, or an old torch
+        said = str(error).splitlines()[0]
+        raise InputError(f"torch.export cannot trace this network: {said}") from error
+    part = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".pt2":
+            torch.export.save(made, part)
+        else:
+            part.write_bytes(_onnx(made, predictor, x, about))
+        part.replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _refuse_without_onnx() -> None:
+    for package in ("onnx", "onnxscript"):
+        if importlib.util.find_spec(package) is None:
+            raise InputError(
+                f"to write ONNX needs the package {package}: pip install 'stochens[onnx]'"
+            )
+
+
+def _onnx(made: Any, predictor: Predictor, x: Tensor, about: dict[str, str]) -> bytes:
+    """The bytes of the ONNX file. Noise has default values there, so that x alone will do."""
+    import onnx
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what the exporter does inside
+        model = torch.onnx.export(
+            made,
+            (x, predictor.noise),
+            input_names=["x", *predictor.noise],
+            output_names=list(predictor.outputs),
+            dynamo=True,
+            verbose=False,
+        ).model_proto  # type: ignore[union-attr]
+    for name, t in predictor.noise.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(t.numpy(), name))
+    _strip(model.graph)
+    for value in (model.graph.input[0], *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    written = {"stochens": __version__, **about}
+    onnx.helper.set_model_props(model, written)
+    onnx.checker.check_model(model)
+    raw: bytes = model.SerializeToString()
+    return raw
+
+
+def _strip(graph: Any) -> None:
+    """Take out where in whose Python files each operation came from, and torch's names of sizes."""
+    graph.ClearField("value_info")
+    for node in graph.node:
+        node.ClearField("metadata_props")
+        node.ClearField("doc_string")
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _strip(attribute.g)

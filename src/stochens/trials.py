@@ -1,0 +1,96 @@
+"""What short trials of the methods said, kept beside the posterior that they led to."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+
+class Trial(NamedTuple):
+    """One candidate, trained for a short time on a part of the data.
+
+    `kl` is the training KL loss of its last epoch in nats (`posterior.history.loss`), a mean over
+    members; `kl_fluctuation` is its standard deviation from step to step, `kl_error` the standard
+    error of the mean over members, and `stochasticity` the part of it that is minus the entropy of
+    the noise, which nothing trains (`posterior.kl()` has it too). `held_out` is the mean
+    log-likelihood of a held-out example in nats; `gap` is how far below the best candidate's it is,
+    example by example.
+    """
+
+    label: str
+    kl: float | None  # None: no rank, since the terms of a finite sigma are on another scale
+    kl_fluctuation: float
+    kl_error: float
+    stochasticity: float
+    held_out: float
+    held_out_error: float  # standard error over the held-out examples
+    gap: float
+    gap_error: float  # standard error of the differences
+
+
+@dataclasses.dataclass(frozen=True)
+class Trials:
+    """All candidates, the one that was chosen and why. `print(posterior.trials)` is a table."""
+
+    rows: tuple[Trial, ...]
+    chosen: str
+    reason: str
+    skipped: dict[str, str] = dataclasses.field(default_factory=dict)  # candidate -> why
+
+    def by_kl(self) -> list[Trial]:
+        """Best first, without those that have no rank by it."""
+        ranked = [(row.kl, k) for k, row in enumerate(self.rows) if row.kl is not None]
+        return [self.rows[k] for _, k in sorted(ranked)]
+
+    def by_held_out(self) -> list[Trial]:
+        """Best first."""
+        return sorted(self.rows, key=lambda row: -row.held_out)
+
+    def table(self) -> Table:
+        """A rich table, the best by held-out likelihood first."""
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), caption=self.reason)
+        table.add_column("", no_wrap=True)
+        for head in (
+            "KL loss",
+            "fluctuates",
+            "by noise",
+            "rank",
+            "held-out log p",
+            "below best",
+            "rank",
+        ):
+            table.add_column(head, justify="right", no_wrap=True)
+        ranks = {row.label: str(k) for k, row in enumerate(self.by_kl(), 1)}
+        for k, row in enumerate(self.by_held_out(), 1):
+            mark = " [bold]<-[/bold]" if row.label == self.chosen else ""
+            table.add_row(
+                row.label + mark,
+                "-" if row.kl is None else f"{row.kl:.1f} ± {row.kl_error:.1f}",
+                f"{row.kl_fluctuation:.1f}",
+                f"{row.stochasticity:.1f}",
+                ranks.get(row.label, "-"),
+                f"{row.held_out:.4f} ± {row.held_out_error:.4f}",
+                f"{row.gap:.4f} ± {row.gap_error:.4f}",
+                str(k),
+            )
+        return table
+
+    def __str__(self) -> str:
+        console = Console(width=120, color_system=None)
+        with console.capture() as capture:
+            console.print(self.table())
+        return capture.get()
+
+    def description(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return dataclasses.asdict(self) | {"rows": [row._asdict() for row in self.rows]}
+
+    @classmethod
+    def read(cls, about: dict[str, Any] | None) -> "Trials | None":
+        """From what `description` gave."""
+        if about is None:
+            return None
+        rows = tuple(Trial(**row) for row in about["rows"])
+        return cls(rows, about["chosen"], about["reason"], about["skipped"])

@@ -1,0 +1,209 @@
+"""The estimators, held against the posterior inside them and against how people use them."""
+
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_iris, load_wine
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler, OneHotEncoder
+from torch import nn
+
+import stochens
+from stochens import InputError, StochasticEnsembleClassifier, StochasticEnsembleRegressor
+
+LITTLE = {"members": 3, "epochs": 20, "lr": 0.03, "random_state": 0}
+
+
+def classifier(**options):
+    return StochasticEnsembleClassifier(**(LITTLE | options))
+
+
+def regressor(**options):
+    return StochasticEnsembleRegressor(**(LITTLE | options))
+
+
+@pytest.fixture(scope="module")
+def iris():
+    return load_iris(return_X_y=True)
+
+
+@pytest.fixture(scope="module")
+def line():
+    """y = 1000 + 200 sin(3 x) + noise of 20."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (300, 1))
+    return x, 1000 + 200 * np.sin(3 * x[:, 0]) + 20 * rng.standard_normal(300)
+
+
+def test_labels_of_any_kind(iris):
+    X, y = iris
+    names = np.array(["setosa", "versicolor", "virginica"])
+    numbers, words = classifier().fit(X, y), classifier().fit(X, names[y])
+    assert list(words.classes_) == list(names)
+    assert (words.predict(X) == names[numbers.predict(X)]).all()
+    assert words.score(X, names[y]) == numbers.score(X, y) > 0.9
+    assert classifier().fit(X, y > 0).predict(X).dtype == bool
+
+
+def test_the_posterior_inside_says_the_same(iris):
+    X, y = iris
+    model = classifier(draws=4).fit(X, y)
+    x = torch.tensor(model.scaler_.transform(X))
+    p = model.posterior_.predict(x, draws=4, noise="shared", seed=model.posterior_.seed)
+    assert len(p.probs) == 12
+    np.testing.assert_allclose(model.predict_proba(X), p.mean, rtol=1e-12)  # one more division
+    np.testing.assert_allclose(model.predict_std(X), p.probs.std(0, correction=0), rtol=1e-12)
+    unsure = model.predict_uncertainty(X)
+    np.testing.assert_array_equal(unsure.total, p.entropy)
+    # total = aleatoric + epistemic, but for a mutual information that rounding made negative
+    np.testing.assert_allclose(unsure.total, unsure.aleatoric + unsure.epistemic, atol=1e-12)
+    assert unsure.epistemic.max() > 1e-3
+
+
+def test_one_seed_gives_one_model_and_other_seeds_another(iris):
+    X, y = iris
+    first, again, other = (classifier(random_state=s).fit(X, y) for s in (1, 1, 2))
+    np.testing.assert_array_equal(first.predict_proba(X), again.predict_proba(X))
+    assert not np.array_equal(first.predict_proba(X), other.predict_proba(X))
+
+
+@pytest.mark.parametrize("method", ["dropout", "dropconnect", "np-dropout", "gaussian"])
+def test_a_row_does_not_depend_on_those_beside_it(iris, method):
+    X, y = iris
+    model = classifier(method=method, dtype="float64").fit(X, y)
+    order = np.random.default_rng(0).permutation(len(X))
+    # float64 rounding of matrix products of another size
+    np.testing.assert_allclose(model.predict_proba(X)[order], model.predict_proba(X[order]), 1e-12)
+    np.testing.assert_allclose(model.predict_proba(X[:1]), model.predict_proba(X)[:1], 1e-12)
+
+
+def test_pandas_pipeline_grid_search_clone_and_pickle():
+    frame, y = load_wine(return_X_y=True, as_frame=True)
+    names = y.map({0: "barolo", 1: "grignolino", 2: "barbera"})
+    grid = {"classifier__method": ["regular", stochens.Dropout(0.3)]}
+    pipeline = make_pipeline(MinMaxScaler(), classifier())
+    pipeline.steps[-1] = ("classifier", pipeline.steps[-1][1])
+    search = GridSearchCV(pipeline, grid, cv=2, error_score="raise").fit(frame, names)
+    assert search.score(frame, names) > 0.9
+    model = classifier().fit(frame, names)
+    assert list(model.feature_names_in_) == list(frame.columns)
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.predict(frame[frame.columns[::-1]])
+    with pytest.raises(NotFittedError):
+        clone(model).predict(frame)
+    back = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(back.predict_proba(frame), model.predict_proba(frame))
+    assert back.get_params() == model.get_params()
+    categories = pd.DataFrame({"kind": ["a", "b", "c"] * 20})
+    coded = make_pipeline(OneHotEncoder(sparse_output=False), classifier())
+    target = categories["kind"] == "b"
+    assert coded.fit(categories, target).score(categories, target) == 1.0
+
+
+def test_weights_are_repeated_rows_in_law(iris):
+    X, y = iris
+    weight = np.where(y == 2, 3, 1)
+    options = {"method": "regular", "batch_size": None, "dtype": "float64"}
+    weighted = classifier(**options).fit(X, y, sample_weight=weight)
+    rows = classifier(**options).fit(np.repeat(X, weight, 0), np.repeat(y, weight))
+    # float64 rounding, grown by 20 steps of Adam; the scaling of columns is weighted too
+    np.testing.assert_allclose(weighted.predict_proba(X), rows.predict_proba(X), rtol=1e-8)
+    plain = classifier(**options).fit(X, y)
+    assert abs(weighted.predict_proba(X) - plain.predict_proba(X)).max() > 0.01
+    with pytest.raises(ValueError, match="sample_weight"):
+        classifier().fit(X, y, sample_weight=weight[:-1])
+
+
+class Convnet(nn.Sequential):
+    def __init__(self, features: int, outputs: int) -> None:
+        side = int(features**0.5)
+        super().__init__(
+            nn.Unflatten(1, (1, side, side)),
+            nn.Conv2d(1, 4, 2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(4 * (side - 1) ** 2, outputs),
+        )
+
+
+def test_the_users_own_network(iris):
+    X, y = iris
+    model = classifier(net=Convnet).fit(X, y)  # 4 features: 2 x 2 images
+    assert model.score(X, y) > 0.8
+    assert "1.weight" in model.posterior_.params
+    again = pickle.loads(pickle.dumps(clone(model).fit(X, y)))
+    np.testing.assert_array_equal(again.predict_proba(X), model.predict_proba(X))
+    own = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    before = own[0].weight.clone()
+    assert classifier(net=own, dtype="float64").fit(X, y).score(X, y) > 0.8
+    assert torch.equal(own[0].weight, before)
+    assert own[0].weight.dtype == torch.float32, "the user's own is left alone"
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic"])
+def test_regression_in_the_units_of_the_targets(line, likelihood):
+    x, y = line
+    model = regressor(likelihood=likelihood, method="regular", members=5, epochs=60).fit(x, y)
+    mean, std = model.predict(x, return_std=True)
+    assert model.score(x, y) > 0.95
+    np.testing.assert_array_equal(std, model.predict_std(x))
+    # the noise is 20; 300 points tell it to 4 %, the prior and short training add to that
+    assert 17 < np.sqrt(model.predict_uncertainty(x).aleatoric.mean()) < 30
+    assert 0.9 < np.mean(abs(y - mean) < 1.96 * std) <= 0.995
+    far = model.predict_uncertainty([[4.0], [0.0]]).epistemic
+    assert far[0] > 10 * far[1], "more ignorance far from the data"
+    assert model.predict(x.astype(np.float32)).shape == (300,)
+
+
+def test_several_targets(line):
+    x, y = line
+    both = np.stack([y, -y / 100], axis=1)
+    model = regressor(method="regular", epochs=60).fit(x, both)
+    assert model.predict(x).shape == model.predict_std(x).shape == (300, 2)
+    assert model.predict_uncertainty(x).total.shape == (300, 2)
+    assert model.score(x, both) > 0.9
+
+
+def test_without_scaling_the_numbers_are_the_users(line):
+    x, y = line
+    model = regressor(standardize=False).fit(x, (y - 1000) / 200)
+    p = model.posterior_.predict(
+        torch.tensor(x), draws=5, noise="shared", seed=model.posterior_.seed
+    )
+    np.testing.assert_allclose(model.predict(x), p.mean[:, 0])
+    np.testing.assert_allclose(model.predict_std(x), p.std[:, 0])
+
+
+def test_cross_validation(line):
+    assert cross_val_score(regressor(), *line, cv=2).min() > 0.7
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "dropuot"}, "did you mean 'dropout'"),
+        ({"dtype": "float16"}, "dtype must be one of float32, float64"),
+        ({"net": 3}, "net must be a function"),
+        ({"net": lambda n, m: None}, "must return an nn.Module"),
+        ({"draws": 0}, "draws must be a whole number"),
+        ({"members": 0}, "members must be at least 1"),
+        ({"likelihood": "categorical"}, "needs a Gaussian likelihood"),
+    ],
+)
+def test_bad_options_are_refused(line, options, message):
+    with pytest.raises(InputError, match=message):
+        regressor(**options).fit(*line)
+
+
+def test_import_stays_light():
+    code = "import sys, stochens; assert 'sklearn' not in sys.modules; stochens.nothing"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "has no attribute 'nothing'" in done.stderr

@@ -1,0 +1,122 @@
+"""A row of weight w counts as w equal rows, held against data where it really stands w times."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import stochens
+from stochens import MLP, Categorical, Heteroscedastic, Homoscedastic, InputError, Replicas
+from stochens.data.source import source
+from stochens.objective import mean_nll
+
+N = 40
+CLOSE = {"rtol": 1e-8, "atol": 1e-10}  # float64 rounding, grown by the 30 steps of Adam
+
+
+@pytest.fixture
+def data(float64):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(N, 2, generator=generator)
+    return x, (x[:, 0] * x[:, 1] > 0).long()
+
+
+WEIGHTS = torch.arange(N) % 4  # 0, 1, 2, 3, ...
+
+
+def repeated(x, y):
+    return x.repeat_interleave(WEIGHTS, 0), y.repeat_interleave(WEIGHTS, 0)
+
+
+def fit(data, likelihood="categorical", **options):
+    width = {"categorical": 2, "gaussian": 1, "heteroscedastic": 2}[likelihood]
+    settings = {"method": "regular", "members": 3, "epochs": 30, "batch_size": None, "lr": 0.01}
+    settings |= {"prior_precision": 2.0, "device": "cpu", "likelihood": likelihood}
+    return stochens.fit(MLP(2, 6, width), data, **(settings | options))
+
+
+@pytest.mark.parametrize("likelihood", ["categorical", "gaussian", "heteroscedastic"])
+@pytest.mark.parametrize("engine", ["vmap", "loop", "auto"])
+def test_weights_are_repeated_rows(data, likelihood, engine):
+    x, y = data
+    y = y if likelihood == "categorical" else y.double() + x[:, 0]
+    weighted = fit((x, y), likelihood, sample_weight=WEIGHTS, engine=engine)
+    rows = fit(repeated(x, y), likelihood, engine=engine)
+    for name, p in rows.params.items():
+        torch.testing.assert_close(weighted.params[name], p, **CLOSE)
+    # the record too: the KL loss in nats is of as many examples
+    torch.testing.assert_close(weighted.history.loss, rows.history.loss)
+    torch.testing.assert_close(weighted.history.nll, rows.history.nll)
+
+
+def test_equal_weights_are_repeated_data(data):
+    x, y = data
+    weighted = fit(data, sample_weight=torch.full((N,), 2.0))
+    twice = fit((torch.cat([x, x]), torch.cat([y, y])))
+    for name, p in twice.params.items():
+        torch.testing.assert_close(weighted.params[name], p, **CLOSE)
+
+
+def test_weights_of_one_change_nothing(data):
+    # the same kernel and noise as without them: equal to the last bit
+    options = {"method": "dropout", "batch_size": 16, "epochs": 3}
+    plain, weighted = fit(data, **options), fit(data, sample_weight=torch.ones(N), **options)
+    assert all(torch.equal(plain.params[n], p) for n, p in weighted.params.items())
+
+
+def test_batches_are_an_unbiased_estimate(data):
+    """The mean over an epoch's batches of equal size is the loss of the whole data."""
+    x, y = data
+    given = source((x, y), 1.0 + torch.arange(N))
+    params = fit(data, epochs=1).params
+    nll = mean_nll(MLP(2, 6, 2), Categorical(), engine="vmap", weights=given.weights)
+    order = torch.randperm(N).expand(3, N)
+    parts = [nll(params, given.x, given.y, rows) for rows in order.split(8, dim=1)]
+    whole = nll(params, given.x, given.y, None)
+    torch.testing.assert_close(torch.stack(parts).mean(0), whole)
+
+
+@pytest.mark.parametrize("likelihood", [Categorical(), Homoscedastic(0.3), Heteroscedastic()])
+def test_the_weighted_mean_by_hand(float64, likelihood):
+    outputs, y = torch.randn(3, 5, 2), torch.randn(3, 5, 1)
+    if isinstance(likelihood, Categorical):
+        y = (y[..., 0] > 0).long()
+    weights = torch.rand(3, 5)
+    each = [
+        [likelihood.nll(outputs[m, b : b + 1], y[m, b : b + 1]) for b in range(5)] for m in range(3)
+    ]
+    expected = (torch.tensor(each) * weights).mean(1)
+    torch.testing.assert_close(likelihood.nll(outputs, y, weights), expected)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (torch.ones(N - 1), r"one for each row of x, got \(39,\)"),
+        (torch.ones(N, 1), r"got \(40, 1\)"),
+        (-torch.ones(N), "not negative; row 0 has -1.0"),
+        (torch.full((N,), float("nan")), "finite"),
+        (torch.zeros(N), "0 for every row"),
+        ("heavy", "sample_weight cannot be read|must be"),
+    ],
+)
+def test_bad_weights_are_refused(data, weights, message):
+    with pytest.raises(InputError, match=message):
+        fit(data, sample_weight=weights)
+
+
+def test_weights_where_they_mean_nothing(data):
+    loader = DataLoader(TensorDataset(*data), batch_size=8)
+    with pytest.raises(InputError, match="not a DataLoader"):
+        fit(loader, sample_weight=torch.ones(N))
+    with pytest.raises(InputError, match="not Replicas"):
+        fit(Replicas([data, data]), sample_weight=torch.ones(N))
+    with pytest.raises(InputError, match="fused"):
+        fit(data, sample_weight=WEIGHTS, engine="fused")
+
+
+def test_a_checkpoint_of_other_weights_is_refused(data, tmp_path):
+    fit(data, sample_weight=WEIGHTS + 1, epochs=2, checkpoint=tmp_path / "kept")
+    with pytest.raises(InputError, match="the data differ"):
+        fit(data, sample_weight=WEIGHTS + 2, epochs=2, checkpoint=tmp_path / "kept")
+    with pytest.raises(InputError, match="the data differ"):
+        fit(data, sample_weight=torch.full((N,), 2), epochs=2, checkpoint=tmp_path / "kept")
