@@ -16,36 +16,35 @@ from torch.func import vmap
 
 from stochens.hashed import GOLDEN, mix
 
-# (members [M], seed, number of the draw, count) -> [M, count] int64, every bit random
-Bits = Callable[[Tensor, int, int, int], Tensor]
 Shape = torch.Size | tuple[int, ...]
+# (members [M], seed, number of the draw, shape) -> [M, *shape] int32, every bit random
+Words = Callable[[Tensor, int, int, Shape], Tensor]
 
 _functorch: Any = torch._C._functorch
 
 
-def hashed_bits(members: Tensor, seed: int, draw: int, count: int) -> Tensor:
+def hashed_words(members: Tensor, seed: int, draw: int, shape: Shape) -> Tensor:
     """splitmix64, in plain torch; kernels/noise.cpp is the same function."""
     stream = torch.tensor(draw + 1) * GOLDEN  # a tensor, since a Python number does not wrap round
     keys = mix(mix(members * GOLDEN + seed) + stream)  # [M]
-    return mix(keys.unsqueeze(1) + (torch.arange(count) + 1) * GOLDEN)
+    count = math.prod(shape)
+    pairs = mix(keys.unsqueeze(1) + (torch.arange((count + 1) // 2) + 1) * GOLDEN)  # two in each
+    return pairs.view(torch.int32)[:, :count].reshape(len(members), *shape)
 
 
 class _Pass:
     """One forward pass of all members."""
 
-    def __init__(self, members: Tensor, seed: int, bits: Bits) -> None:
-        self.members, self.seed, self.bits = members, seed, bits
+    def __init__(self, members: Tensor, seed: int, source: Words) -> None:
+        self.members, self.seed, self.source = members, seed, source
         self.draws = 0  # made so far
         self.level: int | None = None  # of the vmap over members
-        self.rows = slice(None)  # whose turn it is, where there is no vmap
+        self.turn = members  # whose it is: all members', but where there is no vmap
 
     def words(self, shape: Shape) -> Tensor:
         """int32 of the shape, every bit random, for the member whose layer asks."""
-        count = math.prod(shape)
-        members = self.members[self.rows]
-        pairs = self.bits(members, self.seed, self.draws, (count + 1) // 2)  # [m, count / 2]
+        words = self.source(self.turn, self.seed, self.draws, shape)  # [m, *shape]
         self.draws += 1
-        words = pairs.view(torch.int32)[:, :count].reshape(len(members), *shape)
         if self.level is None:
             return words.squeeze(0)
         batched: Tensor = _functorch._add_batch_dim(words, 0, self.level)
@@ -56,10 +55,10 @@ _pass: _Pass | None = None
 
 
 @contextlib.contextmanager
-def member_noise(members: Tensor, seed: int, bits: Bits = hashed_bits) -> Iterator[None]:
+def member_noise(members: Tensor, seed: int, source: Words = hashed_words) -> Iterator[None]:
     """Inside, members [M] of a pass with this seed draw from streams of their own, on the CPU."""
     global _pass
-    before, _pass = _pass, _Pass(members, seed, bits)
+    before, _pass = _pass, _Pass(members, seed, source)
     try:
         yield
     finally:
@@ -88,9 +87,9 @@ def one_by_one(call: Callable[[int], Tensor], count: int) -> Tensor:
         return torch.stack([call(k) for k in range(count)])
     first, outputs = _pass.draws, []
     for k in range(count):
-        _pass.draws, _pass.rows = first, slice(k, k + 1)
+        _pass.draws, _pass.turn = first, _pass.members[k : k + 1]
         outputs.append(call(k))
-    _pass.rows = slice(None)
+    _pass.turn = _pass.members
     return torch.stack(outputs)
 
 
