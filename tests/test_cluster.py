@@ -189,6 +189,18 @@ def test_members_are_the_same_in_1_2_and_4_blocks(cluster, method):
         torch.testing.assert_close(spread.history.loss, alone.history.loss)
 
 
+def test_another_name_of_the_cluster_is_known_again(cluster):
+    """In a process of its own: the head's address by the name of this machine, twice."""
+    code = f"""if True:
+        import stochens
+        from stochens.cluster.connect import Ray, connect, place
+        name = "localhost:" + "{cluster.address}".split(":")[1]
+        assert connect(Ray(name)) is connect(Ray(name))
+        assert place(connect(Ray(name))) != name
+    """
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
 def test_an_address_of_another_cluster_is_refused(cluster):
     with pytest.raises(InputError, match=r"address is 10\.0\.0\.1:6379, but this process is"):
         stochens.fit(MLP(2, 4, 2), DATA, engine=Ray("10.0.0.1:6379"), **SMALL)

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 import stochens
-from stochens.kernels.noise import bits
+from stochens.kernels.noise import words
 from stochens.members import builder, forward, init
 from stochens.methods import stochastic
-from stochens.noise import bernoulli, hashed_bits, member_noise, normal, over_members
+from stochens.noise import bernoulli, hashed_words, member_noise, normal, over_members
 
 IDS = torch.tensor([4, 0, 9])
 
@@ -20,8 +20,8 @@ def drawn(call, members=IDS, seed=7):
 
 
 def test_the_kernel_is_its_plain_twin():
-    for seed, draw, count in ((0, 0, 1), (2**62 + 5, 3, 1000)):
-        assert torch.equal(bits(IDS, seed, draw, count), hashed_bits(IDS, seed, draw, count))
+    for seed, draw, shape in ((0, 0, (1,)), (2**62 + 5, 3, (20, 5)), (9, 1, (7, 3))):
+        assert torch.equal(words(IDS, seed, draw, shape), hashed_words(IDS, seed, draw, shape))
 
 
 def test_members_are_the_same_in_any_company_and_differ_from_each_other():

@@ -19,9 +19,9 @@ from torch.func import vmap
 from stochens.errors import InputError
 from stochens.hashed import GOLDEN, mix
 
-# (members [M], seed, number of the draw, count) -> [M, count] int64, every bit random
-Bits = Callable[[Tensor, int, int, int], Tensor]
 Shape = torch.Size | tuple[int, ...]
+# (members [M], seed, number of the draw, shape) -> [M, *shape] int32, every bit random
+Words = Callable[[Tensor, int, int, Shape], Tensor]
 Kind = Literal["uniform", "normal"]
 
 _functorch: Any = torch._C._functorch
@@ -60,21 +60,23 @@ def _from(source: Source) -> Iterator[None]:
 # -- a stream for each member ---------------------------------------------------------------------
 
 
-def hashed_bits(members: Tensor, seed: int, draw: int, count: int) -> Tensor:
+def hashed_words(members: Tensor, seed: int, draw: int, shape: Shape) -> Tensor:
     """splitmix64, in plain torch; kernels/noise.cpp is the same function."""
     stream = torch.tensor(draw + 1) * GOLDEN  # a tensor, since a Python number does not wrap round
     keys = mix(mix(members * GOLDEN + seed) + stream)  # [M]
-    return mix(keys.unsqueeze(1) + (torch.arange(count) + 1) * GOLDEN)
+    count = math.prod(shape)
+    pairs = mix(keys.unsqueeze(1) + (torch.arange((count + 1) // 2) + 1) * GOLDEN)  # two in each
+    return pairs.view(torch.int32)[:, :count].reshape(len(members), *shape)
 
 
 class _Pass:
     """One forward pass of all members."""
 
-    def __init__(self, members: Tensor, seed: int, bits: Bits) -> None:
-        self.members, self.seed, self.bits = members, seed, bits
+    def __init__(self, members: Tensor, seed: int, words: Words) -> None:
+        self.members, self.seed, self.words = members, seed, words
         self.draws = 0  # made so far
         self.level: int | None = None  # of the vmap over members
-        self.rows = slice(None)  # whose turn it is, where there is no vmap
+        self.turn = members  # whose it is: all members', but where there is no vmap
 
     def mask(self, keep: float, shape: Shape, like: Tensor) -> Tensor:
         return self._words(shape) < min(round(keep * 2**32) - 2**31, 2**31 - 1)
@@ -87,11 +89,8 @@ class _Pass:
 
     def _words(self, shape: Shape) -> Tensor:
         """int32 of the shape, every bit random, for the member whose layer asks."""
-        count = math.prod(shape)
-        members = self.members[self.rows]
-        pairs = self.bits(members, self.seed, self.draws, (count + 1) // 2)  # [m, count / 2]
+        words = self.words(self.turn, self.seed, self.draws, shape)  # [m, *shape]
         self.draws += 1
-        words = pairs.view(torch.int32)[:, :count].reshape(len(members), *shape)
         if self.level is None:
             return words.squeeze(0)
         batched: Tensor = _functorch._add_batch_dim(words, 0, self.level)
@@ -99,9 +98,9 @@ class _Pass:
 
 
 @contextlib.contextmanager
-def member_noise(members: Tensor, seed: int, bits: Bits = hashed_bits) -> Iterator[None]:
+def member_noise(members: Tensor, seed: int, words: Words = hashed_words) -> Iterator[None]:
     """Inside, members [M] of a pass with this seed draw from streams of their own, on the CPU."""
-    with _from(_Pass(members, seed, bits)):
+    with _from(_Pass(members, seed, words)):
         yield
 
 
@@ -129,9 +128,9 @@ def one_by_one(call: Callable[[int], Tensor], count: int) -> Tensor:
         return torch.stack([call(k) for k in range(count)])
     first, outputs = now.draws, []
     for k in range(count):
-        now.draws, now.rows = first, slice(k, k + 1)
+        now.draws, now.turn = first, now.members[k : k + 1]
         outputs.append(call(k))
-    now.rows = slice(None)
+    now.turn = now.members
     return torch.stack(outputs)
 
 

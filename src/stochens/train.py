@@ -18,7 +18,7 @@ from stochens.data.source import Source
 from stochens.history import History, Recorder
 from stochens.kernels.fused import fused_nll
 from stochens.kernels.mlp import alone_on_the_cores
-from stochens.kernels.noise import bits
+from stochens.kernels.noise import words
 from stochens.kernels.resnet import resnet_nll
 from stochens.likelihoods import Likelihood
 from stochens.members import Engine, Params
@@ -215,7 +215,7 @@ def _with_own_noise(term: DataTerm, members: tuple[int, ...], seed: int) -> Data
     ids = torch.tensor(members)
 
     def data_term(params: Params, batch: Batch, step: int | Tensor) -> Tensor:
-        with member_noise(ids, derive(seed, NOISE, int(step), 1), bits):
+        with member_noise(ids, derive(seed, NOISE, int(step), 1), words):
             return term(params, batch, step)
 
     return data_term

@@ -45,6 +45,9 @@ class Ray:
             raise InputError("within is the engine of a block on its machine, and cannot be 'ray'")
 
 
+# The address of a cluster as Ray knows it -> as it was given, which may be another name of its head
+_given: dict[str, str] = {}
+
 Engines = str | Ray  # what `engine` may be
 
 
@@ -81,13 +84,14 @@ def connect(options: Ray) -> Any:
         ray.init(address=address, **quiet)
     except (Exception, SystemExit) as error:  # Ray ends the process where it cannot connect
         raise InputError(f"cannot connect to the Ray cluster at {address}: {error}") from error
+    _given[place(ray)] = str(address)
     return ray
 
 
 def _refuse_another(ray: Any, address: str | None) -> None:
     """One process is part of one cluster."""
     now = place(ray)
-    if address not in (*LOCAL, "auto", now) and "://" not in str(address):
+    if address not in (*LOCAL, "auto", now, _given.get(now)) and "://" not in str(address):
         raise InputError(
             f"address is {address}, but this process is connected to the Ray cluster at {now}; "
             "call ray.shutdown() first"
