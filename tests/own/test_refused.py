@@ -99,6 +99,7 @@ def test_data(typed, bad, name, said):
         ((*NET, *GOOD, "--validation", 0.001), "--validation 0.001 of 60 rows"),
         ((*NET, *GOOD, "--lr", -1), "lr must be a positive number"),
         ((*NET, *GOOD, "--engine", "warp"), "engine must be one of"),
+        ((*NET, *GOOD, "--address", "127.0.0.1:1"), "is that of a Ray cluster"),
         ((*NET, *GOOD, "--rate", 2), "2"),
         ((*NET, *GOOD, "--drop", "e"), "has no column 'e'"),
         ((*NET, *GOOD, "--drop", "a"), "the network fails on x (4, 3)"),

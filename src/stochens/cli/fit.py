@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from stochens.cli.app import INTERRUPTED, app
+from stochens.cli.experiments import Address
 from stochens.cli.own import (
     AsJson,
     Device,
@@ -93,10 +94,11 @@ def fit(
     engine: Annotated[
         str | None,
         typer.Option(
-            help="auto, fused, compile, vmap or loop, as in stochens.fit.",
+            help="auto, fused, compile, vmap, loop, or ray for many machines; as in stochens.fit.",
             autocompletion=complete_engine,
         ),
     ] = None,
+    address: Address = None,
     resume: Annotated[
         Path | None,
         typer.Option(help="Go on with this run, which was stopped.", autocompletion=complete_run),

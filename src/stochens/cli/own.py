@@ -32,7 +32,7 @@ def complete_likelihood(incomplete: str) -> list[str]:
 
 
 def complete_engine(incomplete: str) -> list[str]:
-    return [name for name in ENGINES if name.startswith(incomplete)]
+    return [name for name in (*ENGINES, "ray") if name.startswith(incomplete)]
 
 
 def complete_run(incomplete: str) -> list[str]:

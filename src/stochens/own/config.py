@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from stochens.errors import InputError, did_you_mean
-from stochens.experiments.rows import made_again, stopped_run
+from stochens.experiments.rows import engine_of, made_again, stopped_run
 from stochens.likelihoods import LIKELIHOODS
 from stochens.methods import METHODS
 from stochens.methods.registry import PAPER_NAMES
@@ -18,7 +18,13 @@ EXPERIMENT = "fit"
 TAILS = ("multiswa", "multiswag")  # averages of a plain training's tail
 RATED = ("dropout", "dropconnect")
 NAMES = (*METHODS, *TAILS)
-CHANGEABLE = ("model", "data", "device")  # of a run that goes on; its members do not see them
+# of a run that goes on; its members do not see them
+CHANGEABLE = ("model", "data", "device", "address")
+    "model",
+    "data",
+    "device",
+    "address",
+)  # of a run that goes on; its members do not see them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +51,7 @@ class Config:
     seed: int = 0
     device: str | None = None
     engine: str = "auto"
+    address: str | None = None  # of a Ray cluster
 
     @property
     def regression(self) -> bool:
@@ -113,6 +120,7 @@ def check(config: Config) -> None:
     if not config.prior_precision > 0 or not math.isfinite(config.prior_precision):
         raise InputError(f"--prior-precision must be above 0, got {config.prior_precision}")
     device_named(config.device)
+    engine_of(config.engine, config.address)
 
 
 def method_name(config: Config) -> str:

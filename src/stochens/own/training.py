@@ -20,7 +20,7 @@ from stochens.checkpoints import digest
 from stochens.checks import check_network, probe_outputs
 from stochens.data.examples import Examples, Layout, first_read
 from stochens.errors import InputError
-from stochens.experiments.rows import Training, course, finished, kept, opened
+from stochens.experiments.rows import Training, course, engine_of, finished, kept, opened, reached
 from stochens.fitting import fit
 from stochens.members import builder
 from stochens.methods import METHODS, MethodLike
@@ -129,6 +129,7 @@ def _advise(layout: Layout, examples: Examples, note: Note) -> None:
 
 def run(config: Config, model: Model, *, resume: bool = False, note: Note) -> Path:
     """Train, keep and measure; returns the run's folder."""
+    reached(config.engine, config.address)
     data = prepare(config, model, note)
     steps = _steps(config, len(data.x))
     if method_name(config) == "multiswag" and steps < 2 * RANK:
@@ -175,7 +176,7 @@ def _trained(config: Config, model: Model, data: Prepared, where: Path) -> Poste
         "skip": config.skip,
         "seed": config.seed,
         "device": config.device,
-        "engine": config.engine,
+        "engine": engine_of(config.engine, config.address),
         "checkpoint": where,
     }
     if config.schedule is not None:
