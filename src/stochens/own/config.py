@@ -20,11 +20,6 @@ RATED = ("dropout", "dropconnect")
 NAMES = (*METHODS, *TAILS)
 # of a run that goes on; its members do not see them
 CHANGEABLE = ("model", "data", "device", "address")
-    "model",
-    "data",
-    "device",
-    "address",
-)  # of a run that goes on; its members do not see them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
