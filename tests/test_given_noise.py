@@ -59,7 +59,7 @@ def test_shared_noise_has_the_law_of_fresh_noise(images):
 def test_the_loop_and_vmap_take_the_same_noise(images):
     x, y = images
     posterior = stochens.fit(SmallResNetFRN(classes=3), (x, y), members=3, epochs=1)
-    noise = posterior.noise(posterior.noise_requests(x[:1]), 0, seed=0)
+    noise = posterior._noise(posterior._noise_requests(x[:1]), 0, seed=0)
     both = [
         forward(posterior.net, posterior.params, x, engine=engine, noise=noise)
         for engine in ("vmap", "loop")

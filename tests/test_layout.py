@@ -1,6 +1,7 @@
 """The layout is the architecture: a file imports only from its left."""
 
 import ast
+import inspect
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,19 @@ def test_no_pickle_is_loaded():
             assert unsafe not in text, f"{file} uses {unsafe}"
 
 
-def test_every_public_name_is_documented():
-    for name in stochens.__all__:
-        assert name.startswith("__") or getattr(stochens, name).__doc__, name
+def test_every_public_name_is_documented_with_an_example():
+    for name in set(stochens.__all__) - {"__version__", "metrics"}:
+        public = getattr(stochens, name)
+        assert ">>>" in (public.__doc__ or ""), name
+        if inspect.isclass(public):
+            methods = inspect.getmembers(public, inspect.isfunction)
+            own = [(n, m) for n, m in methods if m.__module__.startswith("stochens.")]
+            for method, function in own:
+                # what every method of its kind has is told where the kind is
+                told = method.startswith("_") or inspect.getdoc(getattr(public, method))
+                assert told or method in ("forward", "options", "rate", "reset_parameters"), (
+                    f"{name}.{method} of {function.__module__}"
+                )
+    for name, metric in inspect.getmembers(stochens.metrics, inspect.isfunction):
+        if metric.__module__ == "stochens.metrics" and not name.startswith("_"):
+            assert ">>>" in (metric.__doc__ or ""), f"metrics.{name}"

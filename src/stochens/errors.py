@@ -5,7 +5,13 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Bad input, found before any work was done. The message names the value and the remedy."""
+    """Bad input, found before any work was done. The message names the value and the remedy.
+
+    >>> import stochens
+    >>> stochens.Dropout(1.5)
+    Traceback (most recent call last):
+    stochens.errors.InputError: drop rate must be in [0, 1), got 1.5
+    """
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

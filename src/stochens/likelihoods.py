@@ -130,6 +130,10 @@ class Homoscedastic(Gaussian):
 
     `noise` is fixed where it is given. Otherwise each member learns log noise^2 for each target, as
     a parameter `log_variance` under the same prior as the weights.
+
+    >>> outputs, y = torch.zeros(4, 1), torch.zeros(4, 1)  # [B, D]
+    >>> float(Homoscedastic(noise=1.0).nll(outputs, y))  # log(2 pi) / 2
+    0.9189...
     """
 
     noise: float | None = None
@@ -168,7 +172,12 @@ def _append_log_variance(net: nn.Module, _: Any, mean: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Heteroscedastic(Gaussian):
-    """y ~ N(f(x), noise(x)^2): outputs [..., B, 2 D] are the mean and log noise^2."""
+    """y ~ N(f(x), noise(x)^2): outputs [..., B, 2 D] are the mean and log noise^2.
+
+    >>> mean, variance = Heteroscedastic().moments(torch.zeros(4, 2))  # [B, 2 D]
+    >>> mean.shape, float(variance[0, 0])
+    (torch.Size([4, 1]), 1.0)
+    """
 
     name: ClassVar[str] = "heteroscedastic"
 

@@ -76,6 +76,16 @@ class Posterior:
 
     `net` is the stochastic network, a template whose own tensors are not used; `params` holds every
     member's, [M, ...].
+
+    >>> import stochens
+    >>> x, y = stochens.toy_set("a", n=40)  # [40, 2], [40]
+    >>> posterior = stochens.fit(stochens.MLP(2, 5, 2), (x, y), members=3, epochs=1)
+    >>> posterior
+    Posterior(3 members, dropout, N = 40)
+    >>> posterior.predict(x).mean.shape, len(posterior.take([0, 2])), posterior.kl().l2 > 0
+    (torch.Size([40, 2]), 2, True)
+    >>> sorted(posterior.member(0))[:2]  # a plain network's state dict
+    ['0.bias', '0.weight']
     """
 
     net: nn.Module
@@ -161,11 +171,11 @@ class Posterior:
         layers = stochastic_layers(self.net).values()
         shared = any(layer.shared_by_batch() for layer in layers)
         self.net.eval()
-        requests = (self.noise_requests(x[:1]) if ask.shared_noise else None) or None
+        requests = (self._noise_requests(x[:1]) if ask.shared_noise else None) or None
         with torch.no_grad():
             for number in range(draws):
                 params = self._draw(seed, number)
-                own = None if requests is None else self.noise(requests, number, seed=seed)
+                own = None if requests is None else self._noise(requests, number, seed=seed)
                 for first in range(0, len(self), chunk):
                     block = take(params, slice(first, first + chunk))
                     for top in range(0, len(x), rows):
@@ -180,7 +190,7 @@ class Posterior:
                         sums.add(got, rows=at, first_draw=number * len(self) + first)
         return sums.result()
 
-    def noise_requests(self, x: Tensor) -> list[Request]:
+    def _noise_requests(self, x: Tensor) -> list[Request]:
         """What the layers ask for in one pass of one example, x [1, ...]."""
         for path, module in self.net.named_modules():
             if isinstance(module, AlwaysDropout):
@@ -192,7 +202,7 @@ class Posterior:
             watch(self.net, x.to(next(self.net.parameters()).device), {})
         return requests
 
-    def noise(self, requests: list[Request], number: int, *, seed: int) -> list[Tensor]:
+    def _noise(self, requests: list[Request], number: int, *, seed: int) -> list[Tensor]:
         """The noise of one draw of every member, each [M, ...], for `noise="shared"`."""
         return drawn(requests, len(self), seed=derive(seed, PREDICTION, number))
 
@@ -269,8 +279,8 @@ class Posterior:
         """The noise of another seed for an exported predictor, by name, each [S, ...]."""
         whole(draws=draws)
         self.net.eval()
-        asked = self.noise_requests(self._example(example))
-        parts = [self.noise(asked, number, seed=seed) for number in range(draws)]
+        asked = self._noise_requests(self._example(example))
+        parts = [self._noise(asked, number, seed=seed) for number in range(draws)]
         drawn = (torch.cat(own) for own in zip(*parts, strict=True))
         return dict(zip(noise_names(asked), drawn, strict=True))
 
@@ -401,6 +411,13 @@ def load(path: Any, net: nn.Module | Builder, *, device: torch.device | str = "c
     """Read a saved posterior into the network it belongs to (the plain one, as given to `fit`).
 
     Never runs a pickle. Another network is refused by the first parameter that differs.
+
+    >>> import stochens, tempfile
+    >>> net, data = stochens.MLP(2, 5, 2), stochens.toy_set("a", n=40)
+    >>> folder = tempfile.mkdtemp() + "/mine"
+    >>> stochens.fit(net, data, members=3, epochs=1).save(folder)
+    >>> load(folder, net).params["0.weight"].shape  # [M, 5, 2]
+    torch.Size([3, 5, 2])
     """
     tensors, about = storage.read_folder(path, FORMAT)
     kinds: dict[str, dict[str, Tensor]] = {}
@@ -505,6 +522,12 @@ def join_posteriors(posteriors: Sequence[Posterior]) -> Posterior:
     """Members that were trained apart, as one posterior, in order.
 
     They must be of the same network, method and data size, and no member may come twice.
+
+    >>> import stochens
+    >>> net, data = stochens.MLP(2, 5, 2), stochens.toy_set("a", n=40)
+    >>> parts = [stochens.fit(net, data, members=ids, epochs=1) for ids in (range(2), range(2, 5))]
+    >>> join_posteriors(parts).params["0.weight"].shape  # [M, 5, 2]
+    torch.Size([5, 5, 2])
     """
     if not posteriors:
         raise InputError("nothing to join")

@@ -10,7 +10,12 @@ from stochens.methods.base import Method
 
 @dataclasses.dataclass(frozen=True)
 class Regular(Method):
-    """Every layer as it is: p1 = 1, p2 = 0."""
+    """Every layer as it is: p1 = 1, p2 = 0.
+
+    >>> layer = nn.Linear(2, 3)
+    >>> Regular().wrap(layer, "0") is layer
+    True
+    """
 
     name: ClassVar[str] = "regular"
     applies_to: ClassVar[tuple[type[nn.Module], ...]] = ()
