@@ -1,5 +1,7 @@
 """Noise that is given, recorded and shared."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
@@ -110,3 +112,14 @@ def test_what_cannot_be_shared_is_refused():
         posterior.predict(x, noise="none")
     with given([]), pytest.raises(InputError, match="more than 0 times"):
         bernoulli(0.5, (1,), torch.zeros(1))
+
+
+def test_threads_do_not_see_each_other_s_noise():
+    """A service predicts with one model in many threads."""
+    x, y = torch.randn(30, 8), torch.arange(30) % 3
+    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    posterior = stochens.fit(net, (x, y), members=3, epochs=1)
+    alone = posterior.predict(x, noise="shared").mean
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: posterior.predict(x, noise="shared").mean, range(40)))
+    assert all(torch.equal(mean, alone) for mean in found)

@@ -239,3 +239,11 @@ def test_member_gives_back_the_plain_network(xor):
     net.load_state_dict(posterior.member(0))  # strict: exactly the plain names
     start = init(builder(MLP(2, 6, 2)), members=[0], seed=0)
     assert set(start) == set(posterior.member(0))
+
+
+def test_a_copy_on_another_device_leaves_this_one_where_it_is():
+    net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
+    x, y = stochens.toy_set("a", n=20)
+    posterior = stochens.fit(net, (x, y), members=2, epochs=1)
+    assert next(posterior.to("meta").net.parameters()).is_meta
+    assert not any(p.is_meta for p in posterior.net.parameters())

@@ -69,7 +69,7 @@ def over_machines(
     """
     options = dict(options)
     checkpoint, show, device = (options[name] for name in ("checkpoint", "progress", "device"))
-    device = None if device is None else str(device)
+    device = None if device is None else torch.device(device).type  # Ray gives each worker its own
     data, start = packed_data(options.pop("data")), options.get("start")
     if not isinstance(start, str):
         options.pop("start", None)  # each block has its own part of it

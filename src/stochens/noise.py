@@ -9,6 +9,7 @@ torch.compile, in prediction) torch draws for all members at once.
 
 import contextlib
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -32,29 +33,39 @@ class Source(Protocol):
     def normal(self, like: Tensor) -> Tensor: ...
 
 
-_source: Source | None = None  # a plain global: torch.compile looks through it
+_sources: dict[int, Source] = {}  # of each thread that has one; torch.compile sees it empty
+
+
+def _source() -> Source | None:
+    return _sources.get(threading.get_ident()) if _sources else None
 
 
 def bernoulli(keep: float, shape: Shape, like: Tensor) -> Tensor:
     """z ~ Bernoulli(keep), as a boolean mask; fresh for each member under vmap."""
-    if _source is None:
+    source = _source()
+    if source is None:
         return torch.rand(shape, device=like.device) < keep
-    return _source.mask(keep, shape, like)
+    return source.mask(keep, shape, like)
 
 
 def normal(like: Tensor) -> Tensor:
     """eps ~ N(0, 1) of the shape, type and device of `like`, likewise."""
-    return torch.randn_like(like) if _source is None else _source.normal(like)
+    source = _source()
+    return torch.randn_like(like) if source is None else source.normal(like)
 
 
 @contextlib.contextmanager
 def _from(source: Source) -> Iterator[None]:
-    global _source
-    before, _source = _source, source
+    thread = threading.get_ident()
+    before = _sources.get(thread)
+    _sources[thread] = source
     try:
         yield
     finally:
-        _source = before
+        if before is None:
+            del _sources[thread]
+        else:
+            _sources[thread] = before
 
 
 # -- a stream for each member ---------------------------------------------------------------------
@@ -108,7 +119,7 @@ def over_members(call: Callable[..., Any], in_dims: tuple[int | None, ...]) -> C
     """vmap over the member axis; "different": each member draws its own noise."""
 
     def at_level(*args: Any) -> Any:
-        now = _source
+        now = _source()
         if not isinstance(now, _Pass):
             return call(*args)
         before, now.level = now.level, _functorch.maybe_current_level()
@@ -123,7 +134,7 @@ def over_members(call: Callable[..., Any], in_dims: tuple[int | None, ...]) -> C
 
 def one_by_one(call: Callable[[int], Tensor], count: int) -> Tensor:
     """call(k) for each of so many members, stacked; each draws what it would draw under vmap."""
-    now = _source
+    now = _source()
     if not isinstance(now, _Pass):
         return torch.stack([call(k) for k in range(count)])
     first, outputs = now.draws, []

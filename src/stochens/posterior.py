@@ -1,6 +1,9 @@
 """An approximate posterior: stacked parameters and the network they belong to."""
 
+import copy
 import dataclasses
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -136,8 +139,8 @@ class Posterior:
         drawn once for all of x; noise on outputs is fresh for each example, or drawn once for all
         of x too by `noise="shared"`: each draw is one function then, whose value at an input does
         not depend on the inputs beside it. `bf16`: the network in bfloat16, on CUDA; the averages
-        stay as they are. `engine`: "ray" or Ray(...) for batches on many machines, and the same
-        numbers; `progress` shows them.
+        stay as they are. `engine`: "ray" or Ray(...) for batches on many machines, which draw the
+        same numbers where they have the same kind of device; `progress` shows them.
         """
         x, cluster = inputs(x), None if engine is None else asked(engine)
         if noise not in ("fresh", "shared"):
@@ -149,12 +152,13 @@ class Posterior:
         device = next(iter(self.params.values())).device
         if bf16 and device.type != "cuda" and cluster is None:
             raise InputError(f"bf16 is for CUDA, and this posterior is on {device.type!r}")
-        rows, chunk = self._plan(x, batch_size)
-        groups = self.chains.count if self.chains is not None and draws == 1 else 1
-        ask = Ask(len(x), rows, chunk, draws, groups, keep_draws, bf16, seed, noise == "shared")
-        if cluster is not None:
-            return on_machines(self, x, ask, cluster, progress)
-        return self._predictive(x, ask)
+        with _alone_with(self.net):
+            rows, chunk = self._plan(x, batch_size)
+            groups = self.chains.count if self.chains is not None and draws == 1 else 1
+            ask = Ask(len(x), rows, chunk, draws, groups, keep_draws, bf16, seed, noise == "shared")
+            if cluster is not None:
+                return on_machines(self, x, ask, cluster, progress)
+            return self._predictive(x, ask)
 
     def _predictive(self, x: Tensor, ask: Ask, *, first_row: int = 0) -> Any:
         """At some of the rows that were asked for: those from a multiple of `ask.rows` on."""
@@ -351,11 +355,10 @@ class Posterior:
         return self.take(slice(k * draws, (k + 1) * draws))
 
     def to(self, device: torch.device | str) -> "Posterior":
-        """The same posterior on another device."""
+        """The same posterior on another device; this one stays where it is."""
         spread = self.spread and Spread(*(_to(part, device) for part in self.spread))
-        return dataclasses.replace(
-            self, net=self.net.to(device), params=_to(self.params, device), spread=spread
-        )
+        net = copy.deepcopy(self.net).to(device)  # a module moves in place
+        return dataclasses.replace(self, net=net, params=_to(self.params, device), spread=spread)
 
     def save(self, path: Any, *, overwrite: bool = False) -> None:
         """Write one folder of safetensors and JSON; `stochens.load(path, net)` reads it back."""
@@ -390,6 +393,14 @@ class Posterior:
             "trials": self.trials and self.trials.description(),
             "inputs": self.inputs and self.inputs._asdict(),
         }
+
+
+_locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
+
+
+def _alone_with(net: nn.Module) -> threading.RLock:
+    """Held while members' tensors are in the network, which is one object for all threads."""
+    return _locks.setdefault(net, threading.RLock())
 
 
 def _budget(device: torch.device) -> int:

@@ -138,7 +138,7 @@ class GaussianPredictive:
             raise InputError(f"a quantile's level must be in (0, 1), got {level!r}")
         means, variances = (t.double() for t in self.components())
         sds = variances.sqrt()
-        normal = torch.distributions.Normal(0.0, 1.0)
+        normal = torch.distributions.Normal(0.0, 1.0, validate_args=False)
         z = normal.icdf(torch.tensor(level, dtype=torch.float64))
         low = (means + z * sds).amin(0)  # the mixture's quantile lies between its components'
         high = (means + z * sds).amax(0)
@@ -146,7 +146,9 @@ class GaussianPredictive:
             middle = (low + high) / 2
             below = normal.cdf((middle - means) / sds).mean(0) < level
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return ((low + high) / 2).to(self.mean)  # type: ignore[no-any-return]
+        whole = (means.isfinite() & sds.isfinite()).all(0)  # a network may overflow far from data
+        beyond = math.inf * (level - 0.5) if level != 0.5 else math.nan
+        return torch.where(whole, (low + high) / 2, beyond).to(self.mean)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """The central interval that holds y with probability `level`: low and high, each [B, D]."""

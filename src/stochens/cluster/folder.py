@@ -138,6 +138,8 @@ def _fetch(system: Any, path: str, local: Path) -> None:
         there = []
     for file in there:
         to = local / file[len(path) :].lstrip("/")
+        if not to.resolve().is_relative_to(local.resolve()):  # an object's name may hold ".."
+            raise InputError(f"{file} is no checkpoint's name; somebody else writes to {path}")
         to.parent.mkdir(parents=True, exist_ok=True)
         system.get_file(file, str(to))
     if there:

@@ -117,6 +117,8 @@ def check(config: Config) -> None:
     if config.method not in METHODS:
         raise InputError(f"method must be one of {', '.join(METHODS)}, got {config.method!r}")
     check_node(config.node)
+    if config.start is not None and config.method == "csghmc":
+        raise InputError("csghmc begins with draws of its own; start is for the other methods")
     if config.start is not None and not (config.start / BLOCKS).is_dir():
         raise InputError(f"start = {config.start}, but there are no members of a run")
     for field in ("members", "epochs", "batch_size", "draws", "block", "images", "test_images"):
@@ -254,6 +256,9 @@ def _start(config: Config, net: Callable[[], ResNet20FRN], ids: list[int]) -> Pa
     if not blocks:
         raise InputError(f"{config.start} has no members to begin with")
     there = join_posteriors(blocks) if len(blocks) > 1 else blocks[0]
+    names = [method.name for method in there.recipe.methods]
+    if config.method == "multiswa" and names != ["regular"]:
+        raise InputError(f"{config.start} is of {', '.join(names)}; multiswa begins with regular")
     if missing := [k for k in ids if k not in there.members]:
         raise InputError(f"{config.start} has no member {missing[0]} to begin with")
     return there.take([there.members.index(k) for k in ids]).params

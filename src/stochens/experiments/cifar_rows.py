@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from stochens.cluster.connect import Engines
-from stochens.errors import InputError
 from stochens.experiments.rows import engine_of
 from stochens.fitting import fit
 from stochens.members import Params
@@ -16,6 +15,7 @@ from stochens.methods import DropConnect, Dropout, MethodLike, NPDropout, Regula
 from stochens.posterior import Posterior
 from stochens.posteriors.sgmcmc import sgmcmc
 from stochens.posteriors.swag import multiswa
+from stochens.randomness import derive
 
 Net = Callable[[], nn.Module]
 Data = tuple[Tensor, Tensor]
@@ -116,8 +116,6 @@ def _by_swa(options: Options, block: Block) -> Posterior:
 
 def _by_sghmc(options: Options, block: Block) -> Posterior:
     """Chains of CYCLES draws each, as many as make the block; its members are those draws."""
-    if block.start is not None:
-        raise InputError("csghmc begins with draws of its own; start is for the other methods")
     chains = -(-len(block.ids) // CYCLES)
     steps = options.epochs * -(-len(block.data[0]) // options.batch_size) // CYCLES  # of a cycle
     explore = max(1, round(EXPLORATION * steps))
@@ -133,7 +131,7 @@ def _by_sghmc(options: Options, block: Block) -> Posterior:
         batch_size=options.batch_size,
         lr=options.lr,
         prior_precision=options.prior_precision,
-        seed=options.seed + block.ids[0],  # another block has other chains
+        seed=derive(options.seed, block.ids[0]),  # another block has other chains
         device=block.device,
         bf16=block.device.startswith("cuda"),
         engine=engine_of(options.engine, options.address),
