@@ -8,7 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+import stochens
 from stochens import FRN, InputError, keep_dropout
 from stochens.checks import SilentNoiseWarning, check_network, own_dropout, probe
 
@@ -179,3 +181,22 @@ def test_probe_restores_the_mode_after_an_error() -> None:
 def test_a_network_that_returns_no_tensor_is_refused() -> None:
     with pytest.raises(InputError, match="must return one tensor, got tuple"):
         probe(nn.LSTM(3, 4), torch.zeros(4, 3))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activations_that_are_computed_again_are_refused(reentrant):
+    """In the backward pass the member's parameters are no longer in the network."""
+
+    class Again(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(2, 4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.head(checkpoint(self.body, x, use_reentrant=reentrant))
+
+    data = torch.randn(8, 2), torch.arange(8) % 2
+    for engine in ("auto", "loop"):
+        with pytest.raises(InputError, match=r"uses torch\.utils\.checkpoint"):
+            stochens.fit(Again, data, members=2, epochs=1, engine=engine)
+    assert checkpoint(torch.sin, torch.zeros(1), use_reentrant=reentrant) == 0  # as it was

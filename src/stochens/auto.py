@@ -51,6 +51,8 @@ class Auto:
     NUTS on small sets the first was right most often and the second never, since the entropy of the
     noise, which the KL loss counts, favours the highest rate (benchmarks/results/auto.md).
 
+    Trials are not part of a `checkpoint`: a training that is begun again repeats them.
+
     Candidates with a finite sigma (Gaussian) have no rank by KL loss: the others' sigma is machine
     precision, whose constant is left out, so that the two are on different scales.
 

@@ -1,14 +1,17 @@
 """What in a network would break an ensemble, or stay silent in one: said before training starts."""
 
+import contextlib
 import math
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
 
 from stochens.conversions import OWN_DROPOUT, BatchNorm
 from stochens.errors import InputError
@@ -124,7 +127,8 @@ def _warn_silent(layers: list[str], rates: Counter[float]) -> None:
 def probe_outputs(plain: nn.Module, few: Tensor) -> Tensor:
     """`probe`, where a network that fails on the data is the user's to mend."""
     try:
-        return probe(plain, few)
+        with _no_recomputing():
+            return probe(plain, few)
     except InputError:
         raise
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
@@ -132,6 +136,33 @@ def probe_outputs(plain: nn.Module, few: Tensor) -> Tensor:
             f"the network fails on x {tuple(few.shape)} of {few.dtype}, its parameters are "
             f"{next(plain.parameters()).dtype}: {error}"
         ) from error
+
+
+@contextlib.contextmanager
+def _no_recomputing() -> Iterator[None]:
+    """Inside, activation checkpointing is refused: what it computes again in the backward pass, it
+    would compute with the template's parameters, since the member's are gone by then."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise InputError(
+            "the network uses torch.utils.checkpoint, which computes again when a member's "
+            "parameters are no longer in it; turn it off"
+        )
+
+    ways = {"_checkpoint_without_reentrant_generator": refuse, "CheckpointFunction": _Refused}
+    _Refused.apply = staticmethod(refuse)
+    before = {name: getattr(checkpoint, name) for name in ways if hasattr(checkpoint, name)}
+    for name in before:
+        setattr(checkpoint, name, ways[name])
+    try:
+        yield
+    finally:
+        for name, way in before.items():
+            setattr(checkpoint, name, way)
+
+
+class _Refused:
+    apply: Any
 
 
 def whole(**values: Any) -> None:
