@@ -27,10 +27,10 @@ def library(name: str, layer: Layer, plan: Plan, flags: int) -> ctypes.CDLL:
     made = Path(tempfile.gettempdir()) / f"stochens-emulated-{key}.so"
     if not made.exists():
         command = [*build._compiler(), "-std=c++17", "-O1", "-fPIC", "-shared", "-x", "c++", "-"]
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(dir=made.parent) as folder:
             new = Path(folder) / "new.so"
             subprocess.run([*command, "-o", str(new)], input=code, text=True, check=True)
-            made.write_bytes(new.read_bytes())
+            new.replace(made)  # at once: another worker of the tests may be loading it
     return ctypes.CDLL(str(made))
 
 
