@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -95,5 +96,17 @@ def say(text: str) -> None:
 
 
 def print_json(content: dict[str, Any] | list[Any]) -> None:
-    json.dump(content, sys.stdout, indent=2, allow_nan=False)
-    sys.stdout.write("\n")
+    sys.stdout.write(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
+
+
+def _finite(content: Any) -> Any:
+    """JSON has no infinity: null in its place.
+
+    >>> _finite({"std": [float("inf"), 1.0]})
+    {'std': [None, 1.0]}
+    """
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content

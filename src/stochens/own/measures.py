@@ -72,7 +72,8 @@ def read_reference(path: Path, classes: tuple[str, ...], rows: int) -> Predictiv
             arrays = read_file(path, NUMBERS_AND_TEXT)
         named = [str(name) for name in arrays.get("classes", [])]
         _check_classes(named, classes, path)
-        found = _of(arrays, path)
+        with reading(path):  # texts, and numbers in another byte order, are no tensors
+            found = _of(arrays, path)
     elif suffix in (".csv", ".parquet"):
         names = [*(f"prob_{name}" for name in classes), "mutual_information"]
         reader = columns_csv if suffix == ".csv" else columns_parquet
