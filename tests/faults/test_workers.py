@@ -1,6 +1,7 @@
 """Worker processes that are killed: the run goes on, or says whose work is missing."""
 
 import multiprocessing
+import functools
 import os
 import signal
 import subprocess
@@ -101,7 +102,10 @@ def test_workers_do_not_outlive_their_run(tmp_path, number):
     (tmp_path / "script.py").write_text(SCRIPT)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     command = [sys.executable, str(tmp_path / "script.py"), str(out)]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as main:
+    heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # shells' "&" does not
+    with subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=heeds
+    ) as main:
         said = [out / PARTS / name / "slow" for name in "ab"]
         deadline = time.monotonic() + 120
         while not all(file.exists() and file.read_text() for file in said):
