@@ -1,7 +1,7 @@
 """Worker processes that are killed: the run goes on, or says whose work is missing."""
 
-import multiprocessing
 import functools
+import multiprocessing
 import os
 import signal
 import subprocess
