@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -33,6 +34,7 @@ except ImportError:  # Windows has no such locks, and so no protection from ones
 KEPT = 2
 ASIDE = ".damaged-"
 EVERY = 60.0  # seconds between checkpoints
+DYING = 5.0  # seconds for a process that was killed to let go of its files
 TERMINATED = 128 + signal.SIGTERM  # the exit code that shells give it
 
 Content = tuple[dict[str, Tensor], dict[str, Any]]
@@ -170,20 +172,45 @@ def alone_in(folder: str | Path) -> Iterator[None]:
     except OSError as error:
         raise InputError(f"cannot write to {folder}: {error.strerror}") from error
     try:
-        try:
-            if fcntl is not None:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            owner = os.read(lock, 32).decode(errors="replace").strip()
-            raise InUse(
-                f"another process ({owner or 'unknown'}) works in {folder}; wait for it, or choose "
-                "another folder"
-            ) from None
+        deadline = time.monotonic() + DYING
+        while not _taken(lock):
+            owner = os.pread(lock, 32, 0).decode(errors="replace").strip()
+            if time.monotonic() > deadline or not _has_ended(owner):
+                raise InUse(
+                    f"another process ({owner or 'unknown'}) works in {folder}; wait for it, or "
+                    "choose another folder"
+                )
+            time.sleep(0.05)
         os.truncate(lock, 0)
         os.write(lock, f"{os.getpid()}\n".encode())
         yield
     finally:
         os.close(lock)
+
+
+def _taken(lock: int) -> bool:
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _has_ended(owner: str) -> bool:
+    """A process that was killed holds its files until the last of its threads is gone: it is a
+    zombie meanwhile, if not already unknown."""
+    if not re.fullmatch("[1-9][0-9]{0,8}", owner):
+        return False
+    try:
+        os.kill(int(owner), 0)
+        state = Path(f"/proc/{owner}/stat").read_text().rpartition(")")[2].split()[0]
+    except ProcessLookupError:
+        return True
+    except OSError:  # gone in between, or another user's, or there is no /proc at all
+        return Path("/proc/self/stat").exists() and not Path(f"/proc/{owner}").exists()
+    return state in "ZX"
 
 
 @contextlib.contextmanager

@@ -1,10 +1,12 @@
 """Checkpoints that are damaged, stopped, locked, or have no room."""
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 
@@ -154,6 +156,29 @@ def test_a_folder_belongs_to_one_process_until_that_ends(tmp_path):
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(InputError, match="not empty"), alone_in(tmp_path):
         pass
+
+
+def test_what_a_killed_process_still_holds_is_waited_for(tmp_path):
+    with subprocess.Popen(["true"]) as ended:  # as threads that die after their process
+        pass
+    held = os.open(tmp_path / ".lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    os.write(held, f"{ended.pid}\n".encode())
+    let_go = threading.Timer(0.3, os.close, [held])
+    let_go.start()
+    with alone_in(tmp_path):
+        assert let_go.finished.is_set()
+
+
+@pytest.mark.parametrize("owner", [b"", b"0", b"-1", b"9" * 32, "²".encode(), b"\xff\x00", b"1 1"])
+def test_a_lock_whose_owner_is_no_number_is_refused_at_once(tmp_path, owner, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it was waited for"))
+    with open(tmp_path / ".lock", "wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        held.write(owner)
+        held.flush()
+        with pytest.raises(InputError, match="another process"), alone_in(tmp_path):
+            pass
 
 
 # Signals ------------------------------------------------------------------------------------------
