@@ -6,6 +6,8 @@ from torch import nn
 
 import stochens
 from stochens import FRN, MLP, Dropout, Gaussian, NPDropout
+from stochens.kernels.noise import words
+from stochens.noise import hashed_words
 from stochens.randomness import permutations
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
@@ -70,6 +72,28 @@ def test_memory_is_shared_out_by_what_is_free():
     assert len(posterior) == 5
     swag = stochens.multiswag(convnet, (x, y), members=2, epochs=30, snapshots=4, rank=3)
     assert swag.predict(x, draws=2).probs.shape == (4, 96, 2)
+
+
+@pytest.mark.parametrize("shape", [(1,), (7, 3), (2, 0), (100_001,)])
+def test_random_words_are_those_of_the_cpu(shape):
+    ids, seed = torch.tensor([4, 0, 9]), torch.tensor([2**62 + 5])
+    want = hashed_words(ids, seed, 3, shape)
+    on = (ids.cuda(), seed.cuda(), 3, shape)
+    assert torch.equal(words(*on).cpu(), want)
+    assert torch.equal(hashed_words(*on).cpu(), want)
+
+
+@pytest.mark.parametrize("engine", ["auto", "vmap"])
+@pytest.mark.parametrize("method", [*METHODS, "gaussian"])
+def test_members_are_the_same_in_blocks_of_any_size(method, engine):
+    options = {"members": 4, "epochs": 3, "batch_size": 20, "lr": 0.01, "device": "cuda"}
+    options |= {"method": method, "engine": engine}
+    whole = stochens.fit(convnet, images(), **options)
+    for chunk in (2, 1):
+        parted = stochens.fit(convnet, images(), chunk=chunk, **options)
+        for name, p in whole.params.items():
+            # cuDNN may choose another order of a sum, and take float32 for TF32's short numbers
+            torch.testing.assert_close(parted.params[name], p, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("method", [*METHODS, "gaussian"])

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from tests.kernels import emulated
 from torch import nn
 
 import stochens
-from stochens.kernels.noise import words
+from stochens.kernels.noise import launch, source, words
 from stochens.members import builder, forward, init
 from stochens.methods import stochastic
 from stochens.noise import bernoulli, hashed_words, member_noise, normal, over_members
@@ -15,13 +16,22 @@ IDS = torch.tensor([4, 0, 9])
 
 def drawn(call, members=IDS, seed=7):
     """[M, ...] of a function that draws, for each member."""
-    with member_noise(members, seed):
+    with member_noise(members, torch.tensor([seed])):
         return over_members(lambda p: call(), (0,))(torch.zeros(len(members)))
 
 
 def test_the_kernel_is_its_plain_twin():
     for seed, draw, shape in ((0, 0, (1,)), (2**62 + 5, 3, (20, 5)), (9, 1, (7, 3))):
-        assert torch.equal(words(IDS, seed, draw, shape), hashed_words(IDS, seed, draw, shape))
+        on = (IDS, torch.tensor([seed]), draw, shape)
+        assert torch.equal(words(*on), hashed_words(*on))
+
+
+@pytest.mark.parametrize("shape", [(1,), (7, 3), (600,), (2, 0)])
+def test_so_is_the_one_for_gpus_on_an_emulated_one(shape):
+    seed, kernel = torch.tensor([2**62 + 5]), emulated.compiled("noise_words", source())
+    out = torch.empty((3, *shape), dtype=torch.int32)
+    launch(kernel, IDS, seed, 2, out)
+    assert torch.equal(out, hashed_words(IDS, seed, 2, shape))
 
 
 def test_members_are_the_same_in_any_company_and_differ_from_each_other():
@@ -60,7 +70,7 @@ def test_a_loop_draws_what_vmap_does(float64):
     params, x = init(builder(plain), members=range(3), seed=0), torch.randn(5, 3)
     outputs = []
     for engine in ("vmap", "loop"):
-        with member_noise(IDS, 3):
+        with member_noise(IDS, torch.tensor([3])):
             outputs.append(forward(net, params, x, engine=engine))
     torch.testing.assert_close(*outputs)
 

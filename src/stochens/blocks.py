@@ -40,8 +40,8 @@ def in_blocks(
     """All members, at most `size` at a time; fewer from where the device's memory is exhausted on.
 
     Members are independent unless they are `coupled`: in blocks of another size each has the same
-    start, data and law, and on a CPU the same noise; where torch draws for a whole block (on a GPU,
-    through torch.compile, a network's own dropout), noise is another draw.
+    start, data and noise; where torch draws for a whole block (through torch.compile, a network's
+    own dropout), noise is another draw of the same law.
     """
     blocks: list[Trained] = []
     first, said = 0, False

@@ -189,10 +189,9 @@ def alone_in(folder: str | Path) -> Iterator[None]:
 
 
 def _taken(lock: int) -> bool:
-    if fcntl is None:
-        return True
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if fcntl is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
     return True

@@ -24,6 +24,11 @@ def _unsigned_shift(z: Tensor, by: int) -> Tensor:
     return (z >> by) & ((1 << (64 - by)) - 1)
 
 
+def wrapped(number: int) -> int:
+    """What 64 bits hold of a Python number, which does not wrap round by itself."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
 def mix(z: Tensor) -> Tensor:
     """The finaliser of splitmix64: int64 of any shape to int64 whose every bit depends on all."""
     z = (z ^ _unsigned_shift(z, 30)) * FIRST

@@ -2,9 +2,9 @@
 
 Layers ask for `bernoulli` masks and `normal` numbers. Inside `member_noise` a draw depends only on
 (member, seed of the pass, how many draws came before), so that a member sees the same noise in
-whatever block it is trained. Inside `given` each request takes the next of some tensors, so that a
-stochastic network is a plain function of its inputs and its noise. Elsewhere (on a GPU, through
-torch.compile, in prediction) torch draws for all members at once.
+whatever block it is trained, and on whatever device. Inside `given` each request takes the next of
+some tensors, so that a stochastic network is a plain function of its inputs and its noise.
+Elsewhere (through torch.compile, in prediction) torch draws for all members at once.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from stochens.errors import InputError
-from stochens.hashed import GOLDEN, mix
+from stochens.hashed import GOLDEN, mix, wrapped
 
 Shape = torch.Size | tuple[int, ...]
-# (members [M], seed, number of the draw, shape) -> [M, *shape] int32, every bit random
-Words = Callable[[Tensor, int, int, Shape], Tensor]
+# (members [M], seed [1], number of the draw, shape) -> [M, *shape] int32, every bit random
+Words = Callable[[Tensor, Tensor, int, Shape], Tensor]
 Kind = Literal["uniform", "normal"]
 
 _functorch: Any = torch._C._functorch
@@ -71,19 +71,20 @@ def _from(source: Source) -> Iterator[None]:
 # -- a stream for each member ---------------------------------------------------------------------
 
 
-def hashed_words(members: Tensor, seed: int, draw: int, shape: Shape) -> Tensor:
-    """splitmix64, in plain torch; kernels/noise.cpp is the same function."""
-    stream = torch.tensor(draw + 1) * GOLDEN  # a tensor, since a Python number does not wrap round
+def hashed_words(members: Tensor, seed: Tensor, draw: int, shape: Shape) -> Tensor:
+    """splitmix64, in plain torch; kernels/noise.hpp is the same function."""
+    stream = wrapped((draw + 1) * GOLDEN)
     keys = mix(mix(members * GOLDEN + seed) + stream)  # [M]
     count = math.prod(shape)
-    pairs = mix(keys.unsqueeze(1) + (torch.arange((count + 1) // 2) + 1) * GOLDEN)  # two in each
+    index = torch.arange((count + 1) // 2, device=members.device)
+    pairs = mix(keys.unsqueeze(1) + (index + 1) * GOLDEN)  # two words in each
     return pairs.view(torch.int32)[:, :count].reshape(len(members), *shape)
 
 
 class _Pass:
     """One forward pass of all members."""
 
-    def __init__(self, members: Tensor, seed: int, words: Words) -> None:
+    def __init__(self, members: Tensor, seed: Tensor, words: Words) -> None:
         self.members, self.seed, self.words = members, seed, words
         self.draws = 0  # made so far
         self.level: int | None = None  # of the vmap over members
@@ -109,8 +110,9 @@ class _Pass:
 
 
 @contextlib.contextmanager
-def member_noise(members: Tensor, seed: int, words: Words = hashed_words) -> Iterator[None]:
-    """Inside, members [M] of a pass with this seed draw from streams of their own, on the CPU."""
+def member_noise(members: Tensor, seed: Tensor, words: Words = hashed_words) -> Iterator[None]:
+    """Inside, members [M] of a pass with this seed [1] draw from streams of their own, on the
+    device of both, which are int64."""
     with _from(_Pass(members, seed, words)):
         yield
 

@@ -190,8 +190,8 @@ def _loss(
 ) -> tuple[LossOf, contextlib.AbstractContextManager[None]]:
     """What a step minimises and records, and the context that it wants to run in."""
     data_term, context = _data_term(net, data, likelihood, members, settings)
-    if settings.device.type == "cpu" and not settings.compile:
-        data_term = _with_own_noise(data_term, members, settings.seed)
+    if settings.device.type in ("cpu", "cuda") and not settings.compile:
+        data_term = _with_own_noise(data_term, members, settings)
     penalty = objective.penalty_for(net, params, settings.prior_precision)
     noise_gain = objective.stochasticity(objective.mixtures(net, params))
 
@@ -210,12 +210,13 @@ def _loss(
 DataTerm = Callable[[Params, Batch, int | Tensor], Tensor]
 
 
-def _with_own_noise(term: DataTerm, members: tuple[int, ...], seed: int) -> DataTerm:
+def _with_own_noise(term: DataTerm, members: tuple[int, ...], settings: Settings) -> DataTerm:
     """Noise that is a function of (seed, member, step), whatever block the member is in."""
-    ids = torch.tensor(members)
+    ids = torch.tensor(members, device=settings.device)
+    first = torch.tensor([derive(settings.seed, NOISE, 1)], device=settings.device)
 
     def data_term(params: Params, batch: Batch, step: int | Tensor) -> Tensor:
-        with member_noise(ids, derive(seed, NOISE, int(step), 1), words):
+        with member_noise(ids, first + step, words):
             return term(params, batch, step)
 
     return data_term

@@ -1,4 +1,4 @@
-"""conv.cu on the CPU: compiled by the C++ compiler with emulator.hpp in the place of CUDA."""
+"""Kernels for a GPU on the CPU: compiled by the C++ compiler with emulator.hpp in CUDA's place."""
 
 import ctypes
 import functools
@@ -20,9 +20,9 @@ LAUNCH = (
 
 
 @functools.cache
-def library(name: str, layer: Layer, plan: Plan, flags: int) -> ctypes.CDLL:
+def library(name: str, source: str) -> ctypes.CDLL:
     head = f'#include "{HERE / "emulator.hpp"}"\n'
-    code = head + conv.source(layer, plan, flags) + LAUNCH.format(name=name)
+    code = head + source + LAUNCH.format(name=name)
     key = hashlib.sha256((code + (HERE / "emulator.hpp").read_text()).encode()).hexdigest()[:16]
     made = Path(tempfile.gettempdir()) / f"stochens-emulated-{key}.so"
     if not made.exists():
@@ -34,11 +34,11 @@ def library(name: str, layer: Layer, plan: Plan, flags: int) -> ctypes.CDLL:
     return ctypes.CDLL(str(made))
 
 
-def kernel(name: str, layer: Layer, plan: Plan, flags: int, device) -> conv.Kernel:
-    """In the place of `conv.kernel`."""
-    run = getattr(library(name, layer, plan, flags), f"{name}_")
+def compiled(name: str, source: str) -> conv.Kernel:
+    """A kernel of some source, to be launched like those of torch.cuda._compile_kernel."""
+    run = getattr(library(name, source), f"{name}_")
 
-    def launch(grid, block, args, shared_mem):
+    def launch(grid, block, args, shared_mem=0):
         values = [
             ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else ctypes.c_int(a)
             for a in args
@@ -49,3 +49,9 @@ def kernel(name: str, layer: Layer, plan: Plan, flags: int, device) -> conv.Kern
         run((ctypes.c_int * 3)(*grid), block[0], shared_mem, addresses)
 
     return launch
+
+
+@functools.cache
+def kernel(name: str, layer: Layer, plan: Plan, flags: int, device) -> conv.Kernel:
+    """In the place of `conv.kernel`."""
+    return compiled(name, conv.source(layer, plan, flags))

@@ -10,11 +10,15 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
+
+import torch
 
 log = logging.getLogger("stochens")
 
@@ -40,6 +44,22 @@ def load(name: str, *defines: str) -> ctypes.CDLL | None:
     except Exception as error:  # whatever goes wrong, the torch twin does the work
         log.info("kernel %s is not used: %s", name, error)
         return None
+
+
+def source(name: str) -> str:
+    """A file of this folder with what it includes in place, for compilers that see no files."""
+    code = (SOURCES / name).read_text()
+    return re.sub(r'#include "(\w+\.hpp)"\n', lambda found: source(found[1]), code)
+
+
+def cuda_compiles() -> bool:
+    """Kernels are not switched off, and this torch can compile one."""
+    return not switched_off() and hasattr(torch.cuda, "_compile_kernel")
+
+
+def cuda_kernel(code: str, name: str) -> Any:
+    """Compiled by NVRTC, which every CUDA build of torch brings along, for the current device."""
+    return torch.cuda._compile_kernel(code, name, nvcc_options=["-std=c++17"])
 
 
 def switched_off() -> bool:

@@ -60,7 +60,7 @@ def source(layer: Layer, plan: Plan, flags: int) -> str:
         "FLAGS": flags,
     }
     head = "".join(f"#define {name} {value}\n" for name, value in defines.items())
-    return head + (build.SOURCES / "conv.cu").read_text()
+    return head + build.source("conv.cu")
 
 
 @functools.cache
@@ -69,7 +69,7 @@ def kernel(name: str, layer: Layer, plan: Plan, flags: int, device: torch.device
     code = source(layer, plan, flags)
     with torch.cuda.device(device):
         _bind(device)
-        made: Any = torch.cuda._compile_kernel(code, name, nvcc_options=["-std=c++17"])
+        made: Any = build.cuda_kernel(code, name)
         made.set_shared_memory_config(plan.shared(layer, name, residual=True))
     return made  # type: ignore[no-any-return]
 
@@ -87,9 +87,8 @@ def _bind(device: torch.device) -> None:
 def available() -> bool:
     """Whether the kernels can run on the current device: they are not switched off, it is new."""
     return (
-        not build.switched_off()
+        build.cuda_compiles()
         and torch.cuda.is_available()
-        and hasattr(torch.cuda, "_compile_kernel")
         and torch.cuda.get_device_capability() >= (9, 0)  # shared memory; tested on Hopper alone
     )
 

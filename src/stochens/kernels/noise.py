@@ -1,7 +1,9 @@
-"""Random words of each member by noise.cpp, or in plain torch where it cannot be built."""
+"""Random words of each member by noise.cpp or noise.cu, or in plain torch where neither can be."""
 
 import ctypes
+import functools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,25 +11,54 @@ from torch import Tensor
 from stochens.kernels import build
 from stochens.noise import Shape, hashed_words
 
+THREADS = 256
+MOST = 2**31 - 1  # words of a member that the kernel on a GPU can count
 
-def words(members: Tensor, seed: int, draw: int, shape: Shape) -> Tensor:
-    """members [M] int64, contiguous -> [M, *shape] int32, every bit random.
 
-    >>> ids = torch.tensor([3, 8])
-    >>> torch.equal(words(ids, 5, 0, (4, 1)), hashed_words(ids, 5, 0, (4, 1)))
+def words(members: Tensor, seed: Tensor, draw: int, shape: Shape) -> Tensor:
+    """members [M] and seed [1], int64 and contiguous -> [M, *shape] int32, every bit random.
+
+    >>> ids, seed = torch.tensor([3, 8]), torch.tensor([5])
+    >>> torch.equal(words(ids, seed, 0, (4, 1)), hashed_words(ids, seed, 0, (4, 1)))
     True
     """
+    many, count = len(members), math.prod(shape)
+    if members.is_cuda:
+        if count > MOST or not build.cuda_compiles():
+            return hashed_words(members, seed, draw, shape)
+        out = torch.empty((many, *shape), dtype=torch.int32, device=members.device)
+        launch(_cuda_kernel(members.device), members, seed, draw, out)
+        return out
     library = build.load("noise")
     if library is None:
         return hashed_words(members, seed, draw, shape)
     # few operations of torch: under vmap, where this is called, each costs tens of microseconds
-    out = torch.empty((len(members), *shape), dtype=torch.int32)
+    out = torch.empty((many, *shape), dtype=torch.int32)
     library.noise_words(
-        ctypes.c_int64(len(members)),
-        ctypes.c_int64(math.prod(shape)),
+        ctypes.c_int64(many),
+        ctypes.c_int64(count),
         ctypes.c_void_p(members.data_ptr()),
-        ctypes.c_uint64(seed),
+        ctypes.c_void_p(seed.data_ptr()),
         ctypes.c_uint64(draw),
         ctypes.c_void_p(out.data_ptr()),
     )
     return out
+
+
+def launch(kernel: Any, members: Tensor, seed: Tensor, draw: int, out: Tensor) -> None:
+    """noise.cu into out [M, ...]."""
+    many, count = len(members), out[0].numel()
+    blocks = math.ceil(many * math.ceil(count / 2) / THREADS)
+    if blocks:
+        arguments = [members, seed, out, many, count, draw]
+        kernel((blocks, 1, 1), (THREADS, 1, 1), arguments)
+
+
+def source() -> str:
+    return f"#define THREADS {THREADS}\n" + build.source("noise.cu")
+
+
+@functools.cache
+def _cuda_kernel(device: torch.device) -> Any:
+    with torch.cuda.device(device):
+        return build.cuda_kernel(source(), "noise_words")

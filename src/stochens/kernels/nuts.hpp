@@ -8,8 +8,9 @@
 // and all its threads hold equal copies of the scalars, so that they branch alike. gradient(q, g)
 // returns the likelihood's energy and writes its slope into g, whose i is of the thread of i in each.
 
+#include "splitmix.hpp"
+
 typedef long long Int;
-typedef unsigned long long Bits;
 
 struct Pair { double first, second; };
 
@@ -42,13 +43,6 @@ struct Sampler {  // mirrored by nuts.py, field by field
 
 enum { STATS = 8 };
 enum { MOMENTUM, LEAF, DIRECTION, MERGE, LENGTH, PURPOSES = 8 };
-#define GOLDEN 0x9E3779B97F4A7C15ull
-
-DEVICE Bits mix(Bits z) {
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    return z ^ (z >> 31);
-}
 DEVICE double uniform(Bits key, Int transition, int purpose, Bits index) {
     Bits stream = mix(key + Bits(transition * PURPOSES + purpose + 1) * GOLDEN);
     return (double(mix((stream + index + 1) * GOLDEN) >> 12) + 0.5) * 0x1p-52;

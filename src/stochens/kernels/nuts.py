@@ -95,15 +95,12 @@ def kernel_for(
         return None
     if x.device.type == "cuda":
         few = sum(shape.numel() for shape in shapes.values()) <= MOST_PARAMETERS
-        return functools.partial(CudaChains, layers, code) if few and cuda_compiles() else None
+        return (
+            functools.partial(CudaChains, layers, code) if few and build.cuda_compiles() else None
+        )
     if x.device.type != "cpu" or cpu_library(x.dtype) is None:
         return None
     return functools.partial(CpuChains, layers, code)
-
-
-def cuda_compiles() -> bool:
-    """Kernels are not switched off, and this torch can compile one."""
-    return not build.switched_off() and hasattr(torch.cuda, "_compile_kernel")
 
 
 class CpuChains:
@@ -209,6 +206,4 @@ def _cuda_kernel(
         "THREADS": str(threads),
     }
     head = "".join(f"#define {name} {value}\n" for name, value in defines.items())
-    shared = (build.SOURCES / "nuts.hpp").read_text()
-    source = (build.SOURCES / "nuts.cu").read_text().replace('#include "nuts.hpp"', shared)
-    return torch.cuda._compile_kernel(head + source, "nuts_advance", nvcc_options=["-std=c++17"])
+    return build.cuda_kernel(head + build.source("nuts.cu"), "nuts_advance")

@@ -55,7 +55,7 @@ def resnet_forward(
 
     They fit ResNet20FRN on CUDA, plain, with dropout of each position or with noise on weights,
     images of up to 4 channels and float32 parameters. Dropout depends only on (seed, member id);
-    noise on weights comes from torch's stream.
+    noise on weights comes from where noise.py says.
     """
     if not x.is_cuda or not conv.available():
         return None
