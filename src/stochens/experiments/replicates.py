@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit  # scipy.stats takes a second to import
 
 from stochens.metrics import Interval, variance
 from stochens.predict import Predictive
@@ -77,5 +77,5 @@ def over_draws(rows: list[tuple[int, Interval]]) -> Interval:
     if len(groups) == 1:
         groups = next(iter(by_draw.values()))
     mean, count = float(np.mean(groups)), len(groups)
-    half = float(student.ppf((1 + LEVEL) / 2, count - 1)) * float(np.std(groups, ddof=1))
+    half = float(stdtrit(count - 1, (1 + LEVEL) / 2)) * float(np.std(groups, ddof=1))
     return Interval(mean, mean - half / math.sqrt(count), mean + half / math.sqrt(count))

@@ -1,24 +1,21 @@
 """The end of a run: its figures, its page, and its tables on the terminal."""
 
+import importlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import torch
-from matplotlib.figure import Figure
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from stochens.errors import InputError
 from stochens.report import markdown
-from stochens.report.cifar_figures import cifar_figures
 from stochens.report.cifar_markdown import cifar_terminal
 from stochens.report.cifar_metrics import cifar_metrics
 from stochens.report.cifar_rows import gather, is_cifar
-from stochens.report.figures import save_figure, uncertainty_figure
-from stochens.report.maps import map_figures
 from stochens.report.page import build_page
 from stochens.report.page_run import View
 from stochens.report.run_folder import FIGURES, METRICS, PAGE, RUN, TABLES, Run, write_whole
@@ -44,11 +41,16 @@ def everything(path: Path, console: Console) -> Iterator[str]:
     run = Run(path)
     for table in _terminal(run):
         console.print(table)
-    save_figures(run)
+    pictures().save(run)
     write_whole(path / TABLES, markdown.tables(run).encode())
     yield f"Page:    {page([path], None)}"
     yield f"Figures: {path / FIGURES}"
     yield f"Numbers: {path / METRICS}"
+
+
+def pictures() -> ModuleType:
+    """Asked for when there is something to draw: matplotlib takes a second to be read."""
+    return importlib.import_module("stochens.report.pictures")
 
 
 def _terminal(run: Run) -> Iterator[Table]:
@@ -59,19 +61,6 @@ def _terminal(run: Run) -> Iterator[Table]:
         return
     for set_name, methods in run.metrics.items():
         yield from tables(set_name, methods)
-
-
-def save_figures(run: Run, folder: Path | None = None) -> None:
-    """Every figure that the run has the numbers for, as PNG and SVG; in the run's own folder if
-    none is given."""
-    of_images = cifar_figures([run]) if is_cifar(View(run, "")) else _image_figures(run)
-    _save((*map_figures(run), *of_images), run.path / FIGURES if folder is None else folder)
-
-
-def _save(figures: Iterable[tuple[str, Figure]], folder: Path) -> None:
-    for name, figure in figures:
-        for suffix in (".png", ".svg"):
-            save_figure(figure, folder / (name + suffix))
 
 
 def beside(paths: Sequence[Path], page: Path, *, figures: bool) -> Iterator[str]:
@@ -90,7 +79,9 @@ def beside(paths: Sequence[Path], page: Path, *, figures: bool) -> Iterator[str]
             yield f"No tables and numbers beside the page: {page.parent} is a run's own folder"
         return
     if figures:
-        yield from _figures(runs, images, page.parent / FIGURES)
+        pictures().save_all(runs, images, page.parent / FIGURES)
+        if (page.parent / FIGURES).exists():
+            yield f"Figures: {page.parent / FIGURES}"
     if figures or len(images) > 1:
         write_whole(page.parent / TABLES, markdown.merged(runs).encode())
         yield f"Tables:  {page.parent / TABLES}"
@@ -98,33 +89,6 @@ def beside(paths: Sequence[Path], page: Path, *, figures: bool) -> Iterator[str]
         text = json.dumps(cifar_metrics(images), indent=2, allow_nan=False) + "\n"
         write_whole(page.parent / METRICS, text.encode())
         yield f"Numbers: {page.parent / METRICS}"
-
-
-def _figures(runs: Sequence[Run], images: Sequence[Run], folder: Path) -> Iterator[str]:
-    if images:
-        _save(cifar_figures(images), folder)
-    for run in runs:
-        if run not in images:
-            save_figures(run, folder / run.name if len(runs) > 1 else folder)
-    if folder.exists():
-        yield f"Figures: {folder}"
-
-
-def _image_figures(run: Run) -> Iterator[tuple[str, Figure]]:
-    """Of images: what is unsure of inputs that are none of them, calibration, risk."""
-    for set_name, rows in run.metrics.items():
-        here, there, labels = "test", "photographs", f"{set_name}/points/labels-test"
-        methods = [m for m in rows if f"{set_name}/{m}/{there}/mi" in run.arrays]
-        if methods and labels in run.arrays:
-            known, unknown = (
-                {m: run.predictive((set_name, m, place)) for m in methods}
-                for place in (here, there)
-            )
-            y = torch.from_numpy(run.arrays[labels])
-            yield (
-                f"uncertainty-{set_name}",
-                uncertainty_figure(known, unknown, y, here=here, there=there),
-            )
 
 
 def page(paths: Sequence[Path], out: Path | None) -> Path:
