@@ -10,6 +10,7 @@ second: members x batch / seconds of a step.
 
 import argparse
 import json
+import os
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -147,6 +148,7 @@ def ours_forward(members: int, batch: int) -> Step:
 
 def graph(step: Step) -> Step:
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
             step()
@@ -159,6 +161,7 @@ def graph(step: Step) -> Step:
 
 def jax_vmap(members: int, batch: int) -> Step:
     """The same network and step in JAX: jit of vmap, bf16 with float32 parameters."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the card is shared with torch
     import jax
     import jax.numpy as jnp
 

@@ -131,7 +131,7 @@ def replayed(step: Eager, batch: Batch) -> Step:
     except torch.OutOfMemoryError:
         raise  # fewer members may fit
     except RuntimeError as error:
-        log.info("training runs without a CUDA graph: %s", error)
+        log.warning("training runs without a CUDA graph: %s", error)
         return step
 
 

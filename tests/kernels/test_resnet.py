@@ -88,6 +88,8 @@ def test_outputs_and_gradients_are_those_of_vmap(method, monkeypatch):
             outputs = forward_each(plain, theta, x)
         else:
             steps = resnet.steps_of(net, (16, 16))
+            if GPU:
+                resnet.compile_steps(steps, x.device, backward=True)
             seed = torch.zeros(1, dtype=torch.int64, device=DEVICE)
             outputs = resnet.run(steps, theta, conv.quads(x), seed=seed)
         outputs.backward(dy)

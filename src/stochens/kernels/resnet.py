@@ -4,6 +4,7 @@ One autograd function for all the convolutions: between layers, activations stay
 bf16 layout and gradients that meet are added inside a kernel.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -62,7 +63,10 @@ def resnet_forward(
     steps = steps_of(net, x.shape[-2:])
     if steps is None or not _fits(net, steps, params):
         return None
-    images = conv.quads(x if x.dim() == 5 else x[None])
+    shared = x.dim() == 4
+    backward = torch.is_grad_enabled() and any(p.requires_grad for p in params.values())
+    compile_steps(steps, x.device, backward=backward, shared=shared)
+    images = conv.quads(x[None] if shared else x)
     return run(steps, all_drawn(net, params), images, seed=seed, members=members)
 
 
@@ -99,7 +103,7 @@ def resnet_nll(
 
 
 def run(
-    steps: list[Step],
+    steps: tuple[Step, ...],
     params: Params,
     images: Tensor,  # [M, B, H, W, 4] bf16, as `conv.quads` gives them; M = 1: the same for all
     *,
@@ -116,7 +120,7 @@ def run(
     return torch.baddbmm(bias[:, None], pooled, weight.transpose(1, 2))
 
 
-def steps_of(net: nn.Module, image: tuple[int, ...]) -> list[Step] | None:
+def steps_of(net: nn.Module, image: tuple[int, ...]) -> tuple[Step, ...] | None:
     """The network's convolutions in order, for images [H, W]; None if it is no ResNet20FRN."""
     if type(net) is not ResNet20FRN or any(
         m._forward_hooks or m._forward_pre_hooks for m in net.modules()
@@ -150,7 +154,8 @@ def steps_of(net: nn.Module, image: tuple[int, ...]) -> list[Step] | None:
         if block.conv_short is not None:
             residual = add(path + "conv_short", path + "norm_short", size, h, silu=False)
         h = add(path + "conv2", path + "norm2", after, inner, residual=residual)
-    return steps if all(plan_for(s.layer, k) for s in steps for k in conv.KERNELS) else None
+    fit = all(plan_for(s.layer, k) for s in steps for k in conv.KERNELS)
+    return tuple(steps) if fit else None
 
 
 def _taken(module: nn.Module) -> bool:
@@ -165,17 +170,18 @@ def _taken(module: nn.Module) -> bool:
     return type(module) is DropConnectLayer
 
 
-def _fits(net: nn.Module, steps: list[Step], params: Params) -> bool:
+def _fits(net: nn.Module, steps: tuple[Step, ...], params: Params) -> bool:
     names = {name for step in steps for name in step.names} | {"head.weight", "head.bias"}
     for path, layer in stochastic_layers(net).items():
         names |= {f"{path}.{name}" for name in layer.names}
     return names == set(params) and all(p.dtype == torch.float32 for p in params.values())
 
 
+@functools.cache
 def compile_steps(
-    steps: list[Step], device: torch.device, *, backward: bool, shared: bool = False
+    steps: tuple[Step, ...], device: torch.device, *, backward: bool, shared: bool = False
 ) -> None:
-    """Compile what the steps need, all at the same time: seconds instead of a minute.
+    """Compile what the steps need, once, and all at the same time: seconds instead of a minute.
 
     `shared`: whether all members have the same images.
     """
@@ -203,7 +209,7 @@ class _Convolutions(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, steps: list[Step], seed: Tensor, members: Tensor, x: Tensor, *params: Tensor
+        ctx: Any, steps: tuple[Step, ...], seed: Tensor, members: Tensor, x: Tensor, *params: Tensor
     ) -> Tensor:
         keep = any(ctx.needs_input_grad[4:])
         activations: list[Tensor] = [x]
@@ -236,7 +242,7 @@ class _Convolutions(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        steps: list[Step] = ctx.steps
+        steps: tuple[Step, ...] = ctx.steps
         seed, members, *rest = ctx.saved_tensors
         many = len(steps)
         params, rest = rest[: 5 * many], rest[5 * many :]
@@ -271,7 +277,7 @@ class _Sums:
     So that one launch adds up those of all layers.
     """
 
-    def __init__(self, steps: list[Step], dy: Tensor) -> None:
+    def __init__(self, steps: tuple[Step, ...], dy: Tensor) -> None:
         members, batch = dy.shape[:2]
         layers = [step.layer for step in steps]
         norms = [4 * members * a.outputs for a in layers]

@@ -270,7 +270,7 @@ class Gradient:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            log.info("chains run without a CUDA graph: %s", error)
+            log.warning("chains run without a CUDA graph: %s", error)
             self._record = False
             return self._slope(q, step, rows)
         nll, slope = self._graphs[size](*inputs)
