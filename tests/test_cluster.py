@@ -279,6 +279,20 @@ def test_a_run_that_is_done_is_found_again_at_a_path_and_at_a_url(cluster, tmp_p
         stochens.fit(net, DATA, lr=0.5, **options)
 
 
+def test_trials_are_found_again_at_a_path_and_at_a_url(cluster, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    auto = stochens.Auto(candidates=["regular", "dropout"], members=2)
+    alone = stochens.fit(MLP(2, 4, 2), DATA, method=auto, **SMALL)
+    for place in ("kept", f"file://{tmp_path}/url"):
+        options = {"method": auto, "engine": "ray", "checkpoint": place, **SMALL}
+        first = stochens.fit(MLP(2, 4, 2), DATA, **options)
+        equal(alone, first)
+        there = Path(place.removeprefix("file://"))
+        assert sorted(p.name for p in there.glob("trials/0*")) == ["000000001", "000000002"]
+        assert not list(there.glob("trial-*"))
+        assert stochens.fit(MLP(2, 4, 2), DATA, **options).trials == first.trials
+
+
 def test_members_that_diverge_are_left_out_as_on_one_machine(cluster):
     net, options = MLP(2, 4, 2), {**SMALL, "method": "regular", "members": 4}
     start = stochens.fit(net, DATA, **options).params
