@@ -46,6 +46,7 @@ from stochens.trials import Trials
 ACTIVATIONS = 64 << 20  # bytes of activations at once in prediction, which a CPU's caches like
 MOST_ACTIVATIONS = 16 << 30  # likewise, to keep a large GPU busy
 FORMAT = "stochens posterior 1"
+SHARED = ("recipe", "likelihood", "data_size", "sample_weight", "prior_precision", "seed")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,7 +97,7 @@ class Posterior:
     likelihood: Likelihood
     recipe: Recipe
     members: tuple[int, ...]
-    data_size: int
+    data_size: float  # how many examples the likelihood is of: N, or the sum of their weights
     prior_precision: float = 1.0
     seed: int = 0
     history: History | None = None
@@ -104,6 +105,7 @@ class Posterior:
     engine: Engine = "vmap"
     chains: Chains | None = None  # of a sampler: the members are its draws, chain after chain
     trials: Trials | None = None  # of method="auto": what led to the method
+    sample_weight: str | None = None  # a digest of the weights; None: all examples counted the same
     inputs: Inputs | None = None  # None: of a folder that was written before they were kept
 
     def __len__(self) -> int:
@@ -386,6 +388,7 @@ class Posterior:
             "likelihood": {"name": self.likelihood.name, "options": self.likelihood.options()},
             "members": list(self.members),
             "data_size": self.data_size,
+            "sample_weight": self.sample_weight,
             "prior_precision": self.prior_precision,
             "seed": self.seed,
             "engine": self.engine,
@@ -459,6 +462,7 @@ def load(path: Any, net: nn.Module | Builder, *, device: torch.device | str = "c
             recipe=recipe,
             members=tuple(about["members"]),
             data_size=about["data_size"],
+            sample_weight=about.get("sample_weight"),
             prior_precision=about["prior_precision"],
             seed=about["seed"],
             history=History(**kinds["history"]) if "history" in kinds else None,
@@ -532,7 +536,7 @@ def join_chains(posteriors: Sequence[Posterior]) -> Posterior:
 def join_posteriors(posteriors: Sequence[Posterior]) -> Posterior:
     """Members that were trained apart, as one posterior, in order.
 
-    They must be of the same network, method and data size, and no member may come twice.
+    They must be of the same network, method, data size and weights, and no member may come twice.
 
     >>> import stochens
     >>> net, data = stochens.MLP(2, 5, 2), stochens.toy_set("a", n=40)
@@ -544,7 +548,7 @@ def join_posteriors(posteriors: Sequence[Posterior]) -> Posterior:
         raise InputError("nothing to join")
     first, *others = posteriors
     for other in others:
-        for field in ("recipe", "likelihood", "data_size", "prior_precision", "seed"):
+        for field in SHARED:
             if getattr(first, field) != getattr(other, field):
                 raise InputError(
                     f"posteriors differ in {field}: {getattr(first, field)} and "
