@@ -131,6 +131,7 @@ class Posterior:
         bf16: bool = False,
         seed: int = 0,
         engine: Engines | None = None,
+        device: str | None = None,
         progress: bool | None = False,
     ) -> Any:
         """The predictive distribution at x [B, ...]: a Predictive, or a GaussianPredictive.
@@ -142,7 +143,8 @@ class Posterior:
         of x too by `noise="shared"`: each draw is one function then, whose value at an input does
         not depend on the inputs beside it. `bf16`: the network in bfloat16, on CUDA; the averages
         stay as they are. `engine`: "ray" or Ray(...) for batches on many machines, which draw the
-        same numbers where they have the same kind of device; `progress` shows them.
+        same numbers where they have the same kind of device; `device` is theirs, "cpu" or "cuda"
+        (if not given, CPUs for a posterior on the CPU), and `progress` shows them.
         """
         x, cluster = inputs(x), None if engine is None else asked(engine)
         if noise not in ("fresh", "shared"):
@@ -151,15 +153,19 @@ class Posterior:
             raise InputError(f"draws must be at least 1, got {draws}")
         if engine is not None and cluster is None:
             raise InputError(f"engine must be None, 'ray' or Ray(...), got {engine!r}")
-        device = next(iter(self.params.values())).device
-        if bf16 and device.type != "cuda" and cluster is None:
-            raise InputError(f"bf16 is for CUDA, and this posterior is on {device.type!r}")
+        if device is not None and cluster is None:
+            raise InputError(
+                f"device = {device!r} is for engine='ray'; use posterior.to({device!r})"
+            )
+        here = next(iter(self.params.values())).device
+        if bf16 and here.type != "cuda" and cluster is None:
+            raise InputError(f"bf16 is for CUDA, and this posterior is on {here.type!r}")
         with _alone_with(self.net):
             rows, chunk = self._plan(x, batch_size)
             groups = self.chains.count if self.chains is not None and draws == 1 else 1
             ask = Ask(len(x), rows, chunk, draws, groups, keep_draws, bf16, seed, noise == "shared")
             if cluster is not None:
-                return on_machines(self, x, ask, cluster, progress)
+                return on_machines(self, x, ask, cluster, device, progress)
             return self._predictive(x, ask)
 
     def _predictive(self, x: Tensor, ask: Ask, *, first_row: int = 0) -> Any:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stochens.cluster.connect import Ray, connect, room
 from stochens.data.corruptions import CORRUPTIONS, INTENSITIES, corrupt
 from stochens.data.hmc_reference import hmc_reference
 from stochens.data.image_sets import SETS, normalised
@@ -33,11 +32,11 @@ from stochens.experiments.cifar_rows import METHODS, Block, block_of, row_name
 from stochens.experiments.rows import (
     Training,
     course,
-    engine_of,
     finished,
     kept,
     made_again,
     opened,
+    reached,
     stopped_run,
     taken_over,
 )
@@ -132,7 +131,7 @@ def run(
 ) -> Path:
     """Train what is missing, predict, compare; returns the run folder."""
     check(config)
-    device = _device(config)
+    device = reached(config.engine, config.address, config.device)
     images = _images(config)
     reference = _reference(config, images)
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(config).items()}
@@ -144,14 +143,6 @@ def run(
             return finished(folder)
         folder.write()
         return folder.path
-
-
-def _device(config: Config) -> str:
-    """Where members are trained."""
-    engine = engine_of(config.engine, config.address)
-    if isinstance(engine, Ray):
-        return config.device or ("cuda" if room(connect(engine), engine, None).gpu else "cpu")
-    return config.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 # Data ---------------------------------------------------------------------------------------------
