@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import signal
 
 import pytest
 import torch
@@ -9,10 +10,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import stochens
-from stochens import Auto, Dropout, Gaussian, InputError, Replicas, metrics
+from stochens import Auto, Dropout, Gaussian, InputError, Replicas, fitting, metrics
 from stochens.auto import _error, _split, choice, label
+from stochens.checkpoints import alone_in
 from stochens.data.source import source
 from stochens.predict import GaussianPredictive, Predictive
+from stochens.train import train
 from stochens.trials import Trial, Trials
 
 SMALL = Auto(candidates=["regular", Dropout(0.1), Dropout(0.9)], members=4, draws=4)
@@ -214,3 +217,66 @@ def test_the_estimator_takes_it_too(data):
         method=dataclasses.replace(SMALL, members=2), members=2, epochs=8, random_state=0
     )
     assert model.fit(*(t.numpy() for t in data)).posterior_.trials is not None
+
+
+class Stopped:
+    """In the place of the loop: counts trainings, and ends one of them after its first step."""
+
+    def __init__(self, monkeypatch, at=None):
+        self.at, self.found = at, []
+        monkeypatch.setattr(fitting, "train", self)
+
+    def __call__(self, *args):
+        if len(self.found) == self.at:
+            signal.raise_signal(signal.SIGINT)  # which waits for the end of a step
+        self.found.append(args[-1].found)  # what the keeper has of it
+        return train(*args)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3])  # the last is the training itself
+def test_trials_are_part_of_a_checkpoint(data, posterior, at, tmp_path, monkeypatch):
+    Stopped(monkeypatch, at)
+    with pytest.raises(KeyboardInterrupt):
+        fit(data, checkpoint=tmp_path / "kept")
+    left = Stopped(monkeypatch)
+    resumed = fit(data, checkpoint=tmp_path / "kept")
+    assert len(left.found) == 4 - at, "those that had ended are not trained again"
+    assert left.found[0] is not None, "the one that was stopped goes on"
+    assert resumed.trials == posterior.trials
+    for name, p in posterior.params.items():
+        assert torch.equal(p, resumed.params[name])
+    again = Stopped(monkeypatch)
+    assert fit(data, checkpoint=tmp_path / "kept").trials == posterior.trials
+    assert len(again.found) == 1, "the training itself, which is found whole"
+    assert not list(tmp_path.glob("kept/trial-*")), "nothing is left of trainings that have ended"
+
+
+def test_kept_trials_of_another_run_are_refused(data, tmp_path):
+    fit(data, epochs=4, checkpoint=tmp_path / "kept")
+    for changed in ({"epochs": 8}, {"lr": 0.5}, {"seed": 1}, {"temperature": 0.5}):
+        with pytest.raises(InputError, match="trials is of another run"):
+            fit(data, **{"epochs": 4} | changed, checkpoint=tmp_path / "kept")
+    with pytest.raises(InputError, match="the data differ"):
+        fit((2 * data[0], data[1]), epochs=4, checkpoint=tmp_path / "kept")
+    other = dataclasses.replace(SMALL, candidates=["regular"])
+    with pytest.raises(InputError, match="candidates was"):
+        fit(data, other, epochs=4, checkpoint=tmp_path / "kept")
+
+
+def test_kept_trials_remember_who_was_left_out(data, tmp_path):
+    one_layer = nn.Linear(2, 2)
+    options = {"method": SMALL, "members": 2, "epochs": 4, "checkpoint": tmp_path / "kept"}
+    first = stochens.fit(one_layer, data, **options)
+    assert stochens.fit(one_layer, data, **options).trials == first.trials
+
+
+def test_a_folder_that_is_no_checkpoint_does_not_count_against_a_method(data, tmp_path):
+    """An error that says nothing of the candidate ends the trials: no choice is made without it."""
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept/letter.txt").write_text("dear")
+    with pytest.raises(InputError, match="is not empty, and holds no checkpoints"):
+        fit(data, checkpoint=tmp_path / "kept")
+    with alone_in(tmp_path / "other/trial-001"):
+        (tmp_path / "other/.lock").touch()
+        with pytest.raises(InputError, match="another process"):
+            fit(data, epochs=4, checkpoint=tmp_path / "other")

@@ -26,9 +26,13 @@ import stochens
 from stochens import MLP, InputError, Ray
 from stochens.cluster import connect as connecting
 from stochens.cluster import folder as folders
+from stochens.cluster import prediction
 from stochens.cluster.view import LINES, Seen, View
+from stochens.experiments import digits, rows, toy
 from stochens.machines import _blocks
+from stochens.own import config as own
 from stochens.progress import columns
+from stochens.report.run_folder import Run, RunFolder
 
 pytestmark = pytest.mark.xdist_group("ray")  # one process, and so one cluster, for all of them
 DATA = stochens.toy_set("a", n=60)
@@ -120,6 +124,71 @@ def test_bad_input_is_refused_before_ray_is_asked(monkeypatch, options, message)
     monkeypatch.setattr(connecting, "connect", None)
     with pytest.raises(InputError, match=message):
         stochens.fit(MLP(2, 4, 2), DATA, **{"engine": "ray", **SMALL, **options})
+
+
+class GPUs:
+    """Stands for Ray: a cluster whose machines have so many GPUs each."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def nodes(self):
+        return [{"Alive": True, "Resources": {"CPU": 2, "GPU": self.count}}]
+
+    def get_runtime_context(self):
+        return None
+
+
+@pytest.fixture
+def no_gpu_here(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_a_driver_without_a_gpu_may_ask_for_the_clusters(no_gpu_here, tmp_path, monkeypatch):
+    asked = {"model": "nets:make", "data": Path("x.csv"), "out": tmp_path / "run"}
+    assert own.configured(**asked, device="cuda", engine="ray").device == "cuda"
+    with pytest.raises(InputError, match="--device cuda: this machine has no GPU"):
+        own.configured(**asked, device="cuda")
+    with pytest.raises(InputError, match="--device must be cpu or cuda, got 'tpu'"):
+        own.configured(**asked, device="tpu", engine="ray")
+    monkeypatch.setattr(rows, "connect", lambda engine: GPUs(1))
+    assert rows.reached("ray", None, "cuda") == rows.reached("ray", None, None) == "cuda"
+    assert rows.reached("ray", None, "cpu") == rows.reached("auto", None, None) == "cpu"
+    with RunFolder(tmp_path / "run", experiment="toy", config={}, device="cuda") as folder:
+        folder.write()
+    assert Run(tmp_path / "run").about["machine"]["gpu"] == "GPUs of a cluster"
+
+
+@pytest.mark.parametrize("experiment", [toy, digits])
+def test_a_gpu_that_nobody_has_is_refused_before_a_run_is_begun(
+    experiment, no_gpu_here, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(rows, "connect", lambda engine: GPUs(0))
+    for engine, message in (("ray", "cluster at .* has no GPU"), ("auto", "this machine has no")):
+        config = experiment.configured("quick", out=tmp_path / "run", device="cuda", engine=engine)
+        with pytest.raises(InputError, match=message):
+            experiment.run(config)
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_posterior_on_the_cpu_is_not_moved_to_gpus_unless_that_is_asked(monkeypatch):
+    posterior = stochens.fit(MLP(2, 4, 2), DATA, device="cpu", **{**SMALL, "epochs": 1})
+    used = []
+
+    def run_pieces(ray, engine, where, *rest, **options):
+        used.append(where.gpu)
+        raise InputError("far enough")
+
+    monkeypatch.setattr(prediction, "connect", lambda engine: GPUs(1))
+    monkeypatch.setattr(prediction, "run_pieces", run_pieces)
+    for options in ({}, {"device": "cpu"}, {"device": "cuda"}, {"bf16": True}):
+        with pytest.raises(InputError, match="far enough"):
+            posterior.predict(DATA[0], engine="ray", **options)
+    assert used == [False, False, True, True]
+    with pytest.raises(InputError, match="device must be 'cpu' or 'cuda', got 'tpu'"):
+        posterior.predict(DATA[0], engine="ray", device="tpu")
+    with pytest.raises(InputError, match="device = 'cuda' is for engine='ray'"):
+        posterior.predict(DATA[0], device="cuda")
 
 
 def test_options_of_the_engine_are_checked():
@@ -277,6 +346,20 @@ def test_a_run_that_is_done_is_found_again_at_a_path_and_at_a_url(cluster, tmp_p
         equal(stochens.fit(net, DATA, **{**SMALL, "members": 10}), more)
     with pytest.raises(InputError, match="is of another run: lr was"):
         stochens.fit(net, DATA, lr=0.5, **options)
+
+
+def test_trials_are_found_again_at_a_path_and_at_a_url(cluster, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    auto = stochens.Auto(candidates=["regular", "dropout"], members=2)
+    alone = stochens.fit(MLP(2, 4, 2), DATA, method=auto, **SMALL)
+    for place in ("kept", f"file://{tmp_path}/url"):
+        options = {"method": auto, "engine": "ray", "checkpoint": place, **SMALL}
+        first = stochens.fit(MLP(2, 4, 2), DATA, **options)
+        equal(alone, first)
+        there = Path(place.removeprefix("file://"))
+        assert sorted(p.name for p in there.glob("trials/0*")) == ["000000001", "000000002"]
+        assert not list(there.glob("trial-*"))
+        assert stochens.fit(MLP(2, 4, 2), DATA, **options).trials == first.trials
 
 
 def test_members_that_diverge_are_left_out_as_on_one_machine(cluster):

@@ -23,7 +23,7 @@ ORDER = [
     ["kernels"],
     ["predict", "history", "progress", "schedules", "chains", "export", "trials"],
     ["cluster"],
-    ["posterior", "step", "snapshot"],
+    ["posterior", "step", "snapshot", "outcomes"],
     ["train"],
     ["blocks", "auto"],
     ["machines"],

@@ -120,3 +120,28 @@ def test_a_checkpoint_of_other_weights_is_refused(data, tmp_path):
         fit(data, sample_weight=WEIGHTS + 2, epochs=2, checkpoint=tmp_path / "kept")
     with pytest.raises(InputError, match="the data differ"):
         fit(data, sample_weight=torch.full((N,), 2), epochs=2, checkpoint=tmp_path / "kept")
+
+
+def test_a_posterior_knows_how_many_examples_it_is_of(data, tmp_path):
+    x, y = data
+    weighted = fit(data, sample_weight=WEIGHTS, epochs=1)
+    assert weighted.data_size == fit(repeated(x, y), epochs=1).data_size == 60
+    assert repr(weighted).endswith("N = 60)")
+    assert fit(data, sample_weight=WEIGHTS / 8, epochs=1).data_size == 7.5
+    weighted.save(tmp_path / "kept")
+    kept = stochens.load(tmp_path / "kept", MLP(2, 6, 2))
+    assert (kept.data_size, kept.sample_weight) == (60, weighted.sample_weight)
+
+
+def test_members_of_other_weights_are_not_joined(data):
+    one, *others = (
+        fit(data, sample_weight=weights, members=[k], epochs=1)
+        for k, weights in enumerate([WEIGHTS, WEIGHTS, 2 * WEIGHTS, WEIGHTS.flip(0)])
+    )
+    assert len(stochens.join([one, others[0]])) == 2
+    with pytest.raises(InputError, match="differ in data_size: 60 and 120"):
+        stochens.join([one, others[1]])
+    with pytest.raises(InputError, match="differ in sample_weight"):
+        stochens.join([one, others[2]])
+    ones = fit(data, sample_weight=torch.ones(N), members=[7], epochs=1)
+    assert len(stochens.join([fit(data, members=[0], epochs=1), ones])) == 2

@@ -11,10 +11,13 @@ from rich.console import Console
 from torch import Tensor
 
 from stochens import objective
+from stochens.checkpoints import digest
 from stochens.checks import whole, whole_or_none
 from stochens.data.source import Source, source
-from stochens.errors import InputError
+from stochens.errors import InputError, Unsuited
+from stochens.likelihoods import Likelihood
 from stochens.likelihoods import resolve as likelihood_named
+from stochens.members import builder, trainable
 from stochens.methods import (
     DropConnect,
     Dropout,
@@ -24,8 +27,10 @@ from stochens.methods import (
     Regular,
     resolve,
 )
+from stochens.outcomes import Outcome, kept_outcomes
 from stochens.posterior import Posterior
-from stochens.randomness import TRIALS, derive
+from stochens.randomness import TRIALS, derive, seeded
+from stochens.schedules import rate_for
 from stochens.trials import Trial, Trials
 
 RATES = (0.02, 0.05, 0.1, 0.2)
@@ -37,6 +42,10 @@ CANDIDATES: tuple[Method, ...] = (
 )
 RULES = ("held-out", "kl", "both")
 SHARE = 4  # a trial has this part of the epochs of the whole training
+SHARED = (  # options of `fit` that trials depend on, as they are given
+    *("members", "epochs", "batch_size", "optimizer", "schedule", "weight_decay", "temperature"),
+    *("prior_precision", "skip", "start", "repulsion", "lost", "seed", "bf16"),
+)
 Fit = Callable[..., Posterior]
 
 
@@ -51,7 +60,8 @@ class Auto:
     NUTS on small sets the first was right most often and the second never, since the entropy of the
     noise, which the KL loss counts, favours the highest rate (benchmarks/results/auto.md).
 
-    Trials are not part of a `checkpoint`: a training that is begun again repeats them.
+    Trials are part of a `checkpoint`: a training that is begun again has those that ended, goes on
+    with the one that was stopped, and comes to the same choice.
 
     Candidates with a finite sigma (Gaussian) have no rank by KL loss: the others' sigma is machine
     precision, whose constant is left out, so that the two are on different scales.
@@ -120,32 +130,67 @@ def run(
     """The trials alone, and the candidate that they favour."""
     given = source(data, options["sample_weight"])
     part, held, weights = _split(given, auto.held_out, int(options["seed"]))
+    place = options["checkpoint"]
     own = options | {
         "members": auto.members,
         "epochs": auto.epochs or max(1, math.ceil(int(options["epochs"]) / SHARE)),
         "sample_weight": part.weights,
         "seed": derive(int(options["seed"]), TRIALS),
-        "checkpoint": None,
         "log": None,
         "collect": None,
     }
-    y = likelihood_named(options["likelihood"]).check_targets(held.y)
-    found: dict[str, tuple[Posterior, Tensor]] = {}
-    refused: dict[str, InputError] = {}
-    for method in auto.candidates:
-        try:
-            posterior = fit(net, (part.x, part.y), method=method, **own)
-        except InputError as error:  # a network without a layer that this method could take
-            refused[label(method)] = error
-            continue
-        p = posterior.predict(held.x, draws=auto.draws, keep_draws=True)
-        found[label(method)] = posterior, p.log_prob(y)
-    if not found:
-        raise next(iter(refused.values()))
-    rows = _rows(found, weights)
+    like = likelihood_named(options["likelihood"])
+    y = like.check_targets(held.y)
+    settings = {} if place is None else _settings(net, auto, own, like, part, held, weights)
+    with kept_outcomes(place, settings) as outcomes:
+        for number, method in enumerate(auto.candidates):
+            if number < len(outcomes):
+                continue  # kept by a run that was stopped
+            keep = {"checkpoint": outcomes.folder(number)}
+            try:
+                posterior = fit(net, (part.x, part.y), method=method, **own | keep)
+            except Unsuited as error:  # a network without a layer that this method could take
+                outcomes.add(label(method), str(error))
+                continue
+            p = posterior.predict(held.x, draws=auto.draws, keep_draws=True)
+            outcomes.add(label(method), _outcome(posterior, p.log_prob(y)))
+    if not outcomes.found:
+        raise Unsuited(next(iter(outcomes.refused.values())))
+    rows = _rows(outcomes.found, weights)
     chosen, reason = choice(rows, auto.by)
-    trials = Trials(rows, chosen, reason, {name: str(error) for name, error in refused.items()})
+    trials = Trials(rows, chosen, reason, outcomes.refused)
     return trials, next(m for m in auto.candidates if label(m) == chosen)
+
+
+def _settings(
+    net: Any,
+    auto: Auto,
+    own: dict[str, Any],
+    like: Likelihood,
+    part: Source,
+    held: Source,
+    weights: Tensor,
+) -> dict[str, Any]:
+    """What trials that go on must share with those before them; how they are run is no part."""
+    with seeded(own["seed"]):
+        plain = builder(net)()
+    all_members = {n: t for n, t in plain.state_dict().items() if n not in trainable(plain)}
+    data = {"x": part.x, "y": part.y, "held x": held.x, "held y": held.y, "of held": weights}
+    if part.weights is not None:
+        data["weights"] = part.weights
+    return {
+        **{name: own[name] for name in SHARED},
+        "lr": rate_for(own["optimizer"], own["lr"]),
+        "network": str(plain),
+        "shared": digest(all_members),
+        "likelihood": {"name": like.name, "options": like.options()},
+        "data": digest(data),
+        "draws": auto.draws,
+        "candidates": {
+            label(c): [{"name": m.name, "options": m.options()} for m in resolve(c)]
+            for c in auto.candidates
+        },
+    }
 
 
 def _split(given: Source, share: float, seed: int) -> tuple[Source, Source, Tensor]:
@@ -172,26 +217,35 @@ def _split(given: Source, share: float, seed: int) -> tuple[Source, Source, Tens
     return part, Source(given.x[held], given.y[held], count), of_held
 
 
-def _rows(found: dict[str, tuple[Posterior, Tensor]], weights: Tensor) -> tuple[Trial, ...]:
-    means = {name: float((weights * log_p).sum()) for name, (_, log_p) in found.items()}
+def _outcome(posterior: Posterior, log_p: Tensor) -> Outcome:
+    history = posterior.history
+    assert history is not None
+    parts = objective.mixtures(posterior.net, posterior.params)
+    return Outcome(
+        log_p=log_p,
+        loss=history.loss[-1].double(),
+        loss_sd=history.loss_sd[-1],
+        stochasticity=torch.tensor(objective.stochasticity(parts), dtype=torch.float64),
+        ranked=torch.tensor(all(part.sigma is None for part in parts)),
+    )
+
+
+def _rows(found: dict[str, Outcome], weights: Tensor) -> tuple[Trial, ...]:
+    means = {name: float((weights * one.log_p).sum()) for name, one in found.items()}
     best = max(means, key=lambda name: means[name])
     rows = []
-    for name, (posterior, log_p) in found.items():
-        history = posterior.history
-        assert history is not None
-        last = history.loss[-1].double()  # [M]
-        parts = objective.mixtures(posterior.net, posterior.params)
-        ranked = all(part.sigma is None for part in parts)
-        below = found[best][1] - log_p
+    for name, one in found.items():
+        loss = one.loss  # [M]
+        below = found[best].log_p - one.log_p
         rows.append(
             Trial(
                 label=name,
-                kl=float(last.mean()) if ranked else None,
-                kl_fluctuation=float(history.loss_sd[-1].mean()),
-                kl_error=float(last.std() / len(last) ** 0.5) if len(last) > 1 else 0.0,
-                stochasticity=objective.stochasticity(parts),
+                kl=float(loss.mean()) if one.ranked else None,
+                kl_fluctuation=float(one.loss_sd.mean()),
+                kl_error=float(loss.std() / len(loss) ** 0.5) if len(loss) > 1 else 0.0,
+                stochasticity=float(one.stochasticity),
                 held_out=means[name],
-                held_out_error=_error(log_p, weights),
+                held_out_error=_error(one.log_p, weights),
                 gap=float((weights * below).sum()),
                 gap_error=_error(below, weights),
             )

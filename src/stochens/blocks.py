@@ -7,14 +7,14 @@ from typing import Protocol
 
 import torch
 
-from stochens.errors import InputError
+from stochens.errors import Unsuited
 from stochens.history import History
 from stochens.members import Params, join, take
 from stochens.spread import Spread, join_spreads
 from stochens.train import Lost, Trained
 
 
-class AllLost(InputError):
+class AllLost(Unsuited):
     """No member is left."""
 
 
@@ -54,7 +54,7 @@ def in_blocks(
         except torch.OutOfMemoryError as error:
             if len(own) == 1 or coupled:
                 what = "one member does not fit" if len(own) == 1 else "the members do not fit"
-                raise InputError(f"{what} into memory; use a smaller batch_size") from error
+                raise Unsuited(f"{what} into memory; use a smaller batch_size") from error
             if not said:
                 words = f"{len(own)} members at a time do not fit into memory, so fewer are trained"
                 warnings.warn(f"{words} together", stacklevel=3)

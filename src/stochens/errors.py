@@ -14,6 +14,10 @@ class InputError(ValueError):
     """
 
 
+class Unsuited(InputError):
+    """One method cannot be trained on this network, in this way; another one may."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`"; did you mean 'dropout'?"` when a known name is near, else `""`.
 

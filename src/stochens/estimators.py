@@ -5,8 +5,10 @@ does not depend on the rows beside it, as scikit-learn expects.
 """
 
 import abc
+import contextlib
 import copy
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Self
 
@@ -20,8 +22,9 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor, nn
 
 from stochens import likelihoods
+from stochens.auto import Auto
 from stochens.checks import whole
-from stochens.errors import InputError
+from stochens.errors import InputError, Unsuited
 from stochens.fitting import fit
 from stochens.likelihoods import Gaussian, Likelihood
 from stochens.methods import MethodLike
@@ -32,6 +35,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 NetLike = Callable[[int, int], nn.Module] | nn.Module | None
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+FEW = 4  # rows of a rehearsal
 BLOCK = 4096  # rows whose draws are held at once
 
 
@@ -96,9 +100,13 @@ class _Ensemble(BaseEstimator, abc.ABC):  # type: ignore[misc]
             sample_weight = _check_sample_weight(sample_weight, x, dtype=np.float64)
         scaler = StandardScaler(with_mean=self.standardize, with_std=self.standardize)
         self.scaler_ = scaler.fit(x, sample_weight=sample_weight)
+        net, data = self._network(x.shape[1], outputs), self._tensor(self.scaler_.transform(x))
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        if self.net is not None:  # our own can predict
+            _rehearse(net, data[:FEW], y[:FEW], self.method, likelihood, seed)
         self.posterior_ = fit(
-            self._network(x.shape[1], outputs),
-            (self._tensor(self.scaler_.transform(x)), y),
+            net,
+            (data, y),
             method=self.method,
             members=self.members,
             sample_weight=sample_weight,
@@ -110,7 +118,7 @@ class _Ensemble(BaseEstimator, abc.ABC):  # type: ignore[misc]
             prior_precision=self.prior_precision,
             temperature=self.temperature,
             likelihood=likelihood,
-            seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
+            seed=seed,
             device=self.device,
             progress=False,
         )
@@ -159,6 +167,36 @@ class _Ensemble(BaseEstimator, abc.ABC):  # type: ignore[misc]
                 noise="shared",
                 seed=self.posterior_.seed,
             )
+
+
+def _rehearse(
+    net: nn.Module | Callable[[], nn.Module],
+    x: Tensor,
+    y: Tensor,
+    method: MethodLike | Auto,
+    likelihood: Likelihood,
+    seed: int,
+) -> None:
+    """Train and predict in small, so that a network whose examples cannot share noise is refused
+    before it is trained at length; all candidates, since trials may choose any."""
+    auto = Auto() if method == "auto" else method
+    for one in auto.candidates if isinstance(auto, Auto) else [auto]:
+        with warnings.catch_warnings(), contextlib.suppress(Unsuited):  # what `fit` itself will say
+            warnings.simplefilter("ignore")
+            posterior = fit(
+                net,
+                (x, y),
+                method=one,
+                members=1,
+                epochs=1,
+                likelihood=likelihood,
+                lost="keep",
+                seed=seed,
+                device="cpu",
+                engine="loop",
+                progress=False,
+            )
+            posterior.predict(x[:1].expand(FEW, *x.shape[1:]), noise="shared")
 
 
 def _built(net: Callable[[int, int], nn.Module], n: int, m: int, dtype: torch.dtype) -> nn.Module:

@@ -29,7 +29,7 @@ from stochens.checks import check_network, positive, probe_outputs, whole, whole
 from stochens.cluster.connect import Engines, Ray, asked
 from stochens.cluster.folder import refuse_url
 from stochens.data.source import Source, source
-from stochens.errors import InputError
+from stochens.errors import InputError, Unsuited
 from stochens.kernels.fused import fused_nll
 from stochens.likelihoods import Likelihood
 from stochens.machines import checked_here, home, over_machines
@@ -218,7 +218,7 @@ def fit(
     if way == "fused" and weights is not None:
         raise InputError("engine='fused' knows no sample_weight; use engine='auto'")
     if way == "fused" and fused_nll(template, like, on_device.x, y, ids, seed) is None:
-        raise InputError(
+        raise Unsuited(
             "engine='fused' runs chains of small Linear layers and activations on a CPU with a C++ "
             "compiler, not this network; use engine='auto'"
         )
@@ -269,7 +269,8 @@ def fit(
         likelihood=like,
         recipe=recipe,
         members=ids,
-        data_size=given.size,
+        data_size=int(given.examples) if given.examples.is_integer() else given.examples,
+        sample_weight=None if weights is None else digest({"weights": weights})[:16],
         prior_precision=prior_precision,
         seed=seed,
         history=trained.history,
@@ -410,7 +411,7 @@ def _choose_engine(engine: str, template: nn.Module, params: Params, few: Tensor
             forward(template, two, few)
     except RuntimeError as error:
         if engine != "auto":
-            raise InputError(f"vmap cannot run this network: {error}") from error
+            raise Unsuited(f"vmap cannot run this network: {error}") from error
         reason = str(error).splitlines()[0]
         warnings.warn(
             f"members run one after the other, since vmap cannot run this network ({reason}); "

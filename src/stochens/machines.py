@@ -98,7 +98,7 @@ def over_machines(
     _report_failures(failed, pieces, which, checkpoint)
     found = [posterior for posterior in done.values() if posterior is not None]
     if not found:
-        raise InputError(f"all {len(ids)} {which} diverged; a smaller lr usually mends it")
+        raise AllLost(f"all {len(ids)} {which} diverged; a smaller lr usually mends it")
     return found
 
 

@@ -46,6 +46,7 @@ from stochens.trials import Trials
 ACTIVATIONS = 64 << 20  # bytes of activations at once in prediction, which a CPU's caches like
 MOST_ACTIVATIONS = 16 << 30  # likewise, to keep a large GPU busy
 FORMAT = "stochens posterior 1"
+SHARED = ("recipe", "likelihood", "data_size", "sample_weight", "prior_precision", "seed")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,7 +97,7 @@ class Posterior:
     likelihood: Likelihood
     recipe: Recipe
     members: tuple[int, ...]
-    data_size: int
+    data_size: float  # how many examples the likelihood is of: N, or the sum of their weights
     prior_precision: float = 1.0
     seed: int = 0
     history: History | None = None
@@ -104,6 +105,7 @@ class Posterior:
     engine: Engine = "vmap"
     chains: Chains | None = None  # of a sampler: the members are its draws, chain after chain
     trials: Trials | None = None  # of method="auto": what led to the method
+    sample_weight: str | None = None  # a digest of the weights; None: all examples counted the same
     inputs: Inputs | None = None  # None: of a folder that was written before they were kept
 
     def __len__(self) -> int:
@@ -129,6 +131,7 @@ class Posterior:
         bf16: bool = False,
         seed: int = 0,
         engine: Engines | None = None,
+        device: str | None = None,
         progress: bool | None = False,
     ) -> Any:
         """The predictive distribution at x [B, ...]: a Predictive, or a GaussianPredictive.
@@ -140,7 +143,8 @@ class Posterior:
         of x too by `noise="shared"`: each draw is one function then, whose value at an input does
         not depend on the inputs beside it. `bf16`: the network in bfloat16, on CUDA; the averages
         stay as they are. `engine`: "ray" or Ray(...) for batches on many machines, which draw the
-        same numbers where they have the same kind of device; `progress` shows them.
+        same numbers where they have the same kind of device; `device` is theirs, "cpu" or "cuda"
+        (if not given, CPUs for a posterior on the CPU), and `progress` shows them.
         """
         x, cluster = inputs(x), None if engine is None else asked(engine)
         if noise not in ("fresh", "shared"):
@@ -149,15 +153,19 @@ class Posterior:
             raise InputError(f"draws must be at least 1, got {draws}")
         if engine is not None and cluster is None:
             raise InputError(f"engine must be None, 'ray' or Ray(...), got {engine!r}")
-        device = next(iter(self.params.values())).device
-        if bf16 and device.type != "cuda" and cluster is None:
-            raise InputError(f"bf16 is for CUDA, and this posterior is on {device.type!r}")
+        if device is not None and cluster is None:
+            raise InputError(
+                f"device = {device!r} is for engine='ray'; use posterior.to({device!r})"
+            )
+        here = next(iter(self.params.values())).device
+        if bf16 and here.type != "cuda" and cluster is None:
+            raise InputError(f"bf16 is for CUDA, and this posterior is on {here.type!r}")
         with _alone_with(self.net):
             rows, chunk = self._plan(x, batch_size)
             groups = self.chains.count if self.chains is not None and draws == 1 else 1
             ask = Ask(len(x), rows, chunk, draws, groups, keep_draws, bf16, seed, noise == "shared")
             if cluster is not None:
-                return on_machines(self, x, ask, cluster, progress)
+                return on_machines(self, x, ask, cluster, device, progress)
             return self._predictive(x, ask)
 
     def _predictive(self, x: Tensor, ask: Ask, *, first_row: int = 0) -> Any:
@@ -386,6 +394,7 @@ class Posterior:
             "likelihood": {"name": self.likelihood.name, "options": self.likelihood.options()},
             "members": list(self.members),
             "data_size": self.data_size,
+            "sample_weight": self.sample_weight,
             "prior_precision": self.prior_precision,
             "seed": self.seed,
             "engine": self.engine,
@@ -459,6 +468,7 @@ def load(path: Any, net: nn.Module | Builder, *, device: torch.device | str = "c
             recipe=recipe,
             members=tuple(about["members"]),
             data_size=about["data_size"],
+            sample_weight=about.get("sample_weight"),
             prior_precision=about["prior_precision"],
             seed=about["seed"],
             history=History(**kinds["history"]) if "history" in kinds else None,
@@ -532,7 +542,7 @@ def join_chains(posteriors: Sequence[Posterior]) -> Posterior:
 def join_posteriors(posteriors: Sequence[Posterior]) -> Posterior:
     """Members that were trained apart, as one posterior, in order.
 
-    They must be of the same network, method and data size, and no member may come twice.
+    They must be of the same network, method, data size and weights, and no member may come twice.
 
     >>> import stochens
     >>> net, data = stochens.MLP(2, 5, 2), stochens.toy_set("a", n=40)
@@ -544,7 +554,7 @@ def join_posteriors(posteriors: Sequence[Posterior]) -> Posterior:
         raise InputError("nothing to join")
     first, *others = posteriors
     for other in others:
-        for field in ("recipe", "likelihood", "data_size", "prior_precision", "seed"):
+        for field in SHARED:
             if getattr(first, field) != getattr(other, field):
                 raise InputError(
                     f"posteriors differ in {field}: {getattr(first, field)} and "

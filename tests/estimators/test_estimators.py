@@ -17,7 +17,8 @@ from sklearn.preprocessing import MinMaxScaler, OneHotEncoder
 from torch import nn
 
 import stochens
-from stochens import InputError, StochasticEnsembleClassifier, StochasticEnsembleRegressor
+from stochens import InputError, StochasticEnsembleClassifier, StochasticEnsembleRegressor, fitting
+from stochens.train import train
 
 LITTLE = {"members": 3, "epochs": 20, "lr": 0.03, "random_state": 0}
 
@@ -207,3 +208,39 @@ def test_import_stays_light():
     code = "import sys, stochens; assert 'sklearn' not in sys.modules; stochens.nothing"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "has no attribute 'nothing'" in done.stderr
+
+
+class Merged(nn.Sequential):
+    """Each feature alone through the same layers: the batch is merged with the features."""
+
+    def forward(self, x):
+        return super().forward(x.reshape(-1, 1)).reshape(*x.shape, -1).sum(1)
+
+
+def merged(features, outputs):
+    return Merged(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, outputs))
+
+
+def own_dropout(features, outputs):
+    layers = nn.Linear(features, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, outputs)
+    return stochens.keep_dropout(nn.Sequential(*layers))
+
+
+@pytest.mark.parametrize("method", ["dropout", "auto"])
+@pytest.mark.parametrize(
+    ("net", "message"), [(merged, "merges the batch"), (own_dropout, "the network's own dropout")]
+)
+def test_what_cannot_predict_is_refused_before_it_is_trained(
+    iris, net, message, method, monkeypatch
+):
+    trained = []
+    monkeypatch.setattr(fitting, "train", lambda *args: trained.append(args[5]) or train(*args))
+    for model in (classifier, regressor):
+        with pytest.raises(InputError, match=message):
+            model(net=net, method=method).fit(*iris)
+    assert sum(settings.epochs for settings in trained) < LITTLE["epochs"]
+
+
+def test_a_network_that_merges_predicts_without_noise(iris):
+    model = classifier(net=merged, method="regular").fit(*iris)
+    assert model.predict(iris[0]).shape == (150,)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from tests.data.image_files import CIFAR10, pixels, write_parquet
 from stochens import InputError, load, metrics
 from stochens.experiments import cifar
 from stochens.experiments.cifar_measures import corrupted_mean, inferences_curve, members_curve
+from stochens.experiments.cifar_rows import block_of
 from stochens.metrics import Interval
 from stochens.networks import ResNet20FRN
 from stochens.report import finish
@@ -150,6 +152,55 @@ def test_a_run_goes_on_with_the_blocks_that_are_missing(data, tmp_path):
     (out / "members" / ".0003-0003.77.part").mkdir()  # by a process that was killed
     more = Run(cifar.run(cifar.resumed(out, members=4), resume=True))
     assert more.training["cifar10"]["SE1 0.1"]["members curve"]["members"][-1] == 4
+
+
+@pytest.fixture(scope="module")
+def regular(data, tmp_path_factory):
+    """A run of two members to begin others with."""
+    out = tmp_path_factory.mktemp("regular") / "run"
+    return cifar.run(configured(data, out, method="regular"))
+
+
+def stopped_in_member_1(options, block):
+    """As block_of, but the last block is trained and not saved: its checkpoint is all there is."""
+    posterior = block_of(options, block)
+    if 1 in block.ids:
+        raise KeyboardInterrupt
+    return posterior
+
+
+def test_what_a_run_began_with_is_needed_no_more_when_it_goes_on(
+    data, regular, tmp_path, monkeypatch
+):
+    start, out = tmp_path / "start", tmp_path / "run"
+    shutil.copytree(regular, start)
+    config = configured(data, out, method="multiswa", start=start)
+    with monkeypatch.context() as patch:
+        patch.setattr(cifar, "block_of", stopped_in_member_1)
+        with pytest.raises(KeyboardInterrupt):
+            cifar.run(config)
+    shutil.rmtree(start)
+    assert Run(cifar.run(cifar.resumed(out), resume=True)).about["complete"]
+    other = configured(data, tmp_path / "whole", method="multiswa", start=regular)
+    one, whole = Run(out), Run(cifar.run(other))
+    mean = "cifar10/MultiSWA/test/mean"
+    np.testing.assert_array_equal(one.arrays[mean], whole.arrays[mean])
+    cifar.run(cifar.resumed(out, inferences=True), resume=True)  # no member is missing
+    with pytest.raises(InputError, match="there are no members of a run"):
+        cifar.run(cifar.resumed(out, members=3), resume=True)
+
+
+def test_a_start_that_will_not_do_is_refused_before_anything_is_written(data, regular, tmp_path):
+    for changes, said in (
+        ({"method": "multiswa", "members": 3}, "has no member 2 to begin with"),
+        ({"method": "np-dropout"}, "is of regular, without the .* that np-dropout has"),
+        ({"method": "regular", "start": tmp_path / "nowhere"}, "there are no members of a run"),
+        ({"method": "regular", "start": data}, "there are no members of a run"),
+        ({"method": "csghmc"}, "csghmc begins with draws of its own"),
+    ):
+        with pytest.raises(InputError, match=said):
+            cifar.run(configured(data, tmp_path / "run", **{"start": regular} | changes))
+        assert not (tmp_path / "run").exists()
 
 
 def test_more_members_are_added_to_a_block_that_had_all(data, tmp_path):

@@ -24,8 +24,8 @@ from stochens.cli.own import (
     warnings_as_notes,
 )
 from stochens.data.pictures import file_names
+from stochens.experiments.rows import device_named
 from stochens.own import prediction
-from stochens.own.config import device_named
 from stochens.own.fitted import fitted, model_of
 from stochens.own.schema import Schema
 

@@ -39,6 +39,25 @@ def everywhere(place: str | Path) -> str | Path:
     return place if is_url(place) else Path(place).absolute()
 
 
+def below(place: str | Path, name: str) -> str | Path:
+    """
+    >>> below("s3://bucket/run/", "block")
+    's3://bucket/run/block'
+    """
+    return f"{str(place).rstrip('/')}/{name}" if is_url(place) else Path(place) / name
+
+
+def forget(place: str | Path | None) -> None:
+    """Remove a folder of checkpoints that nobody needs any more, as far as it can be removed."""
+    if not is_url(place):
+        if place is not None:
+            shutil.rmtree(place, ignore_errors=True)
+        return
+    with contextlib.suppress(Exception):  # any of the many that file systems of URLs raise
+        system, path = files_at(str(place))
+        system.rm(path, recursive=True)
+
+
 def refuse_url(place: str | Path | None) -> None:
     """Of work on one machine."""
     if is_url(place):
@@ -117,11 +136,20 @@ def folder_of(place: str | Path | None, token: str, name: str, node: str) -> Ite
             f"{place} is not the same folder on {node} as where the run was begun; give a folder "
             "that all machines reach (NFS), or a URL such as s3://BUCKET/RUN"
         )
+    with at_hand(below(place, name)) as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def at_hand(place: str | Path) -> Iterator[Path]:
+    """A folder of checkpoints as a path: itself, or of a URL a copy, what is new in which is copied
+    back."""
     if not is_url(place):
-        yield Path(place) / name
+        yield Path(place)
         return
-    system, path = files_at(f"{str(place).rstrip('/')}/{name}")
+    system, path = files_at(str(place))
     local = Path(tempfile.mkdtemp(prefix="stochens-"))
+    name = path.rpartition("/")[2]
     try:
         _fetch(system, path, local / name)
         with _copied(system, path, local / name):

@@ -31,10 +31,16 @@ class Ask(NamedTuple):
     shared_noise: bool
 
 
-def on_machines(posterior: Any, x: Tensor, ask: Ask, engine: Ray, progress: bool | None) -> Any:
+def on_machines(
+    posterior: Any, x: Tensor, ask: Ask, engine: Ray, device: str | None, progress: bool | None
+) -> Any:
     """Batches of x as pieces; posterior and x lie in the object store once."""
+    if device not in (None, "cpu", "cuda"):
+        raise InputError(f"device must be 'cpu' or 'cuda', got {device!r}")
+    if device is None and not ask.bf16 and not next(iter(posterior.params.values())).is_cuda:
+        device = "cpu"  # where it is: other devices draw other numbers
     ray = connect(engine)
-    where = room(ray, engine, None)
+    where = room(ray, engine, device)
     if ask.bf16 and not where.gpu:
         raise InputError("bf16 is for CUDA, and the Ray cluster has no GPU")
     spread = posterior.spread and Spread(*(packed_all(part) for part in posterior.spread))

@@ -1,5 +1,6 @@
 """Tensors, a torch Dataset or a DataLoader, as one kind of thing."""
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -114,7 +115,7 @@ def _weighted(given: Source, sample_weight: Any) -> Source:
     if not bool(rows.any()):
         raise InputError("sample_weight is 0 for every row, so there is nothing to learn from")
     x, y, weights = given.x[rows], given.y[rows], weights[rows]  # those of weight 0 say nothing
-    total = float(weights.sum())
+    total = math.fsum(weights.tolist())  # the same on every machine, unlike a sum in parallel
     if bool((weights == weights[0]).all()):
         return Source(x, y, len(x), total=total)
     dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()

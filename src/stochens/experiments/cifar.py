@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stochens.cluster.connect import Ray, connect, room
 from stochens.data.corruptions import CORRUPTIONS, INTENSITIES, corrupt
 from stochens.data.hmc_reference import hmc_reference
 from stochens.data.image_sets import SETS, normalised
@@ -29,30 +28,37 @@ from stochens.experiments.cifar_measures import (
     of_labelled,
     ood,
 )
-from stochens.experiments.cifar_rows import METHODS, Block, block_of, row_name
+from stochens.experiments.cifar_members import (
+    BLOCKS,
+    keep,
+    missing,
+    params_of,
+    saved,
+    to_begin_with,
+)
+from stochens.experiments.cifar_rows import METHODS, Block, Net, block_of, row_name
 from stochens.experiments.rows import (
+    CHECKPOINTS,
     Training,
     course,
-    engine_of,
     finished,
     kept,
     made_again,
     opened,
+    reached,
     stopped_run,
     taken_over,
 )
 from stochens.machines import home
-from stochens.members import Params
 from stochens.methods.base import check_node
 from stochens.metrics import Interval
 from stochens.networks import ResNet20FRN
-from stochens.posterior import Posterior, join_posteriors, load
+from stochens.posterior import Posterior, join_posteriors
 from stochens.predict import Predictive
 from stochens.report.run_folder import METRICS, TRAINING, RunFolder
 
 REFERENCE = "HMC"
 NAMES = ("cifar10", "cifar100")
-BLOCKS = "members"  # the folder of the blocks
 TIMED_BLOCK = 10  # members of a block where time is limited and none is asked for
 PAPER_IMAGES = 40_960  # of 50,000, which the authors trained on
 MEMBER_COUNTS = (1, 2, 3, 5, 10, 15, 20, 25, 30, 40, 50, 75, 100)
@@ -119,8 +125,6 @@ def check(config: Config) -> None:
     check_node(config.node)
     if config.start is not None and config.method == "csghmc":
         raise InputError("csghmc begins with draws of its own; start is for the other methods")
-    if config.start is not None and not (config.start / BLOCKS).is_dir():
-        raise InputError(f"start = {config.start}, but there are no members of a run")
     for field in ("members", "epochs", "batch_size", "draws", "block", "images", "test_images"):
         value = getattr(config, field)
         if value is not None and value < 1:
@@ -132,26 +136,25 @@ def run(
 ) -> Path:
     """Train what is missing, predict, compare; returns the run folder."""
     check(config)
-    device = _device(config)
+    device = reached(config.engine, config.address, config.device)
     images = _images(config)
     reference = _reference(config, images)
+    net = lambda: ResNet20FRN(images.classes)  # noqa: E731
+    start, copy = None, config.out / CHECKPOINTS / "start"
+    if config.start is not None:
+        ids = missing(config.out, config.members)
+        start = to_begin_with(config.start, copy, config, net, ids)
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(config).items()}
     row = row_name(config)
     with opened(config.out, "cifar", settings, device, resume=resume) as folder:
-        ensemble, whole = _trained(config, folder, images, row, device, note)
+        if start is not None:
+            keep(start, copy, net)
+        ensemble, whole = _trained(config, folder, images, net, start, row, device, note)
         _measure(config, folder, images, reference, row, ensemble, note)
         if whole:
             return finished(folder)
         folder.write()
         return folder.path
-
-
-def _device(config: Config) -> str:
-    """Where members are trained."""
-    engine = engine_of(config.engine, config.address)
-    if isinstance(engine, Ray):
-        return config.device or ("cuda" if room(connect(engine), engine, None).gpu else "cpu")
-    return config.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 # Data ---------------------------------------------------------------------------------------------
@@ -202,23 +205,22 @@ def _trained(
     config: Config,
     folder: RunFolder,
     images: Images,
+    net: Net,
+    start: Posterior | None,
     row: str,
     device: str,
     note: Callable[[str], None],
 ) -> tuple[Posterior, bool]:
     """The blocks that are there and those that there is time for, and whether these are all."""
     began, longest = time.monotonic(), 0.0
-    net = lambda: ResNet20FRN(images.classes)  # noqa: E731
-    blocks, there = _saved(folder.path, net, str(home(device))), set[int]()
+    blocks = saved(folder.path, net, str(home(device)))
     for path in blocks:
-        first, last = (int(word) for word in path.name.split("-"))
-        there |= set(range(first, last + 1))  # some may be lost, and stay so
         longest = max(longest, folder.timings.get(f"{config.name}/{row} {path.name}", 0.0))
         note(f"{row}: members {path.name} are there")
     data: tuple[Tensor, Tensor] | None = None
     size = config.block or (config.members if config.minutes is None else TIMED_BLOCK)
-    missing, whole = [k for k in range(config.members) if k not in there], True
-    for ids in _runs(missing, size):
+    whole = True
+    for ids in _runs(missing(folder.path, config.members), size):
         path = folder.path / BLOCKS / f"{ids[0]:04d}-{ids[-1]:04d}"
         if config.minutes is not None and blocks:
             left = 60 * config.minutes - (time.monotonic() - began)
@@ -232,36 +234,14 @@ def _trained(
         note(f"{row}: members {ids[0]} to {ids[-1]}, {config.epochs} epochs")
         before = time.monotonic()
         with folder.timed(f"{config.name}/{row} {path.name}"):
-            keep, start = kept(folder, path.name), _start(config, net, ids)
-            posterior = block_of(config, Block(net, data, ids, device, keep, start))
+            work, own = kept(folder, path.name), params_of(start, ids)
+            posterior = block_of(config, Block(net, data, ids, device, work, own))
         longest = max(longest, time.monotonic() - before)
         posterior.save(path)
         folder.write()
         blocks[path] = posterior
     ordered = [blocks[path] for path in sorted(blocks)]
     return join_posteriors(ordered) if len(ordered) > 1 else ordered[0], whole
-
-
-def _saved(run: Path, net: Callable[[], ResNet20FRN], device: str) -> dict[Path, Posterior]:
-    """The blocks of members that lie in a run folder, in their order."""
-    paths = sorted((run / BLOCKS).glob("[0-9]*-*"))
-    return {path: load(path, net, device=device) for path in paths}
-
-
-def _start(config: Config, net: Callable[[], ResNet20FRN], ids: list[int]) -> Params | None:
-    """The parameters of the members with these numbers in the run to begin with."""
-    if config.start is None:
-        return None
-    blocks = list(_saved(config.start, net, "cpu").values())
-    if not blocks:
-        raise InputError(f"{config.start} has no members to begin with")
-    there = join_posteriors(blocks) if len(blocks) > 1 else blocks[0]
-    names = [method.name for method in there.recipe.methods]
-    if config.method == "multiswa" and names != ["regular"]:
-        raise InputError(f"{config.start} is of {', '.join(names)}; multiswa begins with regular")
-    if missing := [k for k in ids if k not in there.members]:
-        raise InputError(f"{config.start} has no member {missing[0]} to begin with")
-    return there.take([there.members.index(k) for k in ids]).params
 
 
 def _runs(numbers: list[int], size: int) -> Iterator[list[int]]:

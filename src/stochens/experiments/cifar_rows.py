@@ -11,7 +11,7 @@ from stochens.cluster.connect import Engines
 from stochens.experiments.rows import engine_of
 from stochens.fitting import fit
 from stochens.members import Params
-from stochens.methods import DropConnect, Dropout, MethodLike, NPDropout, Regular
+from stochens.methods import DropConnect, Dropout, Method, NPDropout, Regular
 from stochens.posterior import Posterior
 from stochens.posteriors.sgmcmc import sgmcmc
 from stochens.posteriors.swag import multiswa
@@ -89,18 +89,15 @@ def _engine(options: Options, device: str) -> Engines:
     return engine_of(options.engine, options.address, within=within)
 
 
-def _by_fit(method_of: Callable[[Options], MethodLike]) -> Make:
-    def make(options: Options, block: Block) -> Posterior:
-        return fit(
-            block.net,
-            block.data,
-            method=method_of(options),
-            lr=options.lr,
-            schedule=options.schedule,
-            **_common(options, block),
-        )
-
-    return make
+def _by_fit(options: Options, block: Block) -> Posterior:
+    return fit(
+        block.net,
+        block.data,
+        method=RULES[options.method](options),
+        lr=options.lr,
+        schedule=options.schedule,
+        **_common(options, block),
+    )
 
 
 def _by_swa(options: Options, block: Block) -> Posterior:
@@ -141,12 +138,20 @@ def _by_sghmc(options: Options, block: Block) -> Posterior:
     return dataclasses.replace(first, members=tuple(block.ids), seed=options.seed)
 
 
+RULES: dict[str, Callable[[Options], Method]] = {  # what the members' layers follow
+    "regular": lambda options: Regular(),
+    "multiswa": lambda options: Regular(),
+    "dropout": lambda options: Dropout(options.rate, node=options.node),
+    "dropconnect": lambda options: DropConnect(options.rate),
+    "np-dropout": lambda options: NPDropout(node=options.node),
+    "csghmc": lambda options: Regular(),
+}
 METHODS: dict[str, Make] = {
-    "regular": _by_fit(lambda options: Regular()),
+    "regular": _by_fit,
     "multiswa": _by_swa,
-    "dropout": _by_fit(lambda options: Dropout(options.rate, node=options.node)),
-    "dropconnect": _by_fit(lambda options: DropConnect(options.rate)),
-    "np-dropout": _by_fit(lambda options: NPDropout(node=options.node)),
+    "dropout": _by_fit,
+    "dropconnect": _by_fit,
+    "np-dropout": _by_fit,
     "csghmc": _by_sghmc,
 }
 ROWS = {  # as the paper names them

@@ -150,8 +150,7 @@ def run(
         return config.out
     data, places, labels = _images(config)
     settings = dataclasses.asdict(config) | {"out": str(config.out)}
-    reached(config.engine, config.address)
-    device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = reached(config.engine, config.address, config.device)
     with opened(config.out, "digits", settings, device, resume=resume) as folder:
         for domain in LABELLED:
             folder.arrays[f"{SET}/points/labels-{domain}"] = labels.numpy()

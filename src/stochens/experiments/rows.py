@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from stochens.cluster.connect import Engines, Ray, connect
+from stochens.cluster.connect import Engines, Ray, connect, room
 from stochens.errors import InputError, did_you_mean
 from stochens.fitting import ENGINES
 from stochens.posterior import Posterior
@@ -63,11 +63,43 @@ def engine_of(engine: str, address: str | None, *, within: str = "auto") -> Engi
     return engine if within == "auto" or engine != "auto" else within
 
 
-def reached(engine: str, address: str | None) -> None:
-    """Refuse what does not go together, and a cluster that does not answer, before any work."""
+def reached(engine: str, address: str | None, device: str | None) -> str:
+    """Where members are trained, as in `fit`. What does not go together is refused before any work,
+    and so are a cluster that does not answer and a device that is not there."""
+    check_device(device, engine)
     asked_for = engine_of(engine, address)
-    if isinstance(asked_for, Ray):
-        connect(asked_for)
+    if not isinstance(asked_for, Ray):
+        return str(device_named(device))
+    gpu = room(connect(asked_for), asked_for, device).gpu
+    return device or ("cuda" if gpu else "cpu")
+
+
+def check_device(name: str | None, engine: str) -> None:
+    """A GPU must be here, unless other machines do the work: then this one may have none."""
+    if engine != "ray":
+        device_named(name)
+    elif name is not None:
+        _device(name)
+
+
+def device_named(name: str | None) -> torch.device:
+    """The one named; the GPU if there is one where none is."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = _device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"--device {name}: this machine has no GPU that torch can use")
+    return device
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"--device must be cpu or cuda, got {name!r}") from None
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"--device must be cpu or cuda, got {name!r}")
+    return device
 
 
 Made = TypeVar("Made")

@@ -198,8 +198,7 @@ def run(
     settings = dataclasses.asdict(config) | {"out": str(config.out)}
     if config.engine == "ray" and config.jobs > 1:
         raise InputError("--jobs is for one machine; with --engine ray, Ray shares out the work")
-    reached(config.engine, config.address)
-    device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = reached(config.engine, config.address, config.device)
     with opened(config.out, "toy", settings, device, resume=resume) as folder:
         if config.jobs > 1:
             side_by_side(run, _parts(config), folder, jobs=config.jobs)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
-from stochens.errors import InputError, did_you_mean
+from stochens.errors import Unsuited, did_you_mean
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ def refuse_unmatched(patterns: Iterable[str], paths: list[str]) -> None:
     """A pattern that matches no layer is a slip, and would otherwise pass unseen."""
     for pattern in patterns:
         if not any(fnmatchcase(path, pattern) for path in paths):
-            raise InputError(
+            raise Unsuited(
                 f"pattern {pattern!r} matches no layer{did_you_mean(pattern, paths)}; "
                 f"the layers are {', '.join(paths) or '(none)'}"
             )

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
-from stochens.errors import InputError
+from stochens.errors import Unsuited
 from stochens.members import Params, watch
 from stochens.methods.base import Method, StochasticLayer, register
 from stochens.methods.patterns import matches, refuse_unmatched
@@ -57,13 +57,13 @@ def _apply(rule: Method, net: nn.Module, *, skip: tuple[str, ...], output: str |
         if path == output and not rule.takes_output(path):
             continue
         if isinstance(layer, StochasticLayer) and (layer.last or not rule.goes_on_noise):
-            raise InputError(
+            raise Unsuited(
                 f"{rule.name} cannot go on {path!r}, which is stochastic already: only gaussian "
                 "goes on other methods, once and last"
             )
         swapped[layer] = rule.wrap(layer, path)
     if not swapped and rule.applies_to:
-        raise InputError(
+        raise Unsuited(
             f"{rule.name} found no layer to make stochastic; the layers are "
             f"{', '.join(map(repr, layers)) or '(none)'}, and the output layer {output!r} is left "
             f"alone{rule.output_hint}"

@@ -5,10 +5,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from stochens.errors import InputError, did_you_mean
-from stochens.experiments.rows import engine_of, made_again, stopped_run
+from stochens.experiments.rows import check_device, engine_of, made_again, stopped_run
 from stochens.likelihoods import LIKELIHOODS
 from stochens.methods import METHODS
 from stochens.methods.registry import PAPER_NAMES
@@ -114,28 +112,13 @@ def check(config: Config) -> None:
         raise InputError(f"--batch-size must be at least 1, or 0 for all, got {config.batch_size}")
     if not config.prior_precision > 0 or not math.isfinite(config.prior_precision):
         raise InputError(f"--prior-precision must be above 0, got {config.prior_precision}")
-    device_named(config.device)
+    check_device(config.device, config.engine)
     engine_of(config.engine, config.address)
 
 
 def method_name(config: Config) -> str:
     """dropout for SE1, and so on."""
     return PAPER_NAMES.get(config.method, config.method)
-
-
-def device_named(name: str | None) -> torch.device:
-    """The one named; the GPU if there is one where none is."""
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InputError(f"--device must be cpu or cuda, got {name!r}") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"--device {name}: this machine has no GPU that torch can use")
-    if device.type not in ("cpu", "cuda"):
-        raise InputError(f"--device must be cpu or cuda, got {name!r}")
-    return device
 
 
 KINDS: dict[str, tuple[type, ...]] = {

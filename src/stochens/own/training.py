@@ -22,9 +22,10 @@ from stochens.data.examples import Examples, Layout, first_read
 from stochens.errors import InputError
 from stochens.experiments.rows import Training, course, engine_of, finished, kept, opened, reached
 from stochens.fitting import fit
+from stochens.machines import home
 from stochens.members import builder
 from stochens.methods import METHODS, MethodLike
-from stochens.own.config import EXPERIMENT, RATED, TAILS, Config, device_named, method_name
+from stochens.own.config import EXPERIMENT, RATED, TAILS, Config, method_name
 from stochens.own.measures import measured, plain
 from stochens.own.model import Model
 from stochens.own.prediction import predictive
@@ -129,7 +130,7 @@ def _advise(layout: Layout, examples: Examples, note: Note) -> None:
 
 def run(config: Config, model: Model, *, resume: bool = False, note: Note) -> Path:
     """Train, keep and measure; returns the run's folder."""
-    reached(config.engine, config.address)
+    device = reached(config.engine, config.address, config.device)
     data = prepare(config, model, note)
     steps = _steps(config, len(data.x))
     if method_name(config) == "multiswag" and steps < 2 * RANK:
@@ -139,11 +140,11 @@ def run(config: Config, model: Model, *, resume: bool = False, note: Note) -> Pa
         )
     if steps < FEW_STEPS:
         note(f"{steps} steps of training are few; for more, --epochs or a smaller --batch-size")
-    place = device_named(config.device)
+    place = home(config.device)
     new = not config.out.exists()
     # What a stopped run was asked for stays as it is: data and model may yet be refused.
     asked = Run(config.out).about["config"] if resume else config.written()
-    with opened(config.out, EXPERIMENT, asked, place.type, resume=resume) as folder:
+    with opened(config.out, EXPERIMENT, asked, device, resume=resume) as folder:
         where = kept(folder, EXPERIMENT)
         try:
             with folder.timed("training"):

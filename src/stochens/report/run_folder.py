@@ -181,7 +181,10 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def machine(device: str) -> dict[str, Any]:
-    gpu = torch.cuda.get_device_name() if device.startswith("cuda") else None
+    gpu = None
+    if device.startswith("cuda"):  # of other machines, where this one has none
+        here = torch.cuda.is_available()
+        gpu = torch.cuda.get_device_name() if here else "GPUs of a cluster"
     return {"gpu": gpu, "cores": os.cpu_count(), "system": platform.platform()}
 
 
