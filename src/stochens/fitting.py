@@ -30,6 +30,7 @@ from stochens.cluster.connect import Engines, Ray, asked
 from stochens.cluster.folder import refuse_url
 from stochens.data.source import Source, source
 from stochens.errors import InputError
+from stochens.joining import join_posteriors
 from stochens.kernels.fused import fused_nll
 from stochens.likelihoods import Likelihood
 from stochens.machines import checked_here, home, over_machines
@@ -42,14 +43,16 @@ from stochens.members import (
     forward,
     init,
     init_from_prior,
+    move,
     take,
     trainable,
 )
 from stochens.memory import member_bytes, members_that_fit
 from stochens.methods import MethodLike, output_layer, stochastic, stochastic_layers
-from stochens.posterior import Inputs, Posterior, Recipe, join_posteriors
+from stochens.posterior import Posterior
 from stochens.progress import Log, Show, log_to, progress_bar
 from stochens.randomness import RETRY, SECOND_SET, derive, seeded
+from stochens.recipe import Inputs, Recipe, described
 from stochens.schedules import rate_for, schedule_named
 from stochens.train import Collector, Settings, Trained, steps_per_epoch, train
 
@@ -238,7 +241,7 @@ def fit(
                 whose = identity | _of_block(part, own, watch)
             return train(
                 template,
-                {name: p.to(place) for name, p in part.items()},
+                move(part, place),
                 on_device,
                 like,
                 own,
@@ -336,8 +339,8 @@ def _identity(
             **plain,
             "network": str(template),
             "shared": digest(shared),
-            "methods": [{"name": m.name, "options": m.options()} for m in recipe.methods],
-            "likelihood": {"name": like.name, "options": like.options()},
+            "methods": [described(method) for method in recipe.methods],
+            "likelihood": described(like),
             "data": digest(in_memory),
         }
     )

@@ -41,12 +41,13 @@ from stochens.experiments.rows import (
     stopped_run,
     taken_over,
 )
+from stochens.joining import join_posteriors
 from stochens.machines import home
 from stochens.members import Params
 from stochens.methods.base import check_node
 from stochens.metrics import Interval
 from stochens.networks import ResNet20FRN
-from stochens.posterior import Posterior, join_posteriors, load
+from stochens.posterior import Posterior, load
 from stochens.predict import Predictive
 from stochens.report.run_folder import METRICS, TRAINING, RunFolder
 

@@ -30,10 +30,11 @@ from stochens.cluster.connect import Engines, asked
 from stochens.cluster.folder import refuse_url
 from stochens.errors import InputError
 from stochens.hashed import MOMENTUM, normal
+from stochens.joining import join_posteriors
 from stochens.likelihoods import Likelihood
 from stochens.machines import checked_here, home, over_machines
 from stochens.members import Builder, Engine
-from stochens.posterior import Posterior, join_posteriors
+from stochens.posterior import Posterior
 from stochens.posteriors.problem import chain_ids, prepare
 from stochens.posteriors.sgmcmc_steps import (
     Gradient,

@@ -20,13 +20,15 @@ from stochens.members import (
     builder,
     init,
     init_from_prior,
+    move,
     plain_attention,
     size,
     trainable,
 )
 from stochens.methods import stochastic_layers
-from stochens.posterior import Inputs, Posterior, Recipe
+from stochens.posterior import Posterior
 from stochens.randomness import derive, seeded
+from stochens.recipe import Inputs, Recipe
 
 Start = str | Params | Posterior
 
@@ -132,7 +134,7 @@ def prepare(
         likelihood=like,
         x=x.to(place),
         y=y.to(place),
-        start={name: p.to(place) for name, p in params.items()},
+        start=move(params, place),
         prior_precision=prior_precision,
         seed=seed,
         ids=ids,

@@ -16,11 +16,12 @@ from stochens.checks import positive, whole
 from stochens.cluster.connect import Engines, asked
 from stochens.cluster.folder import refuse_url
 from stochens.errors import InputError
+from stochens.joining import join_chains
 from stochens.likelihoods import Likelihood
 from stochens.machines import checked_here, home, over_machines, refuse_resume
 from stochens.members import Builder, Engine
 from stochens.memory import activation_bytes, free_bytes
-from stochens.posterior import Posterior, join_chains
+from stochens.posterior import Posterior
 from stochens.posteriors import adaptation
 from stochens.posteriors import nuts as tree
 from stochens.posteriors.adaptation import Windows

@@ -16,10 +16,11 @@ from stochens.checks import positive, whole, whole_or_none
 from stochens.cluster.connect import Engines, asked
 from stochens.cluster.folder import refuse_url
 from stochens.errors import InputError, did_you_mean
+from stochens.joining import join_chains
 from stochens.likelihoods import Likelihood
 from stochens.machines import checked_here, home, over_machines, refuse_resume
 from stochens.members import Builder, Engine
-from stochens.posterior import Posterior, join_chains
+from stochens.posterior import Posterior
 from stochens.posteriors.problem import Problem, Start, chain_ids, prepare
 from stochens.posteriors.run import refuse_both
 from stochens.posteriors.sgmcmc_steps import (
