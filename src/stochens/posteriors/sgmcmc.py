@@ -23,7 +23,6 @@ from stochens.members import Builder, Engine
 from stochens.memory import chosen_device
 from stochens.posterior import Posterior
 from stochens.posteriors.problem import Problem, Start, chain_ids, prepare
-from stochens.posteriors.run import refuse_both
 from stochens.posteriors.sgmcmc_steps import (
     Plan,
     Progress,
@@ -33,6 +32,7 @@ from stochens.posteriors.sgmcmc_steps import (
     initial,
     run,
 )
+from stochens.posteriors.snapshot import refuse_both
 from stochens.posteriors.target import flatten, unflatten
 from stochens.progress import Show, progress_bar
 
