@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from stochens import toy_set
-from stochens.experiments.toy import METHODS, PRESETS
+from stochens.experiments.toy import PRESETS
+from stochens.experiments.toy_rows import METHODS
 
 FIVE = ("regular", "MultiSWA", "SE1", "SE2", "SE3")
 

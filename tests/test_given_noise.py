@@ -11,6 +11,7 @@ from stochens import DropConnect, Dropout, Gaussian, InputError, NPDropout
 from stochens.members import forward
 from stochens.networks import SmallResNetFRN
 from stochens.noise import bernoulli, drawn, given, recorded
+from stochens.shared_noise import noise_of_draw, noise_requests
 
 METHODS = [
     "regular",
@@ -61,7 +62,7 @@ def test_shared_noise_has_the_law_of_fresh_noise(images):
 def test_the_loop_and_vmap_take_the_same_noise(images):
     x, y = images
     posterior = stochens.fit(SmallResNetFRN(classes=3), (x, y), members=3, epochs=1)
-    noise = posterior._noise(posterior._noise_requests(x[:1]), 0, seed=0)
+    noise = noise_of_draw(noise_requests(posterior.net, x[:1]), 3, 0, seed=0)
     both = [
         forward(posterior.net, posterior.params, x, engine=engine, noise=noise)
         for engine in ("vmap", "loop")

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 import stochens
-from stochens import MLP, Dropout, Gaussian, InputError, NPDropout, storage
-from stochens import posterior as posterior_module
+from stochens import MLP, Dropout, Gaussian, InputError, NPDropout, storage, streaming
 from stochens.members import builder, init
 
 
@@ -48,8 +47,8 @@ def test_draws_differ_and_seeds_repeat(xor, method):
 def test_streaming_does_not_change_the_answer(xor, monkeypatch):
     posterior = fit(xor, members=7)
     whole = posterior.predict(xor[0])
-    monkeypatch.setattr(posterior_module, "ACTIVATIONS", 2000)  # a few members and rows
-    rows, chunk = posterior._plan(xor[0], None)
+    monkeypatch.setattr(streaming, "ACTIVATIONS", 2000)  # a few members and rows
+    rows, chunk = streaming.plan(posterior.net, posterior.params, xor[0], None)
     assert rows < 60 or chunk < 7
     parts = posterior.predict(xor[0])
     light = posterior.predict(xor[0], keep_draws=False)

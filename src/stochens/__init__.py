@@ -15,11 +15,11 @@ from stochens.data.source import Replicas
 from stochens.data.toy import toy_set
 from stochens.errors import InputError
 from stochens.fitting import fit
+from stochens.joining import join_posteriors as join
 from stochens.likelihoods import Categorical, Heteroscedastic, Homoscedastic
 from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular, stochastic
 from stochens.networks import FRN, MLP
 from stochens.posterior import Posterior, load
-from stochens.posterior import join_posteriors as join
 from stochens.posteriors.diagnostics import diagnose
 from stochens.posteriors.langevin import langevin
 from stochens.posteriors.sampling import hmc, nuts

@@ -1,8 +1,10 @@
 """What a sampler leaves beside its draws: how each transition went, and how to go on."""
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 COMMON = ("counts",)  # what a sampler's state has once for all chains; the rest is [chains, ...]
@@ -42,4 +44,23 @@ class Chains:
             settings=about["settings"],
             stats=kinds.get("chains.stats", {}),
             state=kinds.get("chains.state", {}),
+        )
+
+    @classmethod
+    def join(cls, parts: "Sequence[Chains]") -> "Chains":
+        """Chains that ran apart, one part after the other."""
+        first, count = parts[0], sum(part.count for part in parts)
+
+        def together(kind: Callable[[Chains], dict[str, Tensor]]) -> dict[str, Tensor]:
+            return {
+                name: t if name in COMMON else torch.cat([kind(part)[name] for part in parts])
+                for name, t in kind(first).items()
+            }
+
+        return cls(
+            sampler=first.sampler,
+            count=count,
+            stats=together(lambda part: part.stats),
+            state=together(lambda part: part.state),
+            settings={**first.settings, "chains": count},
         )

@@ -1,10 +1,11 @@
-"""What in a network would break an ensemble, or stay silent in one: said before training starts."""
+"""Said before training starts: what in a network would break an ensemble, or stay silent in one,
+and options that are out of their range."""
 
 import contextlib
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -182,3 +183,14 @@ def positive(**values: float) -> None:
     for name, value in values.items():
         if not value > 0 or not math.isfinite(value):
             raise InputError(f"{name} must be a positive number, got {value!r}")
+
+
+def member_ids(members: int | Sequence[int], which: str = "members") -> tuple[int, ...]:
+    """Those that are asked for: how many, or which."""
+    count = isinstance(members, Integral)  # numpy's integers too
+    ids = tuple(range(int(members)) if count else map(int, members))  # type: ignore[arg-type]
+    if not ids:
+        raise InputError(f"{which} must be at least 1, got {members!r}")
+    if min(ids) < 0 or len(set(ids)) < len(ids):
+        raise InputError(f"{which[:-1]} ids must be distinct and not negative, got {list(ids)}")
+    return ids

@@ -9,7 +9,6 @@ import copy
 import importlib.util
 import os
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 from stochens.errors import InputError
 from stochens.likelihoods import Gaussian, Likelihood
 from stochens.members import Params, forward, size
-from stochens.noise import Request
 from stochens.version import __version__
 
 SUFFIXES = (".onnx", ".pt2")
@@ -40,15 +38,6 @@ class Predictor(NamedTuple):
     @property
     def outputs(self) -> tuple[str, ...]:
         return REGRESSION if isinstance(self.likelihood, Gaussian) else CLASSES
-
-
-def noise_names(asked: Sequence[Request]) -> list[str]:
-    """By what is to be drawn and in which order: "uniform_0", "normal_1".
-
-    >>> noise_names([Request("uniform", (1, 10)), Request("normal", (1, 10))])
-    ['uniform_0', 'normal_1']
-    """
-    return [f"{request.kind}_{k}" for k, request in enumerate(asked)]
 
 
 class _One(nn.Module):

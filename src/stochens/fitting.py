@@ -4,56 +4,45 @@ import contextlib
 import dataclasses
 import functools
 import math
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from numbers import Integral
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from stochens import likelihoods, methods
 from stochens.auto import Auto, fit_best
 from stochens.blocks import in_blocks, report_lost, tried_again, without_lost
-from stochens.checkpoints import (
-    EVERY,
-    Checkpoints,
-    Keeper,
-    alone_in,
-    as_read,
-    digest,
-    stoppable,
+from stochens.checkpoints import EVERY, digest
+from stochens.checks import (
+    check_network,
+    member_ids,
+    positive,
+    probe_outputs,
+    whole,
+    whole_or_none,
 )
-from stochens.checks import check_network, positive, probe_outputs, whole, whole_or_none
 from stochens.cluster.connect import Engines, Ray, asked
 from stochens.cluster.folder import refuse_url
-from stochens.data.source import Source, source
+from stochens.data.source import source
+from stochens.engines import choose_engine
 from stochens.errors import InputError, Unsuited
+from stochens.joining import join_posteriors
 from stochens.kernels.fused import fused_nll
 from stochens.likelihoods import Likelihood
 from stochens.machines import checked_here, home, over_machines
-from stochens.members import (
-    Builder,
-    Engine,
-    Factory,
-    Params,
-    builder,
-    forward,
-    init,
-    init_from_prior,
-    take,
-    trainable,
-)
-from stochens.memory import member_bytes, members_that_fit
-from stochens.methods import MethodLike, output_layer, stochastic, stochastic_layers
-from stochens.posterior import Inputs, Posterior, Recipe, join_posteriors
+from stochens.members import Builder, Params, builder, move
+from stochens.memory import chosen_device, member_bytes, members_that_fit
+from stochens.methods import MethodLike, output_layer, stochastic
+from stochens.posterior import Posterior
 from stochens.progress import Log, Show, log_to, progress_bar
-from stochens.randomness import RETRY, SECOND_SET, derive, seeded
+from stochens.randomness import RETRY, derive, seeded
+from stochens.recipe import Inputs, Recipe
 from stochens.schedules import rate_for, schedule_named
+from stochens.starts import first_params
 from stochens.train import Collector, Settings, Trained, steps_per_epoch, train
-
-ENGINES = ("auto", "fused", "compile", "vmap", "loop")
+from stochens.training_folder import held_by, identity, keeper, size_kept
 
 
 def fit(
@@ -157,7 +146,7 @@ def fit(
         raise InputError(f"{what}, and cannot go with engine='ray'")
     rules = tuple(methods.resolve(method))
     like = likelihoods.resolve(likelihood)
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = chosen_device(device)
     if bf16 and place.type != "cuda" and (cluster is None or device is not None):
         raise InputError(f"bf16 is for CUDA, got device {place.type!r}")
     if cluster is not None:
@@ -182,8 +171,8 @@ def fit(
 
     prepared = build.then(lambda net: like.prepare(net, y))
     here = checked_here(ids, start, cluster)
-    params = _start(template, prepared, start, here, seed, prior_precision)
-    chosen = _choose_engine(way, template, params, few)
+    params = first_params(template, prepared, start, here, seed, prior_precision)
+    chosen = choose_engine(way, template, params, few)
     batch = min(batch_size or given.size, given.size)
     settings = Settings(
         epochs=epochs,
@@ -205,7 +194,7 @@ def fit(
     if cluster is not None:
         each = member_bytes(template, few, batch_size=batch)
         return _on_machines(cluster, options, ids, chunk, each)
-    together = _size_kept(checkpoint, ids, chunk) or chunk
+    together = size_kept(checkpoint, ids, chunk) or chunk
     together = together or members_that_fit(template, few, batch_size=batch, device=place)
     if repulsion is not None and together < len(ids):
         raise InputError(
@@ -224,21 +213,19 @@ def fit(
         )
     write_log = log_to(log)  # last, since a logger writes files as soon as it exists
     step_count = settings.epochs * steps_per_epoch(on_device, settings)
-    identity = _identity(settings, template, like, recipe, on_device) if checkpoint else {}
+    whose = identity(settings, template, like, recipe, on_device) if checkpoint else {}
     with contextlib.ExitStack() as held:
-        stop = _held(checkpoint, held)
+        stop = held_by(held, checkpoint)
         total = step_count * len(ids)
         bar = held.enter_context(progress_bar("training", total=total, show=progress))
 
         def block(part: Params, own: tuple[int, ...], *, seed: int = seed, name: str) -> Trained:
             watch = collect() if collect else None
-            kept, whose = None, identity
-            if checkpoint is not None:
-                kept = Checkpoints(Path(checkpoint) / name, FORMAT, every=checkpoint_every)
-                whose = identity | _of_block(part, own, watch)
+            folder = None if checkpoint is None else Path(checkpoint) / name
+            keep = keeper(folder, checkpoint_every, whose, part, own, watch, stop)
             return train(
                 template,
-                {name: p.to(place) for name, p in part.items()},
+                move(part, place),
                 on_device,
                 like,
                 own,
@@ -246,7 +233,7 @@ def fit(
                 watch,
                 bar,
                 write_log,
-                Keeper(kept, whose, stop),
+                keep,
             )
 
         trained = in_blocks(block, params, ids, together, coupled=repulsion is not None)
@@ -254,7 +241,7 @@ def fit(
 
             def once_more(own: tuple[int, ...], attempt: int) -> Trained:
                 anew = derive(seed, RETRY, attempt)
-                fresh = _start(template, prepared, start, own, anew, prior_precision)
+                fresh = first_params(template, prepared, start, own, anew, prior_precision)
                 once = functools.partial(block, seed=anew)
                 return in_blocks(once, fresh, own, together, prefix=f"again-{attempt}-")
 
@@ -280,143 +267,9 @@ def fit(
     )
 
 
-FORMAT = "stochens training 1"
-
-
 def _on_machines(
     cluster: Ray, options: dict[str, Any], ids: tuple[int, ...], chunk: int | None, each: int
 ) -> Posterior:
     """The same call in blocks; each finds its checkpoints under its own name."""
     blocks = over_machines(cluster, fit, options, ids, size=chunk, bytes_each=each)
     return join_posteriors(blocks).to(home(options["device"]))
-
-
-def _held(
-    checkpoint: str | Path | None, held: contextlib.ExitStack
-) -> Callable[[], BaseException | None]:
-    """The checkpoint folder is ours alone, and signals wait for the end of a step."""
-    if checkpoint is None:
-        return lambda: None
-    held.enter_context(alone_in(checkpoint))
-    return held.enter_context(stoppable())
-
-
-def _size_kept(
-    checkpoint: str | Path | None, ids: tuple[int, ...], chunk: int | None
-) -> int | None:
-    """Of the blocks that are kept there: memory may be another now, and noise is drawn by block."""
-    for path in sorted(Path(checkpoint).glob("members-*/0*")) if checkpoint else ():
-        first, last = (int(word) for word in path.parent.name.split("-")[1:])
-        if first in ids and last in ids:
-            size = ids.index(last) - ids.index(first) + 1
-            if chunk not in (None, size) and size < len(ids):
-                raise InputError(
-                    f"{checkpoint} holds blocks of {size} members, which cannot go on in blocks of "
-                    f"chunk = {chunk}; leave chunk out, or choose another folder"
-                )
-            return size if chunk is None else chunk
-    return None
-
-
-def _identity(
-    settings: Settings, template: nn.Module, like: Likelihood, recipe: Recipe, data: Source
-) -> dict[str, Any]:
-    """What a training that goes on must share with the one before it; how it is run is no part."""
-    plain = dataclasses.asdict(settings)
-    for how in ("device", "fast", "compile"):
-        del plain[how]
-    own = trainable(template)
-    shared = {n: t for n, t in template.state_dict().items() if n not in own}
-    in_memory = {"x": data.x, "y": data.y} if data.loader is None else {}
-    if data.weights is not None:
-        in_memory["weights"] = data.weights
-    if data.total is not None:
-        in_memory["total"] = torch.tensor(data.total, dtype=torch.float64)
-    return as_read(
-        {
-            **plain,
-            "network": str(template),
-            "shared": digest(shared),
-            "methods": [{"name": m.name, "options": m.options()} for m in recipe.methods],
-            "likelihood": {"name": like.name, "options": like.options()},
-            "data": digest(in_memory),
-        }
-    )
-
-
-def _of_block(part: Params, own: tuple[int, ...], watch: Collector | None) -> dict[str, Any]:
-    """Likewise, of a block of members."""
-    collected = {} if watch is None else watch.settings()
-    return as_read({"members": own, "start": digest(part), "averages": collected})
-
-
-def member_ids(members: int | Sequence[int], which: str = "members") -> tuple[int, ...]:
-    count = isinstance(members, Integral)  # numpy's integers too
-    ids = tuple(range(int(members)) if count else map(int, members))  # type: ignore[arg-type]
-    if not ids:
-        raise InputError(f"{which} must be at least 1, got {members!r}")
-    if min(ids) < 0 or len(set(ids)) < len(ids):
-        raise InputError(f"{which[:-1]} ids must be distinct and not negative, got {list(ids)}")
-    return ids
-
-
-def _start(
-    template: nn.Module,
-    build: Factory,
-    start: str | Params,
-    ids: tuple[int, ...],
-    seed: int,
-    precision: float,
-) -> Params:
-    """omega at step 0, [M, ...]."""
-    if not isinstance(start, str):
-        return _given_start(template, start, ids)
-    if start not in ("default", "prior"):
-        raise InputError(f"start must be 'default', 'prior' or Params, got {start!r}")
-    first = init(build, members=ids, seed=seed)
-    second: Params = {}
-    if any(layer.needs_second_set for layer in _all_layers(template)):
-        second = init(build, members=ids, seed=seed, purpose=SECOND_SET)
-    if start == "prior":
-        sd = precision**-0.5
-        first = init_from_prior(first, members=ids, seed=seed, sd=sd)
-        second = init_from_prior(second, members=ids, seed=derive(seed, SECOND_SET), sd=sd)
-    return methods.start(template, first, second)
-
-
-def _all_layers(net: nn.Module) -> Iterator[methods.StochasticLayer]:
-    for layer in stochastic_layers(net).values():
-        yield layer
-        if isinstance(layer.inner, methods.StochasticLayer):
-            yield layer.inner
-
-
-def _given_start(template: nn.Module, start: Params, ids: tuple[int, ...]) -> Params:
-    for name, p in trainable(template).items():
-        want = (len(ids), *p.shape)
-        got = tuple(start[name].shape) if name in start else "absent"
-        if got != want:
-            raise InputError(f"start: parameter {name!r} must be {want}, got {got}")
-    return {name: start[name].detach().cpu() for name in trainable(template)}
-
-
-def _choose_engine(engine: str, template: nn.Module, params: Params, few: Tensor) -> Engine:
-    if engine not in ENGINES:
-        raise InputError(f"engine must be one of {', '.join(ENGINES)}, ray, got {engine!r}")
-    if engine == "loop":
-        return "loop"
-    two = take(params, slice(0, 2))
-    try:
-        with torch.no_grad(), seeded(0):
-            forward(template, two, few)
-    except RuntimeError as error:
-        if engine != "auto":
-            raise Unsuited(f"vmap cannot run this network: {error}") from error
-        reason = str(error).splitlines()[0]
-        warnings.warn(
-            f"members run one after the other, since vmap cannot run this network ({reason}); "
-            "engine='loop' says that you know",
-            stacklevel=3,
-        )
-        return "loop"
-    return "vmap"

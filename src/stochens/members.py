@@ -29,6 +29,13 @@ def trainable(net: nn.Module) -> dict[str, Tensor]:
     return {name: p for name, p in net.named_parameters() if p.requires_grad}
 
 
+def shared_by_all(net: nn.Module) -> dict[str, Tensor]:
+    """Buffers and frozen parameters, which all members have in common."""
+    own = {id(p) for p in net.parameters() if p.requires_grad}
+    state = net.state_dict(keep_vars=True)
+    return {name: t.detach() for name, t in state.items() if id(t) not in own}
+
+
 def size(params: Params) -> int:
     """How many members, M."""
     return len(next(iter(params.values())))
@@ -46,6 +53,11 @@ def take(params: Params, members: slice | Sequence[int] | Tensor) -> Params:
 def join(blocks: Sequence[Params]) -> Params:
     """Blocks of members as one, in order: [M1, ...] and [M2, ...] to [M1 + M2, ...]."""
     return {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
+
+
+def move(params: Params, device: torch.device | str) -> Params:
+    """The same on another device."""
+    return {name: p.to(device) for name, p in params.items()}
 
 
 # -- building and initialising ------------------------------------------------------------------

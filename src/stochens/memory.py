@@ -1,4 +1,4 @@
-"""How many members and examples fit into memory at once."""
+"""The device to work on, and how many members and examples fit into its memory at once."""
 
 import contextlib
 import os
@@ -9,6 +9,11 @@ from torch import Tensor, nn
 from stochens.members import trainable, watch
 
 SHARE = 0.5  # of the free memory that a run may plan with; the rest is for what we cannot foresee
+
+
+def chosen_device(device: str | torch.device | None) -> torch.device:
+    """The one that is asked for; the GPU, if there is one, when None."""
+    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def activation_bytes(net: nn.Module, x: Tensor) -> int:

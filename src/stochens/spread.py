@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from stochens.members import Params, join, size
+from stochens.randomness import SPREAD, derive
 
 
 class Spread(NamedTuple):
@@ -35,6 +36,13 @@ def draw(mean: Params, spread: Spread, generator: torch.Generator) -> Params:
             low_rank = torch.einsum("mr,mr...->m...", z2, spread.deviations[name])
             theta[name] = theta[name] + low_rank / math.sqrt(2 * (rank - 1))
     return theta
+
+
+def params_of_draw(mean: Params, spread: Spread | None, number: int, *, seed: int) -> Params:
+    """Every member's parameters for one draw of a prediction; noise of layers comes on top."""
+    if spread is None:
+        return mean
+    return draw(mean, spread, torch.Generator().manual_seed(derive(seed, SPREAD, number)))
 
 
 def join_spreads(blocks: list[Spread]) -> Spread:

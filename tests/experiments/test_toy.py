@@ -8,6 +8,7 @@ import torch
 import stochens
 from stochens import InputError
 from stochens.experiments import toy
+from stochens.methods.np_dropout import set_distance
 from stochens.report.run_folder import Run
 
 SMALL = {
@@ -109,7 +110,7 @@ def test_the_distance_of_two_sets_by_hand():
             apart += sum(float(torch.linalg.norm(a - b)) for a, b in zip(one, two, strict=True))
             size += sum(float(torch.linalg.norm(a)) for a in one)
         expected.append(apart / size)
-    assert toy.set_distance(posterior) == pytest.approx(sum(expected) / 2, rel=1e-5)
+    assert set_distance(posterior.params) == pytest.approx(sum(expected) / 2, rel=1e-5)
 
 
 def test_some_rows_only(tmp_path):

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import stochens
-from stochens import InputError, storage
+from stochens import InputError, saved, storage
 from stochens.checkpoints import Checkpoints
 from stochens.data import plain_pickle
 from stochens.data.hmc_reference import hmc_reference
@@ -36,7 +36,7 @@ NET = stochens.MLP(2, 4, 2)
 
 def saved_posterior(folder: Path) -> Callable[[], str]:
     stochens.fit(NET, stochens.toy_set("a", n=20), members=3, epochs=1).save(folder / "saved")
-    return lambda: digest(stochens.load(folder / "saved", NET)._tensors())
+    return lambda: digest(saved.tensors(stochens.load(folder / "saved", NET)))
 
 
 def checkpoint(folder: Path) -> Callable[[], str]:

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 import stochens
-from stochens import Posterior
+from stochens import Posterior, saved
 from stochens.checkpoints import Checkpoints
 
 
@@ -111,7 +111,7 @@ WORK: dict[str, Callable[[Path], Posterior]] = {
 def digest(posterior: Posterior) -> str:
     """Of every number that a run makes, history and all."""
     found = hashlib.sha256()
-    for name, t in sorted(posterior._tensors().items()):
+    for name, t in sorted(saved.tensors(posterior).items()):
         if "counts" not in name:
             found.update(name.encode() + t.detach().cpu().contiguous().numpy().tobytes())
     return found.hexdigest()

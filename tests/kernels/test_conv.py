@@ -7,9 +7,10 @@ import pytest
 import torch
 from tests.kernels import emulated
 
-from stochens.kernels import conv, conv_reference, mlp
+from stochens.kernels import conv, conv_layer, conv_reference, mlp
 from stochens.kernels.conv import Noise
 from stochens.kernels.conv_plan import Layer, Plan, plan_for, share
+from stochens.kernels.conv_reference import fragments, image_fragments
 
 GPU = conv.available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -66,7 +67,7 @@ def computed(tensors, dy, *, gradient_in_x=True, **options):
         own["residual"] = conv.blocked(own["residual"])
     for name, t in own.items():
         t.requires_grad_(name != "x" or gradient_in_x)
-    y = conv.conv_frn_silu(**own, **options)
+    y = conv_layer.conv_frn_silu(**own, **options)
     wanted = {name: t for name, t in own.items() if t.requires_grad}
     gradients = torch.autograd.grad(y, list(wanted.values()), conv.blocked(dy))
     found = {"y": y.detach(), **dict(zip(wanted, gradients, strict=True))}
@@ -206,10 +207,10 @@ def test_weights_are_packed_as_torch_would(shape):
     image = inputs < 16
     layer = Layer(4 if image else inputs, outputs, 8, 8, 1, kernel)
     forwards, backwards = conv.pack(layer, weight, dx=not image)
-    known = conv.image_fragments(weight) if image else conv.fragments(weight)
+    known = image_fragments(weight) if image else fragments(weight)
     assert torch.equal(forwards.flatten(), known.flatten())
     if backwards is not None:
-        assert torch.equal(backwards.flatten(), conv.fragments(weight.transpose(1, 2)).flatten())
+        assert torch.equal(backwards.flatten(), fragments(weight.transpose(1, 2)).flatten())
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from stochens.cli.app import printable
-from stochens.fitting import ENGINES
+from stochens.engines import ENGINES
 from stochens.likelihoods import LIKELIHOODS
 from stochens.metrics import Interval
 from stochens.own.config import NAMES

@@ -49,11 +49,12 @@ from stochens.experiments.rows import (
     stopped_run,
     taken_over,
 )
+from stochens.joining import join_posteriors
 from stochens.machines import home
 from stochens.methods.base import check_node
 from stochens.metrics import Interval
 from stochens.networks import ResNet20FRN
-from stochens.posterior import Posterior, join_posteriors
+from stochens.posterior import Posterior
 from stochens.predict import Predictive
 from stochens.report.run_folder import METRICS, TRAINING, RunFolder
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from stochens.cluster.connect import Engines, Ray, connect, room
+from stochens.engines import refuse_unknown
 from stochens.errors import InputError, did_you_mean
-from stochens.fitting import ENGINES
 from stochens.posterior import Posterior
 from stochens.posteriors.diagnostics import diagnose
 from stochens.report.run_folder import Run, RunFolder, shown
@@ -54,10 +54,9 @@ def is_whole(path: Path) -> bool:
 
 def engine_of(engine: str, address: str | None, *, within: str = "auto") -> Engines:
     """What the options --engine and --address say, for `fit` and the samplers."""
-    if engine not in (*ENGINES, "ray"):
-        raise InputError(f"engine must be one of {', '.join(ENGINES)}, ray, got {engine!r}")
     if engine == "ray":
         return Ray(address, within=within)
+    refuse_unknown(engine)
     if address is not None:
         raise InputError(f"--address {address} is that of a Ray cluster; give --engine ray with it")
     return engine if within == "auto" or engine != "auto" else within

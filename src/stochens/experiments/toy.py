@@ -9,18 +9,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from stochens.data.source import Replicas, source
+from stochens.data.source import Replicas
 from stochens.data.toy import IN_DOMAIN, OUT_OF_DOMAIN, grid, toy_set, uniform_points
-from stochens.errors import InputError, did_you_mean
+from stochens.errors import InputError
 from stochens.experiments.parts import side_by_side
 from stochens.experiments.replicates import Replicates
 from stochens.experiments.rows import (
     BATCH,
     PARTS,
-    Train,
     Training,
     course,
     engine_of,
@@ -31,30 +29,24 @@ from stochens.experiments.rows import (
     made_again,
     opened,
     reached,
-    schedule,
     stopped_run,
     summary,
     taken_over,
 )
-from stochens.fitting import fit
-from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular
-from stochens.methods.np_dropout import SECOND
+from stochens.experiments.toy_rows import METHODS, SIZES, rows_of
+from stochens.methods.np_dropout import set_distance
 from stochens.networks import MLP
 from stochens.posterior import Posterior
-from stochens.posteriors.langevin import langevin
 from stochens.posteriors.sampling import nuts
-from stochens.posteriors.swag import multiswa
 from stochens.predict import Predictive
 from stochens.report.compare import halves
 from stochens.report.run_folder import SAMPLER, TRAINING, RunFolder
 
-SIZES = (2, 10, 10, 2)
 REFERENCE, CEILING = "NUTS", "NUTS, chain to chain"
 FLOOR = "NUTS, as many draws"  # as an ensemble has members: the noise of that number
 DOMAINS = {"in": IN_DOMAIN, "out": OUT_OF_DOMAIN}
 MAP_STEPS = 61  # points along a side of a map
 CURVES = ("regular", "SE3")  # whose course over training steps is told
-EARLY = {"a": 1000, "b": 2000, "c": 2000}  # steps of the control, picked by its distance to NUTS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,57 +121,16 @@ def resumed(path: Path, **changes: Any) -> Config:
     return made_again(Config, taken_over(path, found, changes, changeable))
 
 
-def _by_fit(method: Any) -> Train:
-    def train(data: Any, *, steps: int, **options: Any) -> Posterior:
-        settings = schedule(source(data).size, steps)
-        return fit(MLP(*SIZES), data, method=method, **settings, **options)
-
-    return train
-
-
-def _by_swa(data: Any, *, steps: int, **options: Any) -> Posterior:
-    settings = schedule(source(data).size, steps) | {"schedule": "constant"}
-    return multiswa(MLP(*SIZES), data, **settings, **options)
-
-
-def _by_langevin(batch_size: int | None) -> Train:
-    def train(data: Any, *, start: str, **options: Any) -> Posterior:
-        assert start == "prior"  # it knows no other
-        return langevin(MLP(*SIZES), data, batch_size=batch_size, **options)
-
-    return train
-
-
-METHODS: dict[str, Train] = {
-    "regular": _by_fit(Regular()),
-    "MultiSWA": _by_swa,
-    "SE1": _by_fit(Dropout(0.1)),
-    "SE2": _by_fit(DropConnect(0.1)),
-    "SE3": _by_fit(NPDropout()),
-    "gaussian": _by_fit(Gaussian(0.1, learn=True)),
-}
-
-
 def trainings(config: Config, set_name: str) -> list[Training]:
-    """Schedule T (the authors'), Q (from the prior), the control that is stopped early, and the
-    Langevin ensemble."""
-    rows = [Training(name, train, config.steps) for name, train in METHODS.items()]
-    if config.prior_steps is not None:
-        rows += [
-            Training(f"{name}, Q", METHODS[name], config.prior_steps, "prior")
-            for name in ("regular", "SE3", "gaussian")
-        ]
-    early = min(EARLY[set_name], config.steps)
-    rows.append(Training("regular, early", METHODS["regular"], early, "prior"))
-    by_langevin = _by_langevin(config.langevin_batch)
-    steps = config.langevin_steps
-    rows.append(Training("langevin", by_langevin, steps, "prior", replicas=False))
-    for name in config.only:
-        if name not in [row.name for row in rows]:
-            hint = did_you_mean(name, [row.name for row in rows])
-            known = "; ".join(row.name for row in rows)
-            raise InputError(f"no method {name!r} in this preset{hint} It has: {known}")
-    return [row for row in rows if not config.only or row.name in config.only]
+    """The rows that are asked for."""
+    return rows_of(
+        set_name,
+        steps=config.steps,
+        prior_steps=config.prior_steps,
+        langevin_steps=config.langevin_steps,
+        langevin_batch=config.langevin_batch,
+        only=config.only,
+    )
 
 
 def run(
@@ -254,7 +205,7 @@ def _one_set(
                 if config.curve and row.name in CURVES:  # the last point of the course over steps
                     replicates.curve(key, row.steps, found[domain], draw.truth[domain])
             if config.curve and row.name == "SE3":
-                replicates.distance(set_name, row.steps, set_distance(posterior))
+                replicates.distance(set_name, row.steps, set_distance(posterior.params))
             if kept:
                 for place, p in found.items():
                     folder.predictive((set_name, row.name, place), p)
@@ -376,18 +327,6 @@ def _keep_reference(
     folder.put(SAMPLER, (set_name,), summary(reference, at))
 
 
-def set_distance(posterior: Posterior) -> float:
-    """How far apart SE3's two sets are:  sum_n |omega1_n - omega2_n| / sum_n |omega1_n|  over the
-    nodes of the hidden layers, the mean over members. 0: a member is a plain network."""
-    apart, size = [], []
-    for name, second in posterior.params.items():
-        if name.endswith("weight" + SECOND):
-            one = posterior.params[name.removesuffix(SECOND)].flatten(2)  # [M, nodes, in]
-            apart.append((one - second.flatten(2)).norm(dim=-1))  # [M, nodes]
-            size.append(one.norm(dim=-1))
-    return float((torch.cat(apart, 1).sum(1) / torch.cat(size, 1).sum(1)).mean())
-
-
 def _curve(
     config: Config,
     folder: RunFolder,
@@ -407,4 +346,4 @@ def _curve(
                     p = posterior.predict(places[domain], keep_draws=False)
                     replicates.curve((set_name, name, domain), steps, p, draw.truth[domain])
                 if name == "SE3":
-                    replicates.distance(set_name, steps, set_distance(posterior))
+                    replicates.distance(set_name, steps, set_distance(posterior.params))

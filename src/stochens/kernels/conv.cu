@@ -735,8 +735,8 @@ conv_weight_gradient(const bf16 *x, const bf16 *dconv, float *out, int batch, in
     }
 }
 
-// Weights [M, COUT, inputs, KERNEL, KERNEL] in the order in which the lanes want them (conv.py's
-// `fragments`), for the forward pass and, with inputs and outputs exchanged, for dx.
+// Weights [M, COUT, inputs, KERNEL, KERNEL] in the order in which the lanes want them (`fragments`
+// in conv_reference.py), for the forward pass and, with inputs and outputs exchanged, for dx.
 KERNEL_OF(256, 1)
 conv_pack(const float *weight, u32 *forwards, u32 *backwards, int inputs) {
     SHARED

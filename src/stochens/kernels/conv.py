@@ -3,8 +3,9 @@
     z = (conv(x) + b) * kept / (1 - p),   n = z / sqrt(mean z^2 + eps)
     t = max(gamma n + beta, tau),         y = silu(t + residual)
 
-`conv_frn_silu` runs conv.cu, compiled for each layer by NVRTC; conv_reference.py has the same
-function in plain torch. Activations are bf16 in blocks of 16 channels, [M, B, C / 16, H, W, 16]
+`forward`, `backward` and `weight_gradient` run conv.cu, compiled for each layer by NVRTC;
+conv_layer.py makes one differentiable function of them, and conv_reference.py has the same in plain
+torch. Activations are bf16 in blocks of 16 channels, [M, B, C / 16, H, W, 16]
 (`blocked`, `unblocked`), or [M, B, H, W, 4] for images of up to 4 channels (`quads`); parameters
 are float32, and so is every sum. The noise depends only on (seed, member id, layer, row in the
 batch, element): the backward pass reads it off the sign of the zeros in z.
@@ -150,33 +151,9 @@ def quads(x: Tensor) -> Tensor:
     return F.pad(x, (0, QUAD - x.shape[-1])).contiguous()
 
 
-def fragments(weight: Tensor) -> Tensor:
-    """Weights [M, outputs, inputs, k, k] in bf16, in the order in which the lanes want them.
-
-    [M, taps, inputs / 16, outputs / 16, 32 lanes, 8]: lane (g, t) has outputs 4 (g / 2) + g % 2 and
-    2 more, and of each the inputs 2 t, 2 t + 1, 2 t + 8 and 2 t + 9.
-    """
-    members, outputs, inputs = weight.shape[:3]
-    w = weight.reshape(members, outputs // BLOCK, 4, 2, 2, inputs // BLOCK, 2, 4, 2, -1)
-    # member, n, g / 2, pair, g % 2, k, input / 8, t, input % 2, tap
-    w = w.permute(0, 9, 5, 1, 2, 4, 7, 3, 6, 8)
-    return w.to(torch.bfloat16, memory_format=torch.contiguous_format)
-
-
-def image_fragments(weight: Tensor) -> Tensor:
-    """The same for a first layer [M, outputs, <= 4, 3, 3]: the 16 inputs are 4 columns of 4.
-
-    Lane (g, t) has column t: 4 inputs that lie together.
-    """
-    members, outputs, inputs = weight.shape[:3]
-    w = F.pad(weight, (0, 1, 0, 0, 0, QUAD - inputs))  # [M, outputs, 4, 3, 4 columns]
-    w = w.view(members, outputs, 2, 2, 3, 4)  # the inputs as (pair, input % 2)
-    w = w.permute(0, 1, 2, 5, 3, 4)  # as if the columns were t
-    return fragments(w.reshape(members, outputs, BLOCK, 3, 1))
-
-
 def pack(layer: Layer, weight: Tensor, *, dx: bool) -> tuple[Tensor, Tensor | None]:
-    """`fragments` of the weights and, for the gradient of x, of the transposed ones: one launch."""
+    """The weights and, for the gradient of x, the transposed ones in the order in which the lanes
+    want them (`fragments` in conv_reference.py): one launch."""
     members, _, inputs = weight.shape[:3]
     shape = (members, layer.taps, -(-layer.inputs // BLOCK), layer.outputs // BLOCK, 32, 8)
     forwards = torch.empty(shape, dtype=torch.bfloat16, device=weight.device)
@@ -233,7 +210,7 @@ def backward_flags(*, residual: bool, silu: bool, noise: bool, dx: bool, adds: b
 def forward(
     layer: Layer,
     x: Tensor,  # [M, B, ...]; [1, B, ...] where all members have the same
-    weight: Tensor,  # as `fragments` gives it
+    weight: Tensor,  # as `pack` gives it
     bias: Tensor,
     norm: Norm,
     residual: Tensor | None,
@@ -273,7 +250,7 @@ def backward(
     dy: Tensor,
     kept: Kept,
     residual: Tensor | None,
-    weight: Tensor | None,  # fragments of the transposed weights; None: dx is not wanted
+    weight: Tensor | None,  # the transposed ones of `pack`; None: dx is not wanted
     norm: Norm,
     noise: Noise,
     *,
@@ -329,6 +306,15 @@ def weight_gradient(layer: Layer, x: Tensor, dconv: Tensor, out: Tensor | None =
     return out
 
 
+def as_weight(gradient: Tensor, shape: torch.Size) -> Tensor:
+    """[M x outputs x inputs x taps] as the weights' own shape."""
+    members, outputs, inputs = shape[:3]
+    if inputs > QUAD:
+        return gradient.view(shape)
+    by_column = gradient.view(members, outputs, 4, QUAD, 3)  # columns, inputs, rows
+    return by_column[:, :, :3, :inputs].permute(0, 1, 3, 4, 2)
+
+
 def backward_blocks(
     layer: Layer, members: int, batch: int, device: torch.device
 ) -> tuple[int, int]:
@@ -360,83 +346,3 @@ def _multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 4
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-# -- one layer, differentiable --------------------------------------------------------------------
-
-
-def conv_frn_silu(
-    x: Tensor,  # [M, B, inputs / 16, H, W, 16], or [M, B, H, W, 4]; M = 1: the same for all members
-    weight: Tensor,  # [M, outputs, inputs, k, k]
-    bias: Tensor,  # [M, outputs]
-    gamma: Tensor,
-    beta: Tensor,
-    tau: Tensor,
-    residual: Tensor | None = None,  # like the result
-    *,
-    stride: int = 1,
-    silu: bool = True,
-    noise: Noise,
-) -> Tensor:
-    """[M, B, outputs / 16, H / stride, W / stride, 16], differentiable in every tensor given."""
-    y: Tensor = _ConvFrnSilu.apply(  # type: ignore[no-untyped-call]
-        stride, silu, noise, x, weight, bias, gamma, beta, tau, residual
-    )
-    return y
-
-
-def layer_of(x: Tensor, weight: Tensor, stride: int) -> Layer:
-    """The shapes of a call."""
-    images = x.dim() == 5
-    height, width = x.shape[2:4] if images else x.shape[3:5]
-    inputs = QUAD if images else weight.shape[2]
-    return Layer(inputs, weight.shape[1], height, width, stride, weight.shape[-1])
-
-
-class _ConvFrnSilu(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        stride: int,
-        silu: bool,
-        noise: Noise,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        gamma: Tensor,
-        beta: Tensor,
-        tau: Tensor,
-        residual: Tensor | None,
-    ) -> Tensor:
-        layer, norm = layer_of(x, weight, stride), Norm(gamma, beta, tau)
-        own, _ = pack(layer, weight, dx=False)
-        y, kept = forward(layer, x, own, bias, norm, residual, noise, silu=silu, keep=True)
-        assert kept is not None
-        ctx.save_for_backward(x, weight, *norm, *kept, residual)
-        ctx.options = layer, silu, noise
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, gamma, beta, tau, z, rms, residual = ctx.saved_tensors
-        layer, silu, noise = ctx.options
-        wants = ctx.needs_input_grad[3]
-        if wants and (layer.inputs == QUAD or len(x) != len(weight)):
-            raise ValueError("no gradient in x where it is an image or shared by the members")
-        norm, kept = Norm(gamma, beta, tau), Kept(z, rms)
-        own = pack(layer, weight, dx=True)[1] if wants else None
-        dconv, dresidual, dx, sums = backward(
-            layer, dy.contiguous(), kept, residual, own, norm, noise, silu=silu
-        )
-        dweight = as_weight(weight_gradient(layer, x, dconv).sum(0), weight.shape)
-        norms = sums.sum(0).view(4, len(weight), -1)
-        return None, None, None, dx, dweight, *norms, dresidual
-
-
-def as_weight(gradient: Tensor, shape: torch.Size) -> Tensor:
-    """[M x outputs x inputs x taps] as the weights' own shape."""
-    members, outputs, inputs = shape[:3]
-    if inputs > QUAD:
-        return gradient.view(shape)
-    by_column = gradient.view(members, outputs, 4, QUAD, 3)  # columns, inputs, rows
-    return by_column[:, :, :3, :inputs].permute(0, 1, 3, 4, 2)

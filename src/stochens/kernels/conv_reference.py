@@ -1,10 +1,12 @@
-"""`conv.conv_frn_silu` in plain torch, on [M, B, C, H, W] of any floating type."""
+"""What conv.cu does, in plain torch: `conv_frn_silu` on [M, B, C, H, W] of any floating type, the
+noise of it, and `fragments`, which `conv.pack` makes."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from stochens.kernels.conv import Noise
+from stochens.kernels.conv_plan import BLOCK, QUAD
 
 EPS = 1e-6
 _MASK = 0xFFFFFFFF
@@ -73,3 +75,28 @@ def philox(counter: list[Tensor], seed: int, rounds: int = 7) -> list[Tensor]:
         c2, c3 = (a >> 32 & _MASK) ^ c3 ^ k1, a & _MASK
         k0, k1 = k0 + 0x9E3779B9 & _MASK, k1 + 0xBB67AE85 & _MASK
     return [c0, c1, c2, c3]
+
+
+def fragments(weight: Tensor) -> Tensor:
+    """Weights [M, outputs, inputs, k, k] in bf16, in the order in which the lanes want them.
+
+    [M, taps, inputs / 16, outputs / 16, 32 lanes, 8]: lane (g, t) has outputs 4 (g / 2) + g % 2 and
+    2 more, and of each the inputs 2 t, 2 t + 1, 2 t + 8 and 2 t + 9.
+    """
+    members, outputs, inputs = weight.shape[:3]
+    w = weight.reshape(members, outputs // BLOCK, 4, 2, 2, inputs // BLOCK, 2, 4, 2, -1)
+    # member, n, g / 2, pair, g % 2, k, input / 8, t, input % 2, tap
+    w = w.permute(0, 9, 5, 1, 2, 4, 7, 3, 6, 8)
+    return w.to(torch.bfloat16, memory_format=torch.contiguous_format)
+
+
+def image_fragments(weight: Tensor) -> Tensor:
+    """The same for a first layer [M, outputs, <= 4, 3, 3]: the 16 inputs are 4 columns of 4.
+
+    Lane (g, t) has column t: 4 inputs that lie together.
+    """
+    members, outputs, inputs = weight.shape[:3]
+    w = F.pad(weight, (0, 1, 0, 0, 0, QUAD - inputs))  # [M, outputs, 4, 3, 4 columns]
+    w = w.view(members, outputs, 2, 2, 3, 4)  # the inputs as (pair, input % 2)
+    w = w.permute(0, 1, 2, 5, 3, 4)  # as if the columns were t
+    return fragments(w.reshape(members, outputs, BLOCK, 3, 1))

@@ -111,3 +111,15 @@ class NPDropout(Method):
 
     def takes_output(self, path: str) -> bool:
         return self.output
+
+
+def set_distance(params: Params) -> float:
+    """How far apart the two sets are:  sum_n |omega1_n - omega2_n| / sum_n |omega1_n|  over the
+    nodes of the layers that have them, the mean over members. 0: a member is a plain network."""
+    apart, size = [], []
+    for name, second in params.items():
+        if name.endswith("weight" + SECOND):
+            one = params[name.removesuffix(SECOND)].flatten(2)  # [M, nodes, in]
+            apart.append((one - second.flatten(2)).norm(dim=-1))  # [M, nodes]
+            size.append(one.norm(dim=-1))
+    return float((torch.cat(apart, 1).sum(1) / torch.cat(size, 1).sum(1)).mean())

@@ -30,10 +30,12 @@ from stochens.cluster.connect import Engines, asked
 from stochens.cluster.folder import refuse_url
 from stochens.errors import InputError
 from stochens.hashed import MOMENTUM, normal
+from stochens.joining import join_posteriors
 from stochens.likelihoods import Likelihood
 from stochens.machines import checked_here, home, over_machines
 from stochens.members import Builder, Engine
-from stochens.posterior import Posterior, join_posteriors
+from stochens.memory import chosen_device
+from stochens.posterior import Posterior
 from stochens.posteriors.problem import chain_ids, prepare
 from stochens.posteriors.sgmcmc_steps import (
     Gradient,
@@ -159,7 +161,7 @@ def _walked(
     whole_or_none(batch_size=batch_size)
     if not 0 <= anneal <= 1:
         raise InputError(f"anneal must be a share in [0, 1], got {anneal!r}")
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = chosen_device(device)
     check_engine(way, bf16 and (cluster is None or device is not None), place)
     refuse_url(checkpoint if cluster is None else None)
     problem = prepare(

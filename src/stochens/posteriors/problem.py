@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 from stochens import likelihoods, methods
 from stochens.checkpoints import digest
-from stochens.checks import check_network, own_dropout, positive, probe_outputs, whole
+from stochens.checks import check_network, member_ids, own_dropout, positive, probe_outputs, whole
 from stochens.data.source import source
 from stochens.errors import InputError
-from stochens.fitting import member_ids
 from stochens.likelihoods import Likelihood
 from stochens.members import (
     Builder,
@@ -20,13 +19,17 @@ from stochens.members import (
     builder,
     init,
     init_from_prior,
+    move,
     plain_attention,
     size,
     trainable,
 )
+from stochens.memory import chosen_device
 from stochens.methods import stochastic_layers
-from stochens.posterior import Inputs, Posterior, Recipe
+from stochens.posterior import Posterior
 from stochens.randomness import derive, seeded
+from stochens.recipe import Inputs, Recipe
+from stochens.starts import refuse_other_shapes
 
 Start = str | Params | Posterior
 
@@ -107,7 +110,7 @@ def prepare(
     if dtype not in (None, torch.float32, torch.float64):
         raise InputError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
     like = likelihoods.resolve(likelihood)
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = chosen_device(device)
     given = source(data)
     if given.loader is not None:
         raise InputError("samplers need all of the data at once, not a DataLoader; give (x, y)")
@@ -132,7 +135,7 @@ def prepare(
         likelihood=like,
         x=x.to(place),
         y=y.to(place),
-        start={name: p.to(place) for name, p in params.items()},
+        start=move(params, place),
         prior_precision=prior_precision,
         seed=seed,
         ids=ids,
@@ -190,9 +193,5 @@ def _start(
             given = init_from_prior(given, members=ids, seed=seed, sd=precision**-0.5)
     else:
         raise InputError(f"start must be 'prior', 'default', Params or a Posterior, got {start!r}")
-    for name, p in wanted.items():
-        want = (chains, *p.shape)
-        got = tuple(given[name].shape) if name in given else "absent"
-        if got != want:
-            raise InputError(f"start: parameter {name!r} must be {want}, got {got}")
+    refuse_other_shapes(given, wanted, chains)
     return {name: given[name].detach().to("cpu", p.dtype) for name, p in wanted.items()}

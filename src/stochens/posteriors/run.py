@@ -1,15 +1,14 @@
 """The loop round an engine: progress, interruptions, and what to keep of both."""
 
 import time
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from stochens.checkpoints import Keeper
-from stochens.errors import InputError
 from stochens.hashed import MOMENTUM, normal
-from stochens.posteriors.engines import Runner, names, restored, tensors
+from stochens.posteriors.engines import Runner
+from stochens.posteriors.snapshot import Snapshot
 from stochens.posteriors.target import Target, prior_energy
 from stochens.posteriors.trajectory import STATS, Record, Rules, State, kinetic
 from stochens.progress import Bar
@@ -17,31 +16,6 @@ from stochens.progress import Bar
 BLOCK_SECONDS = 0.2  # between two looks at the progress
 FIRST_STEP, ENOUGH = 0.1, 0.8  # where the search for a step size begins and what it looks for
 LEAST, MOST = 1e-8, 1e3  # step sizes that the search may end at
-
-
-class Snapshot(NamedTuple):
-    """A run at some moment, on the CPU: enough to go on as if nothing had been."""
-
-    state: State
-    record: Record
-
-    def named(self) -> dict[str, Tensor]:
-        flat = dict(zip(names(), tensors(self.state), strict=True))
-        return {**flat, "draws": self.record.draws, "stats": self.record.stats}
-
-    @classmethod
-    def of(cls, named: dict[str, Tensor]) -> "Snapshot":
-        state = restored([named[name] for name in names()])
-        return cls(state, Record(named["draws"], named["stats"]))
-
-
-def refuse_both(resume: object, found: object, folder: object) -> None:
-    """Two runs to go on with: one of them would be left out without a word."""
-    if resume is not None and found is not None:
-        raise InputError(
-            f"{folder} holds a run, and resume is a run too: to go on with the folder's leave "
-            "resume out, else choose another folder"
-        )
 
 
 def run(runner: Runner, record: Record, rules: Rules, bar: Bar, keep: Keeper) -> bool:

@@ -11,23 +11,25 @@ import torch
 from torch import Tensor, nn
 
 from stochens.chains import Chains
-from stochens.checkpoints import kept_in, refuse_other
+from stochens.checkpoints import kept_in
 from stochens.checks import positive, whole
 from stochens.cluster.connect import Engines, asked
 from stochens.cluster.folder import refuse_url
 from stochens.errors import InputError
+from stochens.joining import join_chains
 from stochens.likelihoods import Likelihood
 from stochens.machines import checked_here, home, over_machines, refuse_resume
 from stochens.members import Builder, Engine
 from stochens.memory import activation_bytes, free_bytes
-from stochens.posterior import Posterior, join_chains
+from stochens.posterior import Posterior
 from stochens.posteriors import adaptation
 from stochens.posteriors import nuts as tree
 from stochens.posteriors.adaptation import Windows
 from stochens.posteriors.diagnostics import SamplingWarning, warn_of_trouble
 from stochens.posteriors.engines import choose
 from stochens.posteriors.problem import Problem, Start, chain_ids, prepare
-from stochens.posteriors.run import Snapshot, reasonable_step, refuse_both, run
+from stochens.posteriors.run import reasonable_step, run
+from stochens.posteriors.snapshot import Snapshot, continued, empty, found, refuse_both
 from stochens.posteriors.target import NetworkTarget, Target, flatten, unflatten
 from stochens.posteriors.trajectory import STATS, Record, Rules, State, initial
 from stochens.progress import Show, progress_bar
@@ -207,12 +209,12 @@ def _sample(
     own = problem.begun(step_size=step_size) if checkpoint is not None else {}
     with kept_in(checkpoint, FORMAT, {**settings, **own}) as keep:
         refuse_both(resume, keep.found, checkpoint)
-        snapshot = _found(resume, keep.found, settings)
+        snapshot = found(resume, keep.found, settings)
         if snapshot is None:
             state = _beginning(problem, target, rules, step_size)
-            record = _empty(state, rules, samples)
+            record = empty(state, rules, samples)
         else:
-            state, record = _continued(snapshot, rules, samples, problem.x.device)
+            state, record = continued(snapshot, rules, samples, problem.x.device)
         runner = choose(way, problem, target, state, rules, record)
         total = record.stats.shape[1] * len(ids)
         with progress_bar(sampler, total=total, show=progress) as bar:
@@ -292,54 +294,6 @@ def _refuse_bad_start(problem: Problem, q: Tensor, energy: Tensor, g: Tensor) ->
         f"parameter is {name!r}, up to {float(here[name].abs().max()):.3g}. Check the data for "
         "NaN, or give another start"
     )
-
-
-def _empty(state: State, rules: Rules, samples: int) -> Record:
-    M, D = state.tree_q.shape
-    stats = torch.zeros(M, rules.warmup + samples, len(STATS), dtype=torch.float64)
-    return Record(state.tree_q.new_zeros(M, samples, D), stats.to(state.tree_q.device))
-
-
-# Going on -----------------------------------------------------------------------------------------
-
-
-def _found(
-    resume: Posterior | None, kept: dict[str, Tensor] | None, settings: dict[str, Any]
-) -> Snapshot | None:
-    if resume is not None:
-        if resume.chains is None or not resume.chains.state:
-            raise InputError("resume must be what nuts or hmc returned; it holds no chains")
-        refuse_other(settings, resume.chains.settings, "resume")
-        return Snapshot.of(_with_draws(resume, settings["warmup"]))
-    return None if kept is None else Snapshot.of(kept)
-
-
-def _with_draws(posterior: Posterior, warmup: int) -> dict[str, Tensor]:
-    """The state of a run. A whole one has its draws in the posterior alone, not twice."""
-    chains = posterior.chains
-    assert chains is not None
-    if "draws" in chains.state:
-        return chains.state
-    draws = flatten(posterior.params).unflatten(0, (chains.count, -1)).cpu()
-    after = torch.stack([chains.stats[name] for name in STATS], dim=-1)
-    before = after.new_zeros(chains.count, warmup, len(STATS))  # nobody asks for it any more
-    return {**chains.state, "draws": draws, "stats": torch.cat([before, after], dim=1)}
-
-
-def _continued(
-    snapshot: Snapshot, rules: Rules, samples: int, device: torch.device
-) -> tuple[State, Record]:
-    # cloned, since engines work in place, and the posterior given stays as it is
-    named = {name: t.to(device).clone() for name, t in snapshot.named().items()}
-    state, old = Snapshot.of(named)
-    if samples < old.draws.shape[1]:
-        raise InputError(
-            f"samples = {samples}, but the run to go on with has room for {old.draws.shape[1]}"
-        )
-    record = _empty(state, rules, samples)
-    record.draws[:, : old.draws.shape[1]] = old.draws
-    record.stats[:, : old.stats.shape[1]] = old.stats
-    return state, record
 
 
 # What comes of it ---------------------------------------------------------------------------------

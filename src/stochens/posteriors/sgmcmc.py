@@ -16,12 +16,13 @@ from stochens.checks import positive, whole, whole_or_none
 from stochens.cluster.connect import Engines, asked
 from stochens.cluster.folder import refuse_url
 from stochens.errors import InputError, did_you_mean
+from stochens.joining import join_chains
 from stochens.likelihoods import Likelihood
 from stochens.machines import checked_here, home, over_machines, refuse_resume
 from stochens.members import Builder, Engine
-from stochens.posterior import Posterior, join_chains
+from stochens.memory import chosen_device
+from stochens.posterior import Posterior
 from stochens.posteriors.problem import Problem, Start, chain_ids, prepare
-from stochens.posteriors.run import refuse_both
 from stochens.posteriors.sgmcmc_steps import (
     Plan,
     Progress,
@@ -31,6 +32,7 @@ from stochens.posteriors.sgmcmc_steps import (
     initial,
     run,
 )
+from stochens.posteriors.snapshot import refuse_both
 from stochens.posteriors.target import flatten, unflatten
 from stochens.progress import Show, progress_bar
 
@@ -126,7 +128,7 @@ def sgmcmc(
     whole(samples=samples, thin=thin)
     whole_or_none(batch_size=batch_size)
     plan = _plan(kind, samples, burn_in, thin, lr, momentum, preconditioner, cycles, temperature)
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = chosen_device(device)
     check_engine(way, bf16 and (cluster is None or device is not None), place)
     if cluster is not None:
         refuse_resume(resume)

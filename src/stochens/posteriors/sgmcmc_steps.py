@@ -25,8 +25,8 @@ from torch import Tensor
 
 from stochens import objective
 from stochens.checkpoints import Keeper
+from stochens.engines import refuse_unknown
 from stochens.errors import InputError
-from stochens.fitting import ENGINES
 from stochens.graphs import Replayed
 from stochens.hashed import MOMENTUM, normal
 from stochens.kernels.fused import fused_nll
@@ -294,8 +294,7 @@ def batches(problem: Problem, batch_size: int) -> Iterator[Tensor | None]:
 
 
 def check_engine(engine: str, bf16: bool, device: torch.device) -> None:
-    if engine not in ENGINES:
-        raise InputError(f"engine must be one of {', '.join(ENGINES)}, ray, got {engine!r}")
+    refuse_unknown(engine)
     if bf16 and device.type != "cuda":
         raise InputError(f"bf16 is for CUDA, got device {device.type!r}")
 

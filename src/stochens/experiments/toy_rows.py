@@ -1,0 +1,76 @@
+"""The methods of the toy table: how an ensemble of each is made, and for how many steps."""
+
+from typing import Any
+
+from stochens.data.source import source
+from stochens.errors import InputError, did_you_mean
+from stochens.experiments.rows import Train, Training, schedule
+from stochens.fitting import fit
+from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular
+from stochens.networks import MLP
+from stochens.posterior import Posterior
+from stochens.posteriors.langevin import langevin
+from stochens.posteriors.swag import multiswa
+
+SIZES = (2, 10, 10, 2)
+EARLY = {"a": 1000, "b": 2000, "c": 2000}  # steps of the control, picked by its distance to NUTS
+
+
+def _by_fit(method: Any) -> Train:
+    def train(data: Any, *, steps: int, **options: Any) -> Posterior:
+        settings = schedule(source(data).size, steps)
+        return fit(MLP(*SIZES), data, method=method, **settings, **options)
+
+    return train
+
+
+def _by_swa(data: Any, *, steps: int, **options: Any) -> Posterior:
+    settings = schedule(source(data).size, steps) | {"schedule": "constant"}
+    return multiswa(MLP(*SIZES), data, **settings, **options)
+
+
+def _by_langevin(batch_size: int | None) -> Train:
+    def train(data: Any, *, start: str, **options: Any) -> Posterior:
+        assert start == "prior"  # it knows no other
+        return langevin(MLP(*SIZES), data, batch_size=batch_size, **options)
+
+    return train
+
+
+METHODS: dict[str, Train] = {
+    "regular": _by_fit(Regular()),
+    "MultiSWA": _by_swa,
+    "SE1": _by_fit(Dropout(0.1)),
+    "SE2": _by_fit(DropConnect(0.1)),
+    "SE3": _by_fit(NPDropout()),
+    "gaussian": _by_fit(Gaussian(0.1, learn=True)),
+}
+
+
+def rows_of(
+    set_name: str,
+    *,
+    steps: int,
+    prior_steps: int | None,
+    langevin_steps: int,
+    langevin_batch: int | None,
+    only: tuple[str, ...] = (),
+) -> list[Training]:
+    """Schedule T (the authors'), Q (from the prior), the control that is stopped early, and the
+    Langevin ensemble; `only` those that are named, where any are."""
+    rows = [Training(name, train, steps) for name, train in METHODS.items()]
+    if prior_steps is not None:
+        rows += [
+            Training(f"{name}, Q", METHODS[name], prior_steps, "prior")
+            for name in ("regular", "SE3", "gaussian")
+        ]
+    early = min(EARLY[set_name], steps)
+    rows.append(Training("regular, early", METHODS["regular"], early, "prior"))
+    by_langevin = _by_langevin(langevin_batch)
+    rows.append(Training("langevin", by_langevin, langevin_steps, "prior", replicas=False))
+    for name in only:
+        if name not in [row.name for row in rows]:
+            hint = did_you_mean(name, [row.name for row in rows])
+            known = "; ".join(row.name for row in rows)
+            raise InputError(f"no method {name!r} in this preset{hint} It has: {known}")
+    return [row for row in rows if not only or row.name in only]
