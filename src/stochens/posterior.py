@@ -11,7 +11,8 @@ from stochens import objective, saved
 from stochens.chains import Chains
 from stochens.checks import whole
 from stochens.cluster.connect import Engines, asked
-from stochens.cluster.prediction import Ask, on_machines
+from stochens.cluster.prediction import on_machines
+from stochens.streaming import Ask
 from stochens.data.source import inputs
 from stochens.errors import InputError
 from stochens.export import Predictor, write

@@ -2,12 +2,11 @@
 
 import threading
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from stochens.cluster.prediction import Ask
 from stochens.errors import InputError
 from stochens.kernels.fused import fused_forward
 from stochens.kernels.resnet import resnet_forward
@@ -22,6 +21,20 @@ from stochens.spread import Spread, params_of_draw
 
 ACTIVATIONS = 64 << 20  # bytes of activations at once, which a CPU's caches like
 MOST_ACTIVATIONS = 16 << 30  # likewise, to keep a large GPU busy
+
+class Ask(NamedTuple):
+    """What is predicted, and in which batches: these are part of what a seed draws."""
+
+    all_rows: int
+    rows: int  # of a batch
+    chunk: int  # members at a time
+    draws: int
+    groups: int
+    keep_draws: bool | None
+    bf16: bool
+    seed: int
+    shared_noise: bool
+
 
 _locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
 

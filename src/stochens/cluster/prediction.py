@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -13,22 +13,9 @@ from stochens.errors import InputError
 from stochens.predict import join_rows
 from stochens.progress import Report
 from stochens.spread import Spread
+from stochens.streaming import Ask
 
 PIECES = 4  # for each worker, so that a slow one delays the end by little
-
-
-class Ask(NamedTuple):
-    """What is predicted, and in which batches: these are part of what a seed draws."""
-
-    all_rows: int
-    rows: int  # of a batch
-    chunk: int  # members at a time
-    draws: int
-    groups: int
-    keep_draws: bool | None
-    bf16: bool
-    seed: int
-    shared_noise: bool
 
 
 def on_machines(
