@@ -21,8 +21,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 import stochens
-from stochens.auto import CANDIDATES, RULES, choice, label, run
 from stochens.data.toy import uniform_points
+from stochens.training.auto import CANDIDATES, RULES, choice, label, run
 
 TRAINING = {"members": 30, "epochs": 250, "batch_size": 50, "lr": 0.01, "seed": 0}
 ENERGY = "KL loss without stochasticity"  # no option of Auto: to see what that term does

@@ -20,7 +20,7 @@ from unittest import mock
 import torch
 
 import stochens
-from stochens.checkpoints import EVERY, Checkpoints, kept_in
+from stochens.files.checkpoints import EVERY, Checkpoints, kept_in
 from stochens.networks import ResNet20FRN
 
 LOOKS = 20_000

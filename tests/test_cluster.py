@@ -29,10 +29,10 @@ from stochens.cluster import folder as folders
 from stochens.cluster import prediction
 from stochens.cluster.view import LINES, Seen, View
 from stochens.experiments import digits, rows, toy
-from stochens.machines import _blocks
 from stochens.own import config as own
 from stochens.progress import columns
 from stochens.report.run_folder import Run, RunFolder
+from stochens.training.machines import _blocks
 
 pytestmark = pytest.mark.xdist_group("ray")  # one process, and so one cluster, for all of them
 DATA = stochens.toy_set("a", n=60)

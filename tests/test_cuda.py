@@ -7,8 +7,8 @@ from torch import nn
 import stochens
 from stochens import FRN, MLP, Dropout, Gaussian, NPDropout
 from stochens.kernels.noise import words
-from stochens.noise import hashed_words
-from stochens.randomness import permutations
+from stochens.randomness.noise import hashed_words
+from stochens.randomness.seeds import permutations
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 

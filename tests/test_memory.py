@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import stochens
-from stochens import MLP, fitting, memory
+from stochens import MLP, memory
+from stochens.training import fit as fitting
 
 
 def test_activations_of_one_example():

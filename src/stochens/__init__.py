@@ -8,25 +8,25 @@
 from typing import TYPE_CHECKING, Any
 
 from stochens import metrics
-from stochens.auto import Auto
 from stochens.cluster.connect import Ray
 from stochens.conversions import freeze_batchnorm, keep_dropout, replace_batchnorm
 from stochens.data.source import Replicas
 from stochens.data.toy import toy_set
 from stochens.errors import InputError
-from stochens.fitting import fit
-from stochens.joining import join_posteriors as join
 from stochens.likelihoods import Categorical, Heteroscedastic, Homoscedastic
 from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular, stochastic
 from stochens.networks import FRN, MLP
-from stochens.posterior import Posterior, load
 from stochens.posteriors.diagnostics import diagnose
 from stochens.posteriors.langevin import langevin
 from stochens.posteriors.sampling import hmc, nuts
 from stochens.posteriors.sgmcmc import sgmcmc
 from stochens.posteriors.swag import multiswa, multiswag
-from stochens.predict import GaussianPredictive, Predictive
+from stochens.predict.predictive import GaussianPredictive, Predictive
 from stochens.report.compare import compare
+from stochens.result.joining import join_posteriors as join
+from stochens.result.posterior import Posterior, load
+from stochens.training.auto import Auto
+from stochens.training.fit import fit
 from stochens.version import __version__
 
 if TYPE_CHECKING:

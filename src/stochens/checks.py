@@ -17,7 +17,7 @@ from torch.utils import checkpoint
 from stochens.conversions import OWN_DROPOUT, BatchNorm
 from stochens.errors import InputError
 from stochens.members import plain_attention
-from stochens.randomness import seeded
+from stochens.randomness.seeds import seeded
 
 
 class SilentNoiseWarning(UserWarning):

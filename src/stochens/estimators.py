@@ -22,13 +22,13 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor, nn
 
 from stochens import likelihoods
-from stochens.auto import Auto
 from stochens.checks import whole
 from stochens.errors import InputError, Unsuited
-from stochens.fitting import fit
 from stochens.likelihoods import Gaussian, Likelihood
 from stochens.methods import MethodLike
 from stochens.networks import MLP
+from stochens.training.auto import Auto
+from stochens.training.fit import fit
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # The user's own network: made by (features, outputs), or a module to be initialised again

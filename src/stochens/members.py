@@ -16,8 +16,8 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stochens.errors import InputError
-from stochens.noise import given, one_by_one, over_members
-from stochens.randomness import INITIALISATION, member_seed, seeded
+from stochens.randomness.noise import given, one_by_one, over_members
+from stochens.randomness.seeds import INITIALISATION, member_seed, seeded
 
 Params = dict[str, Tensor]
 Builder = Callable[[], nn.Module]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from stochens.members import Params, join, size
-from stochens.randomness import SPREAD, derive
+from stochens.randomness.seeds import SPREAD, derive
 
 
 class Spread(NamedTuple):

@@ -17,8 +17,9 @@ from sklearn.preprocessing import MinMaxScaler, OneHotEncoder
 from torch import nn
 
 import stochens
-from stochens import InputError, StochasticEnsembleClassifier, StochasticEnsembleRegressor, fitting
-from stochens.train import train
+from stochens import InputError, StochasticEnsembleClassifier, StochasticEnsembleRegressor
+from stochens.training import fit as fitting
+from stochens.training.loop import train
 
 LITTLE = {"members": 3, "epochs": 20, "lr": 0.03, "random_state": 0}
 

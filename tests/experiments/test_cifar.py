@@ -13,11 +13,11 @@ from stochens import InputError, load, metrics
 from stochens.experiments import cifar
 from stochens.experiments.cifar_measures import corrupted_mean, inferences_curve, members_curve
 from stochens.experiments.cifar_rows import block_of
+from stochens.files.storage import CHECKSUMS
 from stochens.metrics import Interval
 from stochens.networks import ResNet20FRN
 from stochens.report import finish
 from stochens.report.run_folder import Run
-from stochens.storage import CHECKSUMS
 
 TRAIN, TEST = 12, 20
 SMALL = {"members": 2, "epochs": 1, "batch_size": 6, "images": 12, "resamples": 5, "block": 1}

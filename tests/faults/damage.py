@@ -23,13 +23,15 @@ import numpy as np
 import torch
 
 import stochens
-from stochens import InputError, saved, storage
-from stochens.checkpoints import Checkpoints
+from stochens import InputError
 from stochens.data import plain_pickle
 from stochens.data.hmc_reference import hmc_reference
 from stochens.data.images import load_images
+from stochens.files import storage
+from stochens.files.checkpoints import Checkpoints
 from stochens.report import finish
 from stochens.report.run_folder import Run, shown
+from stochens.result import saved
 
 NET = stochens.MLP(2, 4, 2)
 

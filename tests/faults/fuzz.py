@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stochens import InputError, npz, storage
+from stochens import InputError
 from stochens.data import plain_pickle
+from stochens.files import npz, storage
 
 PLACE = Path(tempfile.mkdtemp()) / "saved"
 

@@ -24,8 +24,9 @@ import torch
 from torch import nn
 
 import stochens
-from stochens import Posterior, saved
-from stochens.checkpoints import Checkpoints
+from stochens import Posterior
+from stochens.files.checkpoints import Checkpoints
+from stochens.result import saved
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:

@@ -19,13 +19,14 @@ from hypothesis import strategies as st
 from tests.report.sample import sample_run
 from typer.testing import CliRunner
 
-from stochens import InputError, sums
+from stochens import InputError
 from stochens.cli import app
 from stochens.experiments.rows import stopped_run
-from stochens.npz import npz_bytes, read_npz
+from stochens.files import sums
+from stochens.files.npz import npz_bytes, read_npz
+from stochens.files.storage import CHECKSUMS
 from stochens.report import finish, run_folder
 from stochens.report.run_folder import METRICS, PREDICTIONS, RUN, Run, RunFolder
-from stochens.storage import CHECKSUMS
 
 FILES = (RUN, METRICS, "training.json", "sampler.json", PREDICTIONS, CHECKSUMS)
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from stochens.kernels import conv, mlp, resnet
 from stochens.kernels.drawn import all_drawn
 from stochens.members import builder, forward_each, init
 from stochens.networks import ResNet20FRN, SmallResNetFRN
-from stochens.randomness import seeded
+from stochens.randomness.seeds import seeded
 
 GPU = conv.available()
 DEVICE = "cuda" if GPU else "cpu"

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations
 from stochens import FRN, InputError, methods, objective
 from stochens.members import Engine, Params, forward, init, trainable
 from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, stochastic
-from stochens.randomness import seeded
+from stochens.randomness.seeds import seeded
 
 METHODS: dict[str, Any] = {
     "regular": "regular",

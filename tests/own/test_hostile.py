@@ -15,7 +15,7 @@ from PIL import Image
 
 from stochens.data import columns_parquet, pictures
 from stochens.errors import InputError
-from stochens.storage import CHECKSUMS
+from stochens.files.storage import CHECKSUMS
 
 NET = ("--model", "trees_nets:make_net")
 
@@ -114,8 +114,8 @@ def test_a_changed_scale_is_noticed(typed, run):
 def test_another_schema_is_refused(typed, run):
     import torch
 
+    from stochens.files.storage import read_folder, write_folder
     from stochens.own.schema import FORMAT
-    from stochens.storage import read_folder, write_folder
 
     tensors, about = read_folder(run / "schema", FORMAT)
     about = {k: v for k, v in about.items() if k not in ("format", "stochens", "torch")}

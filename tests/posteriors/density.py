@@ -16,7 +16,7 @@ from stochens.posteriors.problem import prepare
 from stochens.posteriors.run import reasonable_step
 from stochens.posteriors.target import NetworkTarget, Target, flatten
 from stochens.posteriors.trajectory import STATS, Record, Rules, State, initial
-from stochens.randomness import SAMPLER, derive
+from stochens.randomness.seeds import SAMPLER, derive
 
 MASK = (1 << 64) - 1
 

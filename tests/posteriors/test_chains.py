@@ -42,7 +42,7 @@ def test_members_are_the_draws_chain_after_chain(run, data):
 
 def test_chains_that_do_not_fit_the_blocks_of_prediction(run, data, monkeypatch):
     whole = run.predict(data[0])
-    monkeypatch.setattr(stochens.streaming, "ACTIVATIONS", 60 * 7 * 8)  # seven members
+    monkeypatch.setattr(stochens.predict.streaming, "ACTIVATIONS", 60 * 7 * 8)  # seven members
     blocks = run.predict(data[0], batch_size=60)
     torch.testing.assert_close(whole.mean, blocks.mean)
     for a, b in zip(whole.chains, blocks.chains, strict=True):

@@ -11,11 +11,11 @@ from torch import nn
 
 import stochens
 from stochens import InputError
-from stochens.hashed import LENGTH, MERGE, MOMENTUM
 from stochens.kernels import mlp
 from stochens.likelihoods import Homoscedastic
 from stochens.posteriors import fixed, trajectory
 from stochens.posteriors.target import Density
+from stochens.randomness.hashed import LENGTH, MERGE, MOMENTUM
 
 ALARM = 1e-4  # the chance that a right sampler fails one of these, on another machine
 

@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 import stochens
 from stochens import InputError
-from stochens.hashed import DIRECTION, LEAF, MERGE, MOMENTUM
 from stochens.kernels import mlp
 from stochens.likelihoods import Homoscedastic
 from stochens.posteriors import nuts as tree
@@ -26,6 +25,7 @@ from stochens.posteriors.engines import Eager
 from stochens.posteriors.run import reasonable_step
 from stochens.posteriors.target import Density
 from stochens.posteriors.trajectory import STATS, Point
+from stochens.randomness.hashed import DIRECTION, LEAF, MERGE, MOMENTUM
 
 # The pieces ---------------------------------------------------------------------------------------
 

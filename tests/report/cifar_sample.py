@@ -9,7 +9,7 @@ import torch
 
 from stochens import metrics
 from stochens.data.corruptions.published import CORRUPTIONS, INTENSITIES
-from stochens.predict import Predictive
+from stochens.predict.predictive import Predictive
 from stochens.report.run_folder import METRICS, TRAINING, Run, RunFolder
 
 SET, CLASSES = "cifar10", 10

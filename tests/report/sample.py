@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from stochens.data.toy import grid
-from stochens.predict import Predictive
+from stochens.predict.predictive import Predictive
 from stochens.report.run_folder import METRICS, SAMPLER, TRAINING, Run, RunFolder
 
 SIDE = 9  # points along a side of a map

@@ -15,12 +15,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.report.sample import TROUBLE, sample_run
 
+from stochens.files.storage import CHECKSUMS
 from stochens.report.page import build_page
 from stochens.report.page_maps import map_data
 from stochens.report.page_run import View, metric
 from stochens.report.paper import COLUMNS, TABLE_1, paper_value
 from stochens.report.run_folder import Run, RunFolder
-from stochens.storage import CHECKSUMS
 
 VOID = {"meta", "link", "input", "br"}
 HOSTILE = "<script>alert(1)</script>"

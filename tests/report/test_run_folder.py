@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from stochens import InputError, Predictive
+from stochens.files.storage import CHECKSUMS
 from stochens.report.run_folder import METRICS, Run, RunFolder
-from stochens.storage import CHECKSUMS
 
 
 def folder(path) -> RunFolder:

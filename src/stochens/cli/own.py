@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from stochens.cli.app import printable
-from stochens.engines import ENGINES
 from stochens.likelihoods import LIKELIHOODS
 from stochens.metrics import Interval
 from stochens.own.config import NAMES
 from stochens.report.compare import Comparison
 from stochens.report.run_folder import RUN
+from stochens.training.engines import ENGINES
 
 SEARCHED = ("*", "*/*")  # where run folders are looked for, below what is typed
 

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stochens.checkpoints import alone_in
 from stochens.errors import InputError
+from stochens.files.checkpoints import alone_in
 
 BLOCKS = "blocks.json"
 COPY_EVERY = 2.0  # seconds between two looks for a new checkpoint

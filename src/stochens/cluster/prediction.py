@@ -10,10 +10,10 @@ from stochens.cluster.arrays import packed, packed_all, unpacked, unpacked_all
 from stochens.cluster.connect import Ray, connect, room
 from stochens.cluster.tasks import cut_evenly, run_pieces
 from stochens.errors import InputError
-from stochens.predict import join_rows
+from stochens.predict.predictive import join_rows
+from stochens.predict.streaming import Ask
 from stochens.progress import Report
 from stochens.spread import Spread
-from stochens.streaming import Ask
 
 PIECES = 4  # for each worker, so that a slow one delays the end by little
 

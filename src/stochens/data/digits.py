@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stochens.errors import InputError
-from stochens.randomness import derive
+from stochens.randomness.seeds import derive
 
 WHITE = 16.0  # the brightest pixel of the digits
 

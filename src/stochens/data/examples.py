@@ -14,8 +14,8 @@ import numpy as np
 from stochens.data import columns_csv, columns_parquet, pictures
 from stochens.data.columns import Columns, Values, find, listed
 from stochens.errors import InputError
-from stochens.npz import NUMBERS_AND_TEXT, read_file
-from stochens.storage import reading
+from stochens.files.npz import NUMBERS_AND_TEXT, read_file
+from stochens.files.storage import reading
 
 TARGETS = ("target", "label", "y", "class", "labels")  # what a target is called by itself
 INPUTS = ("x", "X")  # what the inputs of an npz file are called by themselves

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stochens.data.image_sets import Images
 from stochens.errors import InputError
-from stochens.storage import read_folder, write_folder
+from stochens.files.storage import read_folder, write_folder
 
 FORMAT = "images 1"
 

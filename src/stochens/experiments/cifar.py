@@ -49,14 +49,14 @@ from stochens.experiments.rows import (
     stopped_run,
     taken_over,
 )
-from stochens.joining import join_posteriors
-from stochens.machines import home
 from stochens.methods.base import check_node
 from stochens.metrics import Interval
 from stochens.networks import ResNet20FRN
-from stochens.posterior import Posterior
-from stochens.predict import Predictive
+from stochens.predict.predictive import Predictive
 from stochens.report.run_folder import METRICS, TRAINING, RunFolder
+from stochens.result.joining import join_posteriors
+from stochens.result.posterior import Posterior
+from stochens.training.machines import home
 
 REFERENCE = "HMC"
 NAMES = ("cifar10", "cifar100")

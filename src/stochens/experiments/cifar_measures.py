@@ -10,7 +10,7 @@ from torch import Tensor
 from stochens import metrics
 from stochens.data.hmc_reference import check_aligned
 from stochens.metrics import Interval, bootstrap
-from stochens.predict import Predictive
+from stochens.predict.predictive import Predictive
 from stochens.report.compare import compare
 
 BOOTSTRAPS = 1000  # over corruptions, of which there are few: cheap

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from stochens.errors import InputError
 from stochens.experiments.cifar_rows import RULES, Net, Options
-from stochens.joining import join_posteriors
 from stochens.members import Params, trainable
 from stochens.methods import stochastic
-from stochens.posterior import Posterior, load
+from stochens.result.joining import join_posteriors
+from stochens.result.posterior import Posterior, load
 
 BLOCKS = "members"  # the folder of the blocks
 

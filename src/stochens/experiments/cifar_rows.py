@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from stochens.cluster.connect import Engines
 from stochens.experiments.rows import engine_of
-from stochens.fitting import fit
 from stochens.members import Params
 from stochens.methods import DropConnect, Dropout, Method, NPDropout, Regular
-from stochens.posterior import Posterior
 from stochens.posteriors.sgmcmc import sgmcmc
 from stochens.posteriors.swag import multiswa
-from stochens.randomness import derive
+from stochens.randomness.seeds import derive
+from stochens.result.posterior import Posterior
+from stochens.training.fit import fit
 
 Net = Callable[[], nn.Module]
 Data = tuple[Tensor, Tensor]

@@ -32,18 +32,18 @@ from stochens.experiments.rows import (
     summary,
     taken_over,
 )
-from stochens.fitting import fit
 from stochens.members import Params
 from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular
 from stochens.metrics import Interval
 from stochens.networks import SmallResNetFRN
-from stochens.posterior import Posterior
 from stochens.posteriors.langevin import langevin
 from stochens.posteriors.sampling import hmc
 from stochens.posteriors.swag import multiswa
-from stochens.predict import Predictive
+from stochens.predict.predictive import Predictive
 from stochens.report.compare import closeness, compare, halves
 from stochens.report.run_folder import METRICS, SAMPLER, TRAINING, RunFolder
+from stochens.result.posterior import Posterior
+from stochens.training.fit import fit
 
 SET = "digits"
 REFERENCE, CEILING = "HMC", "HMC, chain to chain"

@@ -19,8 +19,8 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from stochens.checkpoints import TERMINATED
 from stochens.errors import InputError
+from stochens.files.checkpoints import TERMINATED
 from stochens.report.run_folder import RUN, Run, RunFolder
 
 TRIES = 3  # of a part whose process is killed

@@ -7,7 +7,7 @@ import numpy as np
 from scipy.special import stdtrit  # scipy.stats takes a second to import
 
 from stochens.metrics import Interval, variance
-from stochens.predict import Predictive
+from stochens.predict.predictive import Predictive
 from stochens.report.compare import LEVEL, closeness
 from stochens.report.run_folder import METRICS, TRAINING, RunFolder
 

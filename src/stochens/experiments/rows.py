@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from stochens.cluster.connect import Engines, Ray, connect, room
-from stochens.engines import refuse_unknown
 from stochens.errors import InputError, did_you_mean
-from stochens.posterior import Posterior
 from stochens.posteriors.diagnostics import diagnose
 from stochens.report.run_folder import Run, RunFolder, shown
+from stochens.result.posterior import Posterior
+from stochens.training.engines import refuse_unknown
 
 BATCH, RATE = 100, 0.01  # the authors' code: Adam, divided by 10 at 1/2 and 3/4, fresh each time
 LAST_PART = 0.2  # of training, over which the loss and its fluctuation are told

@@ -36,11 +36,11 @@ from stochens.experiments.rows import (
 from stochens.experiments.toy_rows import METHODS, SIZES, rows_of
 from stochens.methods.np_dropout import set_distance
 from stochens.networks import MLP
-from stochens.posterior import Posterior
 from stochens.posteriors.sampling import nuts
-from stochens.predict import Predictive
+from stochens.predict.predictive import Predictive
 from stochens.report.compare import halves
 from stochens.report.run_folder import SAMPLER, TRAINING, RunFolder
+from stochens.result.posterior import Posterior
 
 REFERENCE, CEILING = "NUTS", "NUTS, chain to chain"
 FLOOR = "NUTS, as many draws"  # as an ensemble has members: the noise of that number

@@ -5,12 +5,12 @@ from typing import Any
 from stochens.data.source import source
 from stochens.errors import InputError, did_you_mean
 from stochens.experiments.rows import Train, Training, schedule
-from stochens.fitting import fit
 from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular
 from stochens.networks import MLP
-from stochens.posterior import Posterior
 from stochens.posteriors.langevin import langevin
 from stochens.posteriors.swag import multiswa
+from stochens.result.posterior import Posterior
+from stochens.training.fit import fit
 
 SIZES = (2, 10, 10, 2)
 EARLY = {"a": 1000, "b": 2000, "c": 2000}  # steps of the control, picked by its distance to NUTS

@@ -4,7 +4,7 @@ from torch import nn
 
 from stochens.members import Params
 from stochens.methods import StochasticLayer, stochastic_layers
-from stochens.noise import over_members
+from stochens.randomness.noise import over_members
 
 
 def drawn(layer: nn.Module, omega: Params) -> Params:

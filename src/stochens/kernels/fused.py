@@ -12,7 +12,7 @@ from stochens.likelihoods import Categorical, Heteroscedastic, Homoscedastic, Li
 from stochens.members import Params, size
 from stochens.methods import StochasticLayer
 from stochens.methods.gaussian import GaussianLayer
-from stochens.randomness import NOISE, derive
+from stochens.randomness.seeds import NOISE, derive
 
 ACTIVATIONS: dict[type[nn.Module], str] = {
     nn.ReLU: "relu",
@@ -65,7 +65,7 @@ def fused_nll(
 def fused_forward(net: nn.Module, params: Params, x: Tensor, *, seed: int) -> Tensor | None:
     """One draw of every member's outputs, x [B, ...] -> [M, B, C], or None where none fits.
 
-    Noise on weights comes from where noise.py says, noise on outputs from `seed`.
+    Noise on weights comes from where randomness/noise.py says, noise on outputs from `seed`.
     """
     steps = chain(net)
     if steps is None or not _runs_here(steps, x):

@@ -1,5 +1,5 @@
-// Random bits of each member, by (member, seed, draw, index). noise.py has the same function in
-// plain torch, which makes a dozen passes over memory where this makes one.
+// Random bits of each member, by (member, seed, draw, index). randomness/noise.py has the
+// same function in plain torch, which makes a dozen passes over memory where this makes one.
 
 #include "splitmix.hpp"
 

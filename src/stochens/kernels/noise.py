@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stochens.kernels import build
-from stochens.noise import Shape, hashed_words
+from stochens.randomness.noise import Shape, hashed_words
 
 THREADS = 256
 MOST = 2**31 - 1  # words of a member that the kernel on a GPU can count

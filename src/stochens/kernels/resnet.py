@@ -22,7 +22,7 @@ from stochens.methods.dropconnect import DropConnectLayer
 from stochens.methods.dropout import DropoutLayer
 from stochens.methods.np_dropout import NPDropoutLayer
 from stochens.networks import ResNet20FRN
-from stochens.randomness import NOISE, derive
+from stochens.randomness.seeds import NOISE, derive
 
 PARTS = ("weight", "bias", "weight", "bias", "tau")  # of a convolution, then of its FRN
 
@@ -56,7 +56,7 @@ def resnet_forward(
 
     They fit ResNet20FRN on CUDA, plain, with dropout of each position or with noise on weights,
     images of up to 4 channels and float32 parameters. Dropout depends only on (seed, member id);
-    noise on weights comes from where noise.py says.
+    noise on weights comes from where randomness/noise.py says.
     """
     if not x.is_cuda or not conv.available():
         return None

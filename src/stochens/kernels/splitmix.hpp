@@ -1,4 +1,4 @@
-// The finaliser of splitmix64 (Steele, Lea and Flood, 2014), as in hashed.py.
+// The finaliser of splitmix64 (Steele, Lea and Flood, 2014), as in randomness/hashed.py.
 
 typedef unsigned long long Bits;
 

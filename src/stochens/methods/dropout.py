@@ -16,7 +16,7 @@ from stochens.methods.base import (
     check_node,
     zeros_like,
 )
-from stochens.noise import bernoulli
+from stochens.randomness.noise import bernoulli
 
 
 class DropoutLayer(StochasticLayer):

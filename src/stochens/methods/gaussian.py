@@ -28,7 +28,7 @@ from stochens.methods.base import (
     register,
 )
 from stochens.methods.nodes import by_node
-from stochens.noise import normal
+from stochens.randomness.noise import normal
 
 LOG_SIGMA = "_log_sigma"  # "weight" has its learned log sigma in "weight_log_sigma"
 VARIANCE_FLOOR = 1e-12  # keeps the gradient of sqrt finite where the input is all zeros

@@ -22,7 +22,7 @@ from stochens.methods.base import (
     register,
 )
 from stochens.methods.nodes import by_node, count, groups, spread
-from stochens.noise import bernoulli
+from stochens.randomness.noise import bernoulli
 
 SECOND = "_2"  # "weight" has its second set in "weight_2"
 

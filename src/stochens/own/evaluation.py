@@ -9,14 +9,14 @@ from torch import Tensor
 
 from stochens.data.columns import listed
 from stochens.errors import InputError
+from stochens.files.storage import reading
 from stochens.metrics import Interval
 from stochens.own.fitted import Fitted, about
 from stochens.own.measures import RESAMPLES, from_plain, measured, read_reference
 from stochens.own.prediction import predictive
 from stochens.own.training import HELD_OUT, HELD_OUT_FILE
-from stochens.predict import GaussianPredictive, Predictive
+from stochens.predict.predictive import GaussianPredictive, Predictive
 from stochens.report.run_folder import Run
-from stochens.storage import reading
 
 Measures = dict[str, Interval]
 

@@ -13,8 +13,8 @@ from stochens.own.config import EXPERIMENT
 from stochens.own.model import NAME, Model, imported
 from stochens.own.schema import Schema
 from stochens.own.training import POSTERIOR, SCHEMA
-from stochens.posterior import Posterior, load
 from stochens.report.run_folder import RUN, Run
+from stochens.result.posterior import Posterior, load
 
 
 class Fitted(NamedTuple):

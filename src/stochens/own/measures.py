@@ -10,13 +10,13 @@ from torch import Tensor
 
 from stochens.data import columns_csv, columns_parquet
 from stochens.errors import InputError
+from stochens.files.npz import NUMBERS_AND_TEXT, read_file
+from stochens.files.storage import reading
 from stochens.information import entropy
 from stochens.metric_inputs import checked_probs
 from stochens.metrics import Interval
-from stochens.npz import NUMBERS_AND_TEXT, read_file
-from stochens.predict import GaussianPredictive, Predictive
+from stochens.predict.predictive import GaussianPredictive, Predictive
 from stochens.report.compare import closeness, compare
-from stochens.storage import reading
 
 RESAMPLES = 300
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from stochens.errors import InputError
 from stochens.likelihoods import Gaussian
 from stochens.own.schema import Schema, whole_classes
-from stochens.posterior import Posterior
-from stochens.predict import DRAWS_BUDGET, GaussianPredictive, Predictive
+from stochens.predict.predictive import DRAWS_BUDGET, GaussianPredictive, Predictive
 from stochens.report.run_folder import write_whole
+from stochens.result.posterior import Posterior
 
 SUFFIXES = (".parquet", ".csv", ".npz")
 MOST_QUANTILE = 1 << 24  # elements that torch.quantile takes at once

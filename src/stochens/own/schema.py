@@ -15,8 +15,8 @@ from torch import Tensor
 from stochens.data.columns import label, labels, listed, numbers
 from stochens.data.examples import Examples, Layout
 from stochens.errors import InputError
-from stochens.predict import GaussianPredictive
-from stochens.storage import read_folder, reading, write_folder
+from stochens.files.storage import read_folder, reading, write_folder
+from stochens.predict.predictive import GaussianPredictive
 
 FORMAT = "stochens schema 1"
 KINDS = ("columns", "array", "images")

@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stochens.checkpoints import digest
 from stochens.checks import check_network, probe_outputs
 from stochens.data.examples import Examples, Layout, first_read
 from stochens.errors import InputError
 from stochens.experiments.rows import Training, course, engine_of, finished, kept, opened, reached
-from stochens.fitting import fit
-from stochens.machines import home
+from stochens.files.checkpoints import digest
+from stochens.files.storage import CHECKSUMS, LOCK
 from stochens.members import builder
 from stochens.methods import METHODS, MethodLike
 from stochens.own.config import EXPERIMENT, RATED, TAILS, Config, method_name
@@ -30,11 +29,12 @@ from stochens.own.measures import measured, plain
 from stochens.own.model import Model
 from stochens.own.prediction import predictive
 from stochens.own.schema import Schema, learned
-from stochens.posterior import Posterior
 from stochens.posteriors.swag import multiswa, multiswag
-from stochens.randomness import derive, seeded
+from stochens.randomness.seeds import derive, seeded
 from stochens.report.run_folder import METRICS, RUN, SAMPLER, TRAINING, Run, RunFolder, write_whole
-from stochens.storage import CHECKSUMS, LOCK
+from stochens.result.posterior import Posterior
+from stochens.training.fit import fit
+from stochens.training.machines import home
 
 POSTERIOR, SCHEMA = "posterior", "schema"
 HELD_OUT, HELD_OUT_FILE = "validation", "held-out.json"

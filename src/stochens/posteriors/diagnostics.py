@@ -12,8 +12,8 @@ from torch import Tensor
 
 from stochens.errors import InputError
 from stochens.likelihoods import Gaussian
-from stochens.posterior import Posterior
 from stochens.posteriors.target import flatten
+from stochens.result.posterior import Posterior
 
 RHAT_LIMIT = 1.01  # Vehtari et al. 2021
 ESS_LIMIT = 100  # of each chain, ibid.

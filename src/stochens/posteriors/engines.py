@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stochens.errors import InputError
-from stochens.graphs import recorded
+from stochens.kernels.graphs import recorded
 from stochens.kernels.nuts import CpuChains, CudaChains, kernel_for
 from stochens.posteriors import fixed, nuts
 from stochens.posteriors.adaptation import Adaptation

@@ -5,7 +5,6 @@ p ~ N(0, M);  L leapfrog steps;  the end is taken with probability min(1, exp(-H
 
 import torch
 
-from stochens.hashed import MERGE, uniform
 from stochens.posteriors.adaptation import pick
 from stochens.posteriors.trajectory import (
     Guard,
@@ -17,6 +16,7 @@ from stochens.posteriors.trajectory import (
     finish,
     move,
 )
+from stochens.randomness.hashed import MERGE, uniform
 
 
 def arrive(state: State, to: Point, rules: Rules, record: Record, guard: Guard) -> State:

@@ -24,18 +24,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stochens.checkpoints import kept_in
 from stochens.checks import positive, whole, whole_or_none
 from stochens.cluster.connect import Engines, asked
 from stochens.cluster.folder import refuse_url
 from stochens.errors import InputError
-from stochens.hashed import MOMENTUM, normal
-from stochens.joining import join_posteriors
+from stochens.files.checkpoints import kept_in
 from stochens.likelihoods import Likelihood
-from stochens.machines import checked_here, home, over_machines
 from stochens.members import Builder, Engine
 from stochens.memory import chosen_device
-from stochens.posterior import Posterior
 from stochens.posteriors.problem import chain_ids, prepare
 from stochens.posteriors.sgmcmc_steps import (
     Gradient,
@@ -46,7 +42,11 @@ from stochens.posteriors.sgmcmc_steps import (
 )
 from stochens.posteriors.target import flatten, unflatten
 from stochens.progress import Show, progress_bar
-from stochens.randomness import SAMPLER, derive
+from stochens.randomness.hashed import MOMENTUM, normal
+from stochens.randomness.seeds import SAMPLER, derive
+from stochens.result.joining import join_posteriors
+from stochens.result.posterior import Posterior
+from stochens.training.machines import checked_here, home, over_machines
 
 FORMAT = "stochens langevin 1"
 STREAM = 2  # of the numbers of (seed, SAMPLER, member)

@@ -11,7 +11,6 @@ tested with log2 checkpoints instead of recursion (Phan et al., 2019; Lao and Di
 import torch
 from torch import Tensor
 
-from stochens.hashed import LEAF, MERGE, uniform
 from stochens.posteriors.adaptation import pick
 from stochens.posteriors.trajectory import (
     Guard,
@@ -24,6 +23,7 @@ from stochens.posteriors.trajectory import (
     finish,
     move,
 )
+from stochens.randomness.hashed import LEAF, MERGE, uniform
 
 
 def checkpoints(max_depth: int) -> int:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from stochens import likelihoods, methods
-from stochens.checkpoints import digest
 from stochens.checks import check_network, member_ids, own_dropout, positive, probe_outputs, whole
 from stochens.data.source import source
 from stochens.errors import InputError
+from stochens.files.checkpoints import digest
 from stochens.likelihoods import Likelihood
 from stochens.members import (
     Builder,
@@ -26,10 +26,10 @@ from stochens.members import (
 )
 from stochens.memory import chosen_device
 from stochens.methods import stochastic_layers
-from stochens.posterior import Posterior
-from stochens.randomness import derive, seeded
-from stochens.recipe import Inputs, Recipe
-from stochens.starts import refuse_other_shapes
+from stochens.randomness.seeds import derive, seeded
+from stochens.result.posterior import Posterior
+from stochens.result.recipe import Inputs, Recipe
+from stochens.training.starts import refuse_other_shapes
 
 Start = str | Params | Posterior
 

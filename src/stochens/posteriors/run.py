@@ -5,13 +5,13 @@ import time
 import torch
 from torch import Tensor
 
-from stochens.checkpoints import Keeper
-from stochens.hashed import MOMENTUM, normal
+from stochens.files.checkpoints import Keeper
 from stochens.posteriors.engines import Runner
 from stochens.posteriors.snapshot import Snapshot
 from stochens.posteriors.target import Target, prior_energy
 from stochens.posteriors.trajectory import STATS, Record, Rules, State, kinetic
 from stochens.progress import Bar
+from stochens.randomness.hashed import MOMENTUM, normal
 
 BLOCK_SECONDS = 0.2  # between two looks at the progress
 FIRST_STEP, ENOUGH = 0.1, 0.8  # where the search for a step size begins and what it looks for

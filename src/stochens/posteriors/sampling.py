@@ -10,18 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stochens.chains import Chains
-from stochens.checkpoints import kept_in
 from stochens.checks import positive, whole
 from stochens.cluster.connect import Engines, asked
 from stochens.cluster.folder import refuse_url
 from stochens.errors import InputError
-from stochens.joining import join_chains
+from stochens.files.checkpoints import kept_in
 from stochens.likelihoods import Likelihood
-from stochens.machines import checked_here, home, over_machines, refuse_resume
 from stochens.members import Builder, Engine
 from stochens.memory import activation_bytes, free_bytes
-from stochens.posterior import Posterior
 from stochens.posteriors import adaptation
 from stochens.posteriors import nuts as tree
 from stochens.posteriors.adaptation import Windows
@@ -33,7 +29,11 @@ from stochens.posteriors.snapshot import Snapshot, continued, empty, found, refu
 from stochens.posteriors.target import NetworkTarget, Target, flatten, unflatten
 from stochens.posteriors.trajectory import STATS, Record, Rules, State, initial
 from stochens.progress import Show, progress_bar
-from stochens.randomness import SAMPLER, derive
+from stochens.randomness.seeds import SAMPLER, derive
+from stochens.result.chains import Chains
+from stochens.result.joining import join_chains
+from stochens.result.posterior import Posterior
+from stochens.training.machines import checked_here, home, over_machines, refuse_resume
 
 MEMORY_SHARE = 0.25  # of what is free, for the activations of one gradient
 MAX_DEPTH = 16  # 65,535 leapfrog steps

@@ -10,18 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stochens.chains import Chains
-from stochens.checkpoints import kept_in, refuse_other
 from stochens.checks import positive, whole, whole_or_none
 from stochens.cluster.connect import Engines, asked
 from stochens.cluster.folder import refuse_url
 from stochens.errors import InputError, did_you_mean
-from stochens.joining import join_chains
+from stochens.files.checkpoints import kept_in, refuse_other
 from stochens.likelihoods import Likelihood
-from stochens.machines import checked_here, home, over_machines, refuse_resume
 from stochens.members import Builder, Engine
 from stochens.memory import chosen_device
-from stochens.posterior import Posterior
 from stochens.posteriors.problem import Problem, Start, chain_ids, prepare
 from stochens.posteriors.sgmcmc_steps import (
     Plan,
@@ -35,6 +31,10 @@ from stochens.posteriors.sgmcmc_steps import (
 from stochens.posteriors.snapshot import refuse_both
 from stochens.posteriors.target import flatten, unflatten
 from stochens.progress import Show, progress_bar
+from stochens.result.chains import Chains
+from stochens.result.joining import join_chains
+from stochens.result.posterior import Posterior
+from stochens.training.machines import checked_here, home, over_machines, refuse_resume
 
 FORMAT = "stochens sgmcmc 1"
 KINDS = ("sgld", "sghmc", "csghmc")

@@ -24,19 +24,19 @@ import torch
 from torch import Tensor
 
 from stochens import objective
-from stochens.checkpoints import Keeper
-from stochens.engines import refuse_unknown
 from stochens.errors import InputError
-from stochens.graphs import Replayed
-from stochens.hashed import MOMENTUM, normal
+from stochens.files.checkpoints import Keeper
 from stochens.kernels.fused import fused_nll
+from stochens.kernels.graphs import Replayed
 from stochens.kernels.mlp import alone_on_the_cores
 from stochens.kernels.resnet import resnet_nll
 from stochens.members import Engine, Params
 from stochens.posteriors.problem import Problem
 from stochens.posteriors.target import unflatten
 from stochens.progress import Bar
-from stochens.randomness import SAMPLER, derive, permutations
+from stochens.randomness.hashed import MOMENTUM, normal
+from stochens.randomness.seeds import SAMPLER, derive, permutations
+from stochens.training.engines import refuse_unknown
 
 log = logging.getLogger("stochens")
 

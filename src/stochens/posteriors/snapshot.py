@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stochens.checkpoints import refuse_other
 from stochens.errors import InputError
-from stochens.posterior import Posterior
+from stochens.files.checkpoints import refuse_other
 from stochens.posteriors.engines import names, restored, tensors
 from stochens.posteriors.target import flatten
 from stochens.posteriors.trajectory import STATS, Record, Rules, State
+from stochens.result.posterior import Posterior
 
 
 class Snapshot(NamedTuple):

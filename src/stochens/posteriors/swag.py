@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from stochens.errors import InputError
-from stochens.fitting import fit
 from stochens.members import Builder, Params
-from stochens.posterior import Posterior
+from stochens.result.posterior import Posterior
 from stochens.spread import Spread
+from stochens.training.fit import fit
 
 
 def multiswa(

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stochens.hashed import DIRECTION, LENGTH, MOMENTUM, normal, uniform
 from stochens.posteriors import adaptation
 from stochens.posteriors.adaptation import Adaptation, Windows, pick
 from stochens.posteriors.target import Target, prior_energy
+from stochens.randomness.hashed import DIRECTION, LENGTH, MOMENTUM, normal, uniform
 
 MAX_ENERGY_ERROR = 1000.0  # beyond it a trajectory has diverged (Stan)
 STATS = ("likelihood", "prior", "energy", "accept", "step", "depth", "leapfrogs", "diverged")

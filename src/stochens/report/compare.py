@@ -14,7 +14,7 @@ from torch import Tensor
 from stochens import metrics
 from stochens.errors import InputError, did_you_mean
 from stochens.metrics import Interval, bootstrap
-from stochens.predict import GaussianPredictive, Predictive
+from stochens.predict.predictive import GaussianPredictive, Predictive
 
 LEVEL = 0.95
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from stochens.metrics import calibration_curve, risk_coverage
-from stochens.predict import Predictive
+from stochens.predict.predictive import Predictive
 
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#9c6b4e", "#a463f2")
 LABEL = 9  # points

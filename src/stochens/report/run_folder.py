@@ -28,12 +28,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from stochens.checkpoints import alone_in
 from stochens.errors import InputError
-from stochens.npz import npz_bytes, read_npz
-from stochens.predict import Predictive
-from stochens.storage import CHECKSUMS, DAMAGE, LOCK, new_folder, reading, sync
-from stochens.sums import read_files, replace_files
+from stochens.files.checkpoints import alone_in
+from stochens.files.npz import npz_bytes, read_npz
+from stochens.files.storage import CHECKSUMS, DAMAGE, LOCK, new_folder, reading, sync
+from stochens.files.sums import read_files, replace_files
+from stochens.predict.predictive import Predictive
 from stochens.version import __version__
 
 RUN, METRICS, TRAINING, SAMPLER = "run.json", "metrics.json", "training.json", "sampler.json"

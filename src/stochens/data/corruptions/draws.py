@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-from stochens.hashed import GOLDEN, mix
-from stochens.randomness import derive
+from stochens.randomness.hashed import GOLDEN, mix
+from stochens.randomness.seeds import derive
 
 CORRUPTION = 0x434F5252  # this purpose of a seed
 

@@ -1,0 +1,1 @@
+"""Predictive distributions: what they are, how they are summed up, how they are exported."""

@@ -1,0 +1,141 @@
+"""Prediction in batches: some members and some rows of x at a time, as memory allows."""
+
+import threading
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stochens.errors import InputError
+from stochens.kernels.fused import fused_forward
+from stochens.kernels.resnet import resnet_forward
+from stochens.likelihoods import Likelihood
+from stochens.members import Engine, Params, forward, size, take
+from stochens.memory import activation_bytes, free_bytes
+from stochens.methods import stochastic_layers
+from stochens.predict.predictive import sums_for
+from stochens.predict.shared_noise import noise_of_draw, noise_requests
+from stochens.randomness.seeds import PREDICTION, derive, seeded
+from stochens.spread import Spread, params_of_draw
+
+ACTIVATIONS = 64 << 20  # bytes of activations at once, which a CPU's caches like
+MOST_ACTIVATIONS = 16 << 30  # likewise, to keep a large GPU busy
+
+
+class Ask(NamedTuple):
+    """What is predicted, and in which batches: these are part of what a seed draws."""
+
+    all_rows: int
+    rows: int  # of a batch
+    chunk: int  # members at a time
+    draws: int
+    groups: int
+    keep_draws: bool | None
+    bf16: bool
+    seed: int
+    shared_noise: bool
+
+
+_locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
+
+
+def alone_with(net: nn.Module) -> threading.RLock:
+    """Held while members' tensors are in the network, which is one object for all threads."""
+    return _locks.setdefault(net, threading.RLock())
+
+
+def plan(net: nn.Module, params: Params, x: Tensor, batch_size: int | None) -> tuple[int, int]:
+    """Rows of x and members at a time, so that activations stay inside their budget."""
+    home = next(net.parameters()).device
+    try:
+        one = max(1, activation_bytes(net, x[:1].to(home)))
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        raise InputError(
+            f"the network fails on x {tuple(x.shape)} of {x.dtype}: {error}"
+        ) from error
+    budget = _budget(next(iter(params.values())).device)
+    chunk = min(size(params), max(1, budget // (one * min(len(x), 256))))
+    rows = min(len(x), batch_size or max(1, budget // (one * chunk)))
+    return rows, chunk
+
+
+def _budget(device: torch.device) -> int:
+    """Bytes of activations at once. A power of two, so that a seed's draws, which depend on how x
+    is cut, do not change with every byte that is free."""
+    if device.type != "cuda":
+        return ACTIVATIONS
+    quarter = free_bytes(device) // 4
+    return min(MOST_ACTIVATIONS, max(ACTIVATIONS, 1 << quarter.bit_length() - 1))
+
+
+def predictive(
+    net: nn.Module,
+    params: Params,
+    likelihood: Likelihood,
+    x: Tensor,
+    ask: Ask,
+    *,
+    spread: Spread | None,
+    engine: Engine,
+    first_row: int = 0,
+) -> Any:
+    """At some of the rows that were asked for: those from a multiple of `ask.rows` on."""
+    device, members = next(iter(params.values())).device, size(params)
+    rows, chunk, draws, seed = ask.rows, ask.chunk, ask.draws, ask.seed
+    sums = sums_for(
+        likelihood,
+        draws * members,
+        len(x),
+        keep=ask.keep_draws,
+        groups=ask.groups,
+        of_rows=ask.all_rows,
+    )
+    layers = stochastic_layers(net).values()
+    shared = any(layer.shared_by_batch() for layer in layers)
+    net.eval()
+    requests = (noise_requests(net, x[:1]) if ask.shared_noise else None) or None
+    with torch.no_grad():
+        for number in range(draws):
+            theta = params_of_draw(params, spread, number, seed=seed)
+            own = None if requests is None else noise_of_draw(requests, members, number, seed=seed)
+            for first in range(0, members, chunk):
+                block = take(theta, slice(first, first + chunk))
+                for top in range(0, len(x), rows):
+                    # A draw that a batch shares is the same for every batch: one function.
+                    place = 0 if shared else first_row + top
+                    stream = derive(seed, PREDICTION, number, first, place)
+                    part = _padded(x[top : top + rows], rows).to(device)
+                    mine = own and [t[first : first + chunk].to(device) for t in own]
+                    outputs = _forward(net, block, part, stream, ask.bf16, engine, mine)
+                    at = slice(top, min(top + rows, len(x)))
+                    got = outputs[:, : at.stop - at.start]  # [m, b, C] of [m, rows, C]
+                    sums.add(got, rows=at, first_draw=number * members + first)
+    return sums.result()
+
+
+def _padded(x: Tensor, rows: int) -> Tensor:
+    """x with its last row repeated up to `rows`: every batch then uses as many random numbers."""
+    missing = rows - len(x)
+    return x if missing <= 0 else torch.cat([x, x[-1:].expand(missing, *x.shape[1:])])
+
+
+def _forward(
+    net: nn.Module,
+    params: Params,
+    x: Tensor,
+    stream: int,
+    bf16: bool,
+    engine: Engine,
+    noise: list[Tensor] | None,
+) -> Tensor:
+    with seeded(stream, x.device):
+        if engine == "vmap" and noise is None:
+            fused = fused_forward(net, params, x, seed=stream)
+            if fused is None and bf16:
+                chosen = torch.tensor([stream], device=x.device)
+                fused = resnet_forward(net, params, x, seed=chosen)
+            if fused is not None:
+                return fused
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
+            return forward(net, params, x, engine=engine, noise=noise)

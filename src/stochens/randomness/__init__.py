@@ -1,0 +1,1 @@
+"""Random numbers that depend only on what they are for."""

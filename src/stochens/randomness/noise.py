@@ -1,0 +1,224 @@
+"""Where layers take their noise from: torch's stream, one stream for each member, or tensors.
+
+Layers ask for `bernoulli` masks and `normal` numbers. Inside `member_noise` a draw depends only on
+(member, seed of the pass, how many draws came before), so that a member sees the same noise in
+whatever block it is trained, and on whatever device. Inside `given` each request takes the next of
+some tensors, so that a stochastic network is a plain function of its inputs and its noise.
+Elsewhere (through torch.compile, in prediction) torch draws for all members at once.
+"""
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from stochens.errors import InputError
+from stochens.randomness.hashed import GOLDEN, mix, wrapped
+
+Shape = torch.Size | tuple[int, ...]
+# (members [M], seed [1], number of the draw, shape) -> [M, *shape] int32, every bit random
+Words = Callable[[Tensor, Tensor, int, Shape], Tensor]
+Kind = Literal["uniform", "normal"]
+
+_functorch: Any = torch._C._functorch
+
+
+class Source(Protocol):
+    def mask(self, keep: float, shape: Shape, like: Tensor) -> Tensor: ...
+    def normal(self, like: Tensor) -> Tensor: ...
+
+
+_sources: dict[int, Source] = {}  # of each thread that has one; torch.compile sees it empty
+
+
+def _source() -> Source | None:
+    return _sources.get(threading.get_ident()) if _sources else None
+
+
+def bernoulli(keep: float, shape: Shape, like: Tensor) -> Tensor:
+    """z ~ Bernoulli(keep), as a boolean mask; fresh for each member under vmap."""
+    source = _source()
+    if source is None:
+        return torch.rand(shape, device=like.device) < keep
+    return source.mask(keep, shape, like)
+
+
+def normal(like: Tensor) -> Tensor:
+    """eps ~ N(0, 1) of the shape, type and device of `like`, likewise."""
+    source = _source()
+    return torch.randn_like(like) if source is None else source.normal(like)
+
+
+@contextlib.contextmanager
+def _from(source: Source) -> Iterator[None]:
+    thread = threading.get_ident()
+    before = _sources.get(thread)
+    _sources[thread] = source
+    try:
+        yield
+    finally:
+        if before is None:
+            del _sources[thread]
+        else:
+            _sources[thread] = before
+
+
+# -- a stream for each member ---------------------------------------------------------------------
+
+
+def hashed_words(members: Tensor, seed: Tensor, draw: int, shape: Shape) -> Tensor:
+    """splitmix64, in plain torch; kernels/noise.hpp is the same function."""
+    stream = wrapped((draw + 1) * GOLDEN)
+    keys = mix(mix(members * GOLDEN + seed) + stream)  # [M]
+    count = math.prod(shape)
+    index = torch.arange((count + 1) // 2, device=members.device)
+    pairs = mix(keys.unsqueeze(1) + (index + 1) * GOLDEN)  # two words in each
+    return pairs.view(torch.int32)[:, :count].reshape(len(members), *shape)
+
+
+class _Pass:
+    """One forward pass of all members."""
+
+    def __init__(self, members: Tensor, seed: Tensor, words: Words) -> None:
+        self.members, self.seed, self.words = members, seed, words
+        self.draws = 0  # made so far
+        self.level: int | None = None  # of the vmap over members
+        self.turn = members  # whose it is: all members', but where there is no vmap
+
+    def mask(self, keep: float, shape: Shape, like: Tensor) -> Tensor:
+        return self._words(shape) < min(round(keep * 2**32) - 2**31, 2**31 - 1)
+
+    def normal(self, like: Tensor) -> Tensor:
+        """By the Box-Muller transform."""
+        words = self._words((2, *like.shape)).double()
+        u = (words + (2**31 + 0.5)) * 2.0**-32  # in (0, 1)
+        return ((-2 * u[0].log()).sqrt() * (2 * math.pi * u[1]).cos()).to(like.dtype)
+
+    def _words(self, shape: Shape) -> Tensor:
+        """int32 of the shape, every bit random, for the member whose layer asks."""
+        words = self.words(self.turn, self.seed, self.draws, shape)  # [m, *shape]
+        self.draws += 1
+        if self.level is None:
+            return words.squeeze(0)
+        batched: Tensor = _functorch._add_batch_dim(words, 0, self.level)
+        return batched
+
+
+@contextlib.contextmanager
+def member_noise(members: Tensor, seed: Tensor, words: Words = hashed_words) -> Iterator[None]:
+    """Inside, members [M] of a pass with this seed [1] draw from streams of their own, on the
+    device of both, which are int64."""
+    with _from(_Pass(members, seed, words)):
+        yield
+
+
+def over_members(call: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..., Any]:
+    """vmap over the member axis; "different": each member draws its own noise."""
+
+    def at_level(*args: Any) -> Any:
+        now = _source()
+        if not isinstance(now, _Pass):
+            return call(*args)
+        before, now.level = now.level, _functorch.maybe_current_level()
+        try:
+            return call(*args)
+        finally:
+            now.level = before
+
+    mapped: Callable[..., Any] = vmap(at_level, in_dims=in_dims, randomness="different")
+    return mapped
+
+
+def one_by_one(call: Callable[[int], Tensor], count: int) -> Tensor:
+    """call(k) for each of so many members, stacked; each draws what it would draw under vmap."""
+    now = _source()
+    if not isinstance(now, _Pass):
+        return torch.stack([call(k) for k in range(count)])
+    first, outputs = now.draws, []
+    for k in range(count):
+        now.draws, now.turn = first, now.members[k : k + 1]
+        outputs.append(call(k))
+    now.turn = now.members
+    return torch.stack(outputs)
+
+
+# -- noise as an input ----------------------------------------------------------------------------
+
+
+class Request(NamedTuple):
+    """What a layer asked for: numbers from U(0, 1) or N(0, 1), of some shape."""
+
+    kind: Kind
+    shape: tuple[int, ...]
+
+
+class _Given:
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._count, self._left = len(tensors), iter(tensors)
+
+    def mask(self, keep: float, shape: Shape, like: Tensor) -> Tensor:
+        return self._next(shape) < keep
+
+    def normal(self, like: Tensor) -> Tensor:
+        return self._next(like.shape).to(like.dtype)
+
+    def _next(self, shape: Shape) -> Tensor:
+        tensor = next(self._left, None)
+        if tensor is None:
+            raise InputError(f"the network asks for noise more than {self._count} times")
+        pairs = zip(reversed(tensor.shape), reversed(tuple(shape)), strict=False)
+        if tensor.dim() > len(shape) or any(a != 1 and a != b for a, b in pairs):
+            raise InputError(
+                f"noise {tuple(tensor.shape)} of one example does not fit {tuple(shape)}: the "
+                "network merges the batch with other axes, so its examples cannot share noise"
+            )
+        return tensor
+
+
+@contextlib.contextmanager
+def given(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Inside, the k-th request gets the k-th tensor, which must broadcast to what is asked for;
+    a mask is where its numbers, from U(0, 1), are below the share that is kept.
+
+    >>> with given([torch.tensor([[0.2, 0.7]])]):
+    ...     bernoulli(0.5, (3, 2), torch.zeros(3, 2))
+    tensor([[ True, False]])
+    """
+    with _from(_Given(tensors)):
+        yield
+
+
+class _Recorded:
+    def __init__(self) -> None:
+        self.found: list[Request] = []
+
+    def mask(self, keep: float, shape: Shape, like: Tensor) -> Tensor:
+        self.found.append(Request("uniform", tuple(shape)))
+        return torch.rand(shape).to(like.device) < keep
+
+    def normal(self, like: Tensor) -> Tensor:
+        self.found.append(Request("normal", tuple(like.shape)))
+        return torch.randn_like(like)
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[Request]]:
+    """Inside, noise is drawn as ever, and what is asked for is noted."""
+    source = _Recorded()
+    with _from(source):
+        yield source.found
+
+
+def drawn(requests: Sequence[Request], count: int, *, seed: int) -> list[Tensor]:
+    """`count` draws of everything that was asked for, each [count, *shape], float32 on the CPU."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = {"uniform": torch.rand, "normal": torch.randn}
+    return [
+        draw[kind](count, *shape, generator=generator, dtype=torch.float32)
+        for kind, shape in requests
+    ]

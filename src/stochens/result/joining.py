@@ -1,0 +1,64 @@
+"""Members or chains that were made apart, as one posterior."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from stochens.errors import InputError
+from stochens.members import join
+from stochens.result.chains import Chains
+from stochens.result.history import History
+from stochens.result.posterior import Posterior
+from stochens.spread import join_spreads
+
+SHARED = ("recipe", "likelihood", "data_size", "sample_weight", "prior_precision", "seed")
+
+
+def join_posteriors(posteriors: Sequence[Posterior]) -> Posterior:
+    """Members that were trained apart, as one posterior, in order.
+
+    They must be of the same network, method, data size and weights, and no member may come twice.
+
+    >>> import stochens
+    >>> net, data = stochens.MLP(2, 5, 2), stochens.toy_set("a", n=40)
+    >>> parts = [stochens.fit(net, data, members=ids, epochs=1) for ids in (range(2), range(2, 5))]
+    >>> join_posteriors(parts).params["0.weight"].shape  # [M, 5, 2]
+    torch.Size([5, 5, 2])
+    """
+    if not posteriors:
+        raise InputError("nothing to join")
+    first, *others = posteriors
+    for other in others:
+        for field in SHARED:
+            if getattr(first, field) != getattr(other, field):
+                raise InputError(
+                    f"posteriors differ in {field}: {getattr(first, field)} and "
+                    f"{getattr(other, field)}"
+                )
+        if {n: p.shape[1:] for n, p in first.params.items()} != {
+            n: p.shape[1:] for n, p in other.params.items()
+        }:
+            raise InputError("posteriors are of different networks")
+    ids = [member for posterior in posteriors for member in posterior.members]
+    if len(set(ids)) < len(ids):
+        raise InputError("a member is in two of the posteriors; train them with other member ids")
+    histories = [p.history for p in posteriors if p.history is not None]
+    spreads = [p.spread for p in posteriors if p.spread is not None]
+    return dataclasses.replace(
+        first,
+        params=join([p.params for p in posteriors]),
+        members=tuple(ids),
+        history=History.join(histories) if len(histories) == len(posteriors) else None,
+        spread=join_spreads(spreads) if len(spreads) == len(posteriors) else None,
+        chains=None,
+    )
+
+
+def join_chains(posteriors: Sequence[Posterior]) -> Posterior:
+    """Chains of one sampler that ran apart, as one posterior, chain after chain."""
+    joined = join_posteriors(
+        [dataclasses.replace(p, members=()) for p in posteriors]  # draws of each count from 0
+    )
+    parts = [p.chains for p in posteriors if p.chains is not None]
+    assert len(parts) == len(posteriors)
+    members = tuple(range(len(joined)))
+    return dataclasses.replace(joined, members=members, chains=Chains.join(parts))

@@ -1,0 +1,115 @@
+"""The folder that a posterior is saved in: what is written there, read back and checked."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stochens.errors import InputError
+from stochens.files import storage
+from stochens.likelihoods import LIKELIHOODS
+from stochens.members import Builder, Params, builder, shared_by_all, trainable
+from stochens.methods import stochastic
+from stochens.result.chains import Chains
+from stochens.result.history import History
+from stochens.result.recipe import Inputs, Recipe, described
+from stochens.result.trials import Trials
+from stochens.spread import Spread
+
+FORMAT = "stochens posterior 1"
+
+
+def write(path: Any, posterior: Any, *, overwrite: bool) -> None:
+    """One folder of safetensors and JSON, whole or not there."""
+    storage.write_folder(
+        path, FORMAT, tensors(posterior), _description(posterior), overwrite=overwrite
+    )
+
+
+def tensors(posterior: Any) -> dict[str, Tensor]:
+    """Everything that is a tensor, by kind and name."""
+    kinds: dict[str, dict[str, Tensor]] = {
+        "params": posterior.params,
+        "shared": shared_by_all(posterior.net),
+    }
+    if posterior.history is not None:
+        kinds["history"] = posterior.history._asdict()
+    if posterior.spread is not None:
+        kinds |= {f"spread.{part}": v for part, v in posterior.spread._asdict().items()}
+    if posterior.chains is not None:
+        kinds |= posterior.chains.tensors()
+    return {f"{kind}/{name}": t for kind, named in kinds.items() for name, t in named.items()}
+
+
+def _description(posterior: Any) -> dict[str, Any]:
+    """Everything else."""
+    return {
+        **posterior.recipe.description(),
+        "likelihood": described(posterior.likelihood),
+        "members": list(posterior.members),
+        "data_size": posterior.data_size,
+        "sample_weight": posterior.sample_weight,
+        "prior_precision": posterior.prior_precision,
+        "seed": posterior.seed,
+        "engine": posterior.engine,
+        "chains": posterior.chains and posterior.chains.description(),
+        "trials": posterior.trials and posterior.trials.description(),
+        "inputs": posterior.inputs and posterior.inputs._asdict(),
+    }
+
+
+def read(path: Any, net: nn.Module | Builder) -> dict[str, Any]:
+    """The fields of the posterior, on the CPU, for the plain network that it belongs to."""
+    found, about = storage.read_folder(path, FORMAT)
+    kinds: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in found.items():
+        kind, _, name = key.partition("/")
+        kinds.setdefault(kind, {})[name] = tensor
+    params, common = kinds.get("params", {}), kinds.get("shared", {})
+    with storage.reading(path):
+        recipe = Recipe.read(about)
+        likelihood = LIKELIHOODS[about["likelihood"]["name"]](**about["likelihood"]["options"])
+    template = builder(net)()
+    if "log_variance" in params:
+        template = likelihood.prepare(template, torch.zeros(1, params["log_variance"].shape[-1]))
+    template = stochastic(template, recipe.methods, skip=recipe.skip, output=recipe.output)
+    _refuse_another(trainable(template), {name: p[0] for name, p in params.items()}, path)
+    _refuse_another(shared_by_all(template), common, path)
+    template.load_state_dict(common, strict=False)
+    names = list(trainable(template))  # the network's own order, which draws follow
+    with storage.reading(path):
+        return {
+            "net": template,
+            "params": {name: params[name] for name in names},
+            "likelihood": likelihood,
+            "recipe": recipe,
+            "members": tuple(about["members"]),
+            "data_size": about["data_size"],
+            "sample_weight": about.get("sample_weight"),
+            "prior_precision": about["prior_precision"],
+            "seed": about["seed"],
+            "history": History(**kinds["history"]) if "history" in kinds else None,
+            "spread": _spread(kinds, names),
+            "engine": about["engine"],
+            "chains": Chains.read(kinds, about.get("chains")),
+            "inputs": Inputs.read(about.get("inputs")),
+            "trials": Trials.read(about.get("trials")),
+        }
+
+
+def _spread(kinds: dict[str, Params], names: list[str]) -> Spread | None:
+    if "spread.variance" not in kinds:
+        return None
+    parts = (kinds[f"spread.{field}"] for field in Spread._fields)
+    return Spread(*({name: part[name] for name in names} for part in parts))
+
+
+def _refuse_another(wanted: Params, found: Params, path: Any) -> None:
+    for name in [*wanted, *found]:
+        here = tuple(wanted[name].shape) if name in wanted else "absent"
+        there = tuple(found[name].shape) if name in found else "absent"
+        if here != there:
+            raise InputError(
+                f"{path} holds another network: parameter {name!r} is {here} in the network given "
+                f"and {there} in the file"
+            )

@@ -1,0 +1,288 @@
+"""`method="auto"`: short trials of the methods, and a full training by the one that they favour."""
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from stochens import objective
+from stochens.checks import whole, whole_or_none
+from stochens.data.source import Source, source
+from stochens.errors import InputError, Unsuited
+from stochens.files.checkpoints import digest
+from stochens.likelihoods import Likelihood
+from stochens.likelihoods import resolve as likelihood_named
+from stochens.members import builder, trainable
+from stochens.methods import (
+    DropConnect,
+    Dropout,
+    Method,
+    MethodLike,
+    NPDropout,
+    Regular,
+    resolve,
+)
+from stochens.randomness.seeds import TRIALS, derive, seeded
+from stochens.result.posterior import Posterior
+from stochens.result.trials import Trial, Trials
+from stochens.training.outcomes import Outcome, kept_outcomes
+from stochens.training.schedules import rate_for
+
+RATES = (0.02, 0.05, 0.1, 0.2)
+CANDIDATES: tuple[Method, ...] = (
+    Regular(),
+    *(Dropout(p) for p in RATES),
+    *(DropConnect(p) for p in RATES),
+    NPDropout(),
+)
+RULES = ("held-out", "kl", "both")
+SHARE = 4  # a trial has this part of the epochs of the whole training
+SHARED = (  # options of `fit` that trials depend on, as they are given
+    *("members", "epochs", "batch_size", "optimizer", "schedule", "weight_decay", "temperature"),
+    *("prior_precision", "skip", "start", "repulsion", "lost", "seed", "bf16"),
+)
+Fit = Callable[..., Posterior]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Auto:
+    """How `fit(..., method=Auto(...))` chooses its method; method="auto" is Auto().
+
+    Every candidate trains `members` for `epochs` (a quarter of the whole training's when None) on
+    all but a share `held_out` of the data, from the same starts. `by`: "held-out" takes the highest
+    log-likelihood of the held-out examples, "kl" the lowest training KL loss, "both" the lowest KL
+    loss among those whose held-out likelihood is within one standard error of the best. Against
+    NUTS on small sets the first was right most often and the second never, since the entropy of the
+    noise, which the KL loss counts, favours the highest rate (benchmarks/results/auto.md).
+
+    Trials are part of a `checkpoint`: a training that is begun again has those that ended, goes on
+    with the one that was stopped, and comes to the same choice.
+
+    Candidates with a finite sigma (Gaussian) have no rank by KL loss: the others' sigma is machine
+    precision, whose constant is left out, so that the two are on different scales.
+
+    >>> Auto(candidates=["regular", Dropout(0.3)], by="kl").members
+    8
+    """
+
+    candidates: Sequence[MethodLike] = CANDIDATES
+    by: str = "held-out"
+    held_out: float = 0.2
+    members: int = 8
+    epochs: int | None = None
+    draws: int = 8
+
+    def __post_init__(self) -> None:
+        whole(members=self.members, draws=self.draws)
+        whole_or_none(epochs=self.epochs)
+        if self.by not in RULES:
+            raise InputError(f"by must be one of {', '.join(RULES)}, got {self.by!r}")
+        if not 0 < self.held_out < 1:
+            raise InputError(f"held_out must be a share in (0, 1), got {self.held_out!r}")
+        if isinstance(self.candidates, str | Method) or not self.candidates:
+            raise InputError(f"candidates must be a list of methods, got {self.candidates!r}")
+        labels = [label(c) for c in self.candidates]
+        if len(set(labels)) < len(labels):
+            raise InputError(f"a candidate stands there twice: {', '.join(labels)}")
+
+
+def label(method: MethodLike) -> str:
+    """A method in a word or two.
+
+    >>> label(Dropout(0.2)), label(["np-dropout", "gaussian"])
+    ('dropout 0.2', 'np-dropout + gaussian')
+    """
+    return " + ".join(_one(m) for m in resolve(method))
+
+
+def _one(method: Method) -> str:
+    said = [m for m in dataclasses.fields(method) if m.name not in ("skip", "p")]
+    plain = type(method)()
+    other = [
+        f"{f.name}={getattr(method, f.name)}"
+        for f in said
+        if getattr(method, f.name) != getattr(plain, f.name)
+    ]
+    rate = [str(method.p)] if hasattr(method, "p") else []
+    return " ".join([method.name, *rate, *other])
+
+
+def fit_best(fit: Fit, net: Any, data: Any, auto: Auto, options: dict[str, Any]) -> Posterior:
+    """Trials, the choice, and a full training by `fit` with it. `options` are the caller's."""
+    if not isinstance(options["start"], str):
+        raise InputError("method='auto' needs start='default' or 'prior': Params fit one method")
+    trials, best = run(fit, net, data, auto, options)
+    show = options["progress"]
+    if sys.stderr.isatty() if show is None else show:
+        Console(stderr=True).print(trials.table())
+    posterior = fit(net, data, method=best, **options)
+    return dataclasses.replace(posterior, trials=trials)
+
+
+def run(
+    fit: Fit, net: Any, data: Any, auto: Auto, options: dict[str, Any]
+) -> tuple[Trials, MethodLike]:
+    """The trials alone, and the candidate that they favour."""
+    given = source(data, options["sample_weight"])
+    part, held, weights = _split(given, auto.held_out, int(options["seed"]))
+    place = options["checkpoint"]
+    own = options | {
+        "members": auto.members,
+        "epochs": auto.epochs or max(1, math.ceil(int(options["epochs"]) / SHARE)),
+        "sample_weight": part.weights,
+        "seed": derive(int(options["seed"]), TRIALS),
+        "log": None,
+        "collect": None,
+    }
+    like = likelihood_named(options["likelihood"])
+    y = like.check_targets(held.y)
+    settings = {} if place is None else _settings(net, auto, own, like, part, held, weights)
+    with kept_outcomes(place, settings) as outcomes:
+        for number, method in enumerate(auto.candidates):
+            if number < len(outcomes):
+                continue  # kept by a run that was stopped
+            keep = {"checkpoint": outcomes.folder(number)}
+            try:
+                posterior = fit(net, (part.x, part.y), method=method, **own | keep)
+            except Unsuited as error:  # a network without a layer that this method could take
+                outcomes.add(label(method), str(error))
+                continue
+            p = posterior.predict(held.x, draws=auto.draws, keep_draws=True)
+            outcomes.add(label(method), _outcome(posterior, p.log_prob(y)))
+    if not outcomes.found:
+        raise Unsuited(next(iter(outcomes.refused.values())))
+    rows = _rows(outcomes.found, weights)
+    chosen, reason = choice(rows, auto.by)
+    trials = Trials(rows, chosen, reason, outcomes.refused)
+    return trials, next(m for m in auto.candidates if label(m) == chosen)
+
+
+def _settings(
+    net: Any,
+    auto: Auto,
+    own: dict[str, Any],
+    like: Likelihood,
+    part: Source,
+    held: Source,
+    weights: Tensor,
+) -> dict[str, Any]:
+    """What trials that go on must share with those before them; how they are run is no part."""
+    with seeded(own["seed"]):
+        plain = builder(net)()
+    all_members = {n: t for n, t in plain.state_dict().items() if n not in trainable(plain)}
+    data = {"x": part.x, "y": part.y, "held x": held.x, "held y": held.y, "of held": weights}
+    if part.weights is not None:
+        data["weights"] = part.weights
+    return {
+        **{name: own[name] for name in SHARED},
+        "lr": rate_for(own["optimizer"], own["lr"]),
+        "network": str(plain),
+        "shared": digest(all_members),
+        "likelihood": {"name": like.name, "options": like.options()},
+        "data": digest(data),
+        "draws": auto.draws,
+        "candidates": {
+            label(c): [{"name": m.name, "options": m.options()} for m in resolve(c)]
+            for c in auto.candidates
+        },
+    }
+
+
+def _split(given: Source, share: float, seed: int) -> tuple[Source, Source, Tensor]:
+    """A part to train on, a part to hold out, and what the rows of the latter count, of sum 1."""
+    if given.loader is not None or given.sets > 1:
+        what = "a DataLoader" if given.loader is not None else "Replicas"
+        raise InputError(f"method='auto' holds data out, so it needs one set in memory, not {what}")
+    count = round(share * given.size)
+    if count < 2 or count > given.size - 1:
+        raise InputError(
+            f"method='auto' would hold {count} of {given.size} examples out; it needs at least 2, "
+            "and 1 to train on"
+        )
+    generator = torch.Generator().manual_seed(derive(seed, TRIALS, 1))
+    order = torch.randperm(given.size, generator=generator).to(given.x.device)
+    held, rest = order[:count], order[count:]
+    per_row = given.examples / given.size
+    all_weights = given.weights
+    if all_weights is None:
+        all_weights = torch.ones(given.size, dtype=torch.float64, device=given.x.device)
+    weights = all_weights.double() * per_row
+    part = Source(given.x[rest], given.y[rest], len(rest), weights=weights[rest])
+    of_held = weights[held].cpu() / weights[held].sum().cpu()
+    return part, Source(given.x[held], given.y[held], count), of_held
+
+
+def _outcome(posterior: Posterior, log_p: Tensor) -> Outcome:
+    history = posterior.history
+    assert history is not None
+    parts = objective.mixtures(posterior.net, posterior.params)
+    return Outcome(
+        log_p=log_p,
+        loss=history.loss[-1].double(),
+        loss_sd=history.loss_sd[-1],
+        stochasticity=torch.tensor(objective.stochasticity(parts), dtype=torch.float64),
+        ranked=torch.tensor(all(part.sigma is None for part in parts)),
+    )
+
+
+def _rows(found: dict[str, Outcome], weights: Tensor) -> tuple[Trial, ...]:
+    means = {name: float((weights * one.log_p).sum()) for name, one in found.items()}
+    best = max(means, key=lambda name: means[name])
+    rows = []
+    for name, one in found.items():
+        loss = one.loss  # [M]
+        below = found[best].log_p - one.log_p
+        rows.append(
+            Trial(
+                label=name,
+                kl=float(loss.mean()) if one.ranked else None,
+                kl_fluctuation=float(one.loss_sd.mean()),
+                kl_error=float(loss.std() / len(loss) ** 0.5) if len(loss) > 1 else 0.0,
+                stochasticity=float(one.stochasticity),
+                held_out=means[name],
+                held_out_error=_error(one.log_p, weights),
+                gap=float((weights * below).sum()),
+                gap_error=_error(below, weights),
+            )
+        )
+    return tuple(rows)
+
+
+def _error(values: Tensor, weights: Tensor) -> float:
+    """The standard error of a weighted mean of independent values; weights of sum 1."""
+    mean = (weights * values).sum()
+    n = len(values)
+    return float(((weights * (values - mean)).square().sum() * n / (n - 1)).sqrt())
+
+
+def choice(rows: Sequence[Trial], by: str) -> tuple[str, str]:
+    """The label of the candidate that the rule takes, and the rule's words for it."""
+    best = max(rows, key=lambda row: row.held_out)
+    ranked = [row for row in rows if row.kl is not None]
+    if by == "kl":
+        if not ranked:
+            raise InputError("no candidate has a rank by KL loss; use by='held-out'")
+        low = min(ranked, key=_kl)
+        others = len(ranked) - 1
+        return low.label, f"{low.label}: the lowest KL loss, {_kl(low):.1f} nats, {others} others"
+    top = f"{best.label}: the highest held-out log-likelihood, {best.held_out:.4f}"
+    near = [row for row in rows if row.gap <= row.gap_error]
+    beside = [row.label for row in near if row.label != best.label]
+    if by == "held-out" or not beside:
+        told = f"within one standard error: {', '.join(beside)}" if beside else "alone there"
+        return best.label, f"{top}; {told}"
+    able = [row for row in near if row.kl is not None]
+    low = min(able, key=_kl) if able else best
+    return low.label, (
+        f"{low.label}: the lowest KL loss of the {len(near)} whose held-out log-likelihood is "
+        f"within one standard error of the best ({best.label}, {best.held_out:.4f})"
+    )
+
+
+def _kl(row: Trial) -> float:
+    return math.inf if row.kl is None else row.kl

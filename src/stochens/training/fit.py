@@ -1,0 +1,275 @@
+"""`fit`: everything that is checked, chosen and prepared before the loop, and what comes of it."""
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stochens import likelihoods, methods
+from stochens.checks import (
+    check_network,
+    member_ids,
+    positive,
+    probe_outputs,
+    whole,
+    whole_or_none,
+)
+from stochens.cluster.connect import Engines, Ray, asked
+from stochens.cluster.folder import refuse_url
+from stochens.data.source import source
+from stochens.errors import InputError, Unsuited
+from stochens.files.checkpoints import EVERY, digest
+from stochens.kernels.fused import fused_nll
+from stochens.likelihoods import Likelihood
+from stochens.members import Builder, Params, builder, move
+from stochens.memory import chosen_device, member_bytes, members_that_fit
+from stochens.methods import MethodLike, output_layer, stochastic
+from stochens.progress import Log, Show, log_to, progress_bar
+from stochens.randomness.seeds import RETRY, derive, seeded
+from stochens.result.joining import join_posteriors
+from stochens.result.posterior import Posterior
+from stochens.result.recipe import Inputs, Recipe
+from stochens.training.auto import Auto, fit_best
+from stochens.training.blocks import in_blocks, report_lost, tried_again, without_lost
+from stochens.training.engines import choose_engine
+from stochens.training.folder import held_by, identity, keeper, size_kept
+from stochens.training.loop import Collector, Settings, Trained, steps_per_epoch, train
+from stochens.training.machines import checked_here, home, over_machines
+from stochens.training.schedules import rate_for, schedule_named
+from stochens.training.starts import first_params
+
+
+def fit(
+    net: nn.Module | Builder,
+    data: Any,
+    *,
+    method: MethodLike | Auto = "dropout",
+    members: int | Sequence[int] = 50,
+    sample_weight: Any = None,
+    epochs: int = 100,
+    batch_size: int | None = 128,
+    optimizer: str = "adam",
+    lr: float | None = None,
+    schedule: str = "cosine",
+    weight_decay: float = 0.0,
+    prior_precision: float = 1.0,
+    temperature: float = 1.0,
+    likelihood: str | Likelihood = "categorical",
+    skip: str | Sequence[str] = (),
+    start: str | Params = "default",
+    repulsion: float | None = None,
+    lost: str = "retry",
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    bf16: bool = False,
+    chunk: int | None = None,
+    engine: Engines = "auto",
+    progress: Show = None,
+    log: str | Log | None = None,
+    collect: Callable[[], Collector] | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: float = EVERY,
+) -> Posterior:
+    """Train a stochastic ensemble by variational inference, all members in one program.
+
+    Each member minimises  mean NLL + temperature * KL / N;  losses are summed over members, so that
+    they stay independent.
+
+    net: a function that builds a network (each member its own initialisation, as its author wrote
+        it), or a module (each member initialised again through its layers' own resets).
+    data: (x [N, ...], y [N]), a Dataset (read once), a DataLoader (streamed: every member sees
+        its batches in its order), or Replicas: several sets, member k learns from set k mod D.
+    method: a name, a Method with options, or several that compose, e.g. [Dropout(0.1), Gaussian()].
+        "auto" (or Auto with options) runs short trials of the methods first, on a part of the data,
+        and takes the one they favour; `posterior.trials` tells.
+    members: how many, or which: `members=range(50, 100)` adds to an earlier run of 50.
+    sample_weight: [N], not negative: a row of weight w counts as w equal rows, so N becomes their
+        sum; batches are drawn row by row whatever the weights. Kernels do not serve it.
+    batch_size: None for the whole data set.
+    optimizer: "adam", "adamw" or "sgd" (Nesterov). schedule: "cosine", "step" (divided by 10 at 1/2
+        and 3/4, with a fresh optimiser) or "constant". weight_decay: on top of the prior's L2.
+    prior_precision: lambda of the prior N(0, 1 / lambda) on all parameters.
+    likelihood: "categorical", "gaussian" (one noise, learned), "heteroscedastic", or an object.
+    skip: name patterns of layers that get no noise.
+    start: "default", "prior" (a draw from it), or Params to go on from.
+    repulsion: sigma of the repulsive force between members; None for none (its value at machine
+        precision). It couples the members.
+    lost: what becomes of members whose loss or parameters are no numbers any more: "retry" (they
+        are trained again from other seeds, three times at most, and then left out), "drop" (left
+        out) or "keep". The others are the same in any case.
+    chunk: members trained together; chosen by the memory that is free when None.
+    engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "compile" (vmap through
+        torch.compile: a minute to begin with, and then the fastest for large networks on a GPU),
+        "vmap" or "loop"; "ray" or Ray(address, ...) for blocks of members on many machines, the
+        same as on one (docs/cluster.md), where `chunk` is the size of a block.
+    log: a function (epoch, values), "tensorboard[:DIR]" or "wandb[:PROJECT]".
+    checkpoint: a folder to save the training in, every `checkpoint_every` seconds and when Ctrl-C
+        or SIGTERM ends it. The same call finds it there and goes on, to the same end. With Ray,
+        a folder that all machines reach, or a URL such as s3://BUCKET/RUN.
+
+    >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+    >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> posterior = fit(net, (x, (x[:, 0] > 0).long()), members=4, epochs=2)
+    >>> posterior.predict(x).probs.shape
+    torch.Size([4, 60, 2])
+    """
+    options = dict(locals())
+    if isinstance(method, Auto) or method == "auto":
+        rest = {k: v for k, v in options.items() if k not in ("net", "data", "method")}
+        whole(epochs=epochs)  # before the trials
+        member_ids(members)
+        return fit_best(fit, net, data, method if isinstance(method, Auto) else Auto(), rest)
+    ids, seed = member_ids(members), int(seed)
+    cluster = asked(engine)
+    way = cluster.within if cluster is not None else str(engine)
+    whole(epochs=epochs)
+    whole_or_none(batch_size=batch_size, chunk=chunk)
+    positive(prior_precision=prior_precision)
+    if not 0 <= temperature < math.inf:
+        raise InputError(f"temperature must not be negative, got {temperature!r}")
+    if repulsion is not None:
+        positive(repulsion=repulsion)
+    if lost not in ("retry", "drop", "keep"):
+        raise InputError(f"lost must be 'retry', 'drop' or 'keep', got {lost!r}")
+    if cluster is None:
+        refuse_url(checkpoint)
+    elif repulsion is not None or log is not None:
+        what = (
+            "repulsion couples all members" if repulsion is not None else "log is for one machine"
+        )
+        raise InputError(f"{what}, and cannot go with engine='ray'")
+    rules = tuple(methods.resolve(method))
+    like = likelihoods.resolve(likelihood)
+    place = chosen_device(device)
+    if bf16 and place.type != "cuda" and (cluster is None or device is not None):
+        raise InputError(f"bf16 is for CUDA, got device {place.type!r}")
+    if cluster is not None:
+        place = torch.device("cpu")  # of what is checked here; blocks have places of their own
+    schedule_named(schedule)
+    rate = rate_for(optimizer, lr)
+
+    given = source(data, sample_weight)
+    y = like.check_targets(given.y)
+    build = builder(net)
+    with seeded(derive(seed)):
+        plain = build()
+    check_network(plain)
+    if given.loader is not None and way == "compile":
+        raise InputError("engine='compile' needs the data in memory, not a DataLoader")
+    plain = like.prepare(plain, y)
+    few = given.x[:4].cpu()
+    like.check_outputs(probe_outputs(plain, few), y)
+    patterns = (skip,) if isinstance(skip, str) else tuple(skip)
+    recipe = Recipe(methods=rules, skip=patterns, output=output_layer(plain, few))
+    template = stochastic(plain, rules, skip=recipe.skip, output=recipe.output)
+
+    prepared = build.then(lambda net: like.prepare(net, y))
+    here = checked_here(ids, start, cluster)
+    params = first_params(template, prepared, start, here, seed, prior_precision)
+    chosen = choose_engine(way, template, params, few)
+    batch = min(batch_size or given.size, given.size)
+    settings = Settings(
+        epochs=epochs,
+        batch_size=batch,
+        optimizer=optimizer,
+        lr=rate,
+        weight_decay=weight_decay,
+        schedule=schedule,
+        prior_precision=prior_precision,
+        temperature=temperature,
+        repulsion=repulsion,
+        seed=seed,
+        device=place,
+        bf16=bf16,
+        engine=chosen,
+        fast=way in ("auto", "fused", "compile"),
+        compile=way == "compile",
+    )
+    if cluster is not None:
+        each = member_bytes(template, few, batch_size=batch)
+        return _on_machines(cluster, options, ids, chunk, each)
+    together = size_kept(checkpoint, ids, chunk) or chunk
+    together = together or members_that_fit(template, few, batch_size=batch, device=place)
+    if repulsion is not None and together < len(ids):
+        raise InputError(
+            f"repulsion couples all {len(ids)} members, but only {together} fit into memory at "
+            "once; use fewer members or a smaller batch_size"
+        )
+    template.to(place)
+    weights = None if given.weights is None else given.weights.to(place)
+    on_device = given._replace(x=given.x.to(place), y=y.to(place), weights=weights)
+    if way == "fused" and weights is not None:
+        raise InputError("engine='fused' knows no sample_weight; use engine='auto'")
+    if way == "fused" and fused_nll(template, like, on_device.x, y, ids, seed) is None:
+        raise Unsuited(
+            "engine='fused' runs chains of small Linear layers and activations on a CPU with a C++ "
+            "compiler, not this network; use engine='auto'"
+        )
+    write_log = log_to(log)  # last, since a logger writes files as soon as it exists
+    step_count = settings.epochs * steps_per_epoch(on_device, settings)
+    whose = identity(settings, template, like, recipe, on_device) if checkpoint else {}
+    with contextlib.ExitStack() as held:
+        stop = held_by(held, checkpoint)
+        total = step_count * len(ids)
+        bar = held.enter_context(progress_bar("training", total=total, show=progress))
+
+        def block(part: Params, own: tuple[int, ...], *, seed: int = seed, name: str) -> Trained:
+            watch = collect() if collect else None
+            folder = None if checkpoint is None else Path(checkpoint) / name
+            keep = keeper(folder, checkpoint_every, whose, part, own, watch, stop)
+            return train(
+                template,
+                move(part, place),
+                on_device,
+                like,
+                own,
+                dataclasses.replace(settings, seed=seed),
+                watch,
+                bar,
+                write_log,
+                keep,
+            )
+
+        trained = in_blocks(block, params, ids, together, coupled=repulsion is not None)
+        if lost == "retry" and isinstance(start, str) and repulsion is None:
+
+            def once_more(own: tuple[int, ...], attempt: int) -> Trained:
+                anew = derive(seed, RETRY, attempt)
+                fresh = first_params(template, prepared, start, own, anew, prior_precision)
+                once = functools.partial(block, seed=anew)
+                return in_blocks(once, fresh, own, together, prefix=f"again-{attempt}-")
+
+            trained = tried_again(trained, ids, once_more)
+    if trained.lost:
+        report_lost(trained.lost, ids, "kept as they are" if lost == "keep" else "left out")
+    if lost != "keep":
+        trained, ids = without_lost(trained, ids)
+    return Posterior(
+        net=template.eval(),
+        params=trained.params,
+        likelihood=like,
+        recipe=recipe,
+        members=ids,
+        data_size=int(given.examples) if given.examples.is_integer() else given.examples,
+        sample_weight=None if weights is None else digest({"weights": weights})[:16],
+        prior_precision=prior_precision,
+        seed=seed,
+        history=trained.history,
+        spread=trained.spread,
+        engine=chosen,
+        inputs=Inputs.of(given.x),
+    )
+
+
+def _on_machines(
+    cluster: Ray, options: dict[str, Any], ids: tuple[int, ...], chunk: int | None, each: int
+) -> Posterior:
+    """The same call in blocks; each finds its checkpoints under its own name."""
+    blocks = over_machines(cluster, fit, options, ids, size=chunk, bytes_each=each)
+    return join_posteriors(blocks).to(home(options["device"]))

@@ -1,0 +1,87 @@
+"""The folder of a training's checkpoints: who may work there, and what may go on from it."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stochens.data.source import Source
+from stochens.errors import InputError
+from stochens.files.checkpoints import Checkpoints, Keeper, alone_in, as_read, digest, stoppable
+from stochens.likelihoods import Likelihood
+from stochens.members import Params, trainable
+from stochens.result.recipe import Recipe, described
+from stochens.training.loop import Collector, Settings
+
+FORMAT = "stochens training 1"
+Stop = Callable[[], BaseException | None]
+
+
+def held_by(stack: contextlib.ExitStack, checkpoint: str | Path | None) -> Stop:
+    """The checkpoint folder is ours alone, and signals wait for the end of a step."""
+    if checkpoint is None:
+        return lambda: None
+    stack.enter_context(alone_in(checkpoint))
+    return stack.enter_context(stoppable())
+
+
+def size_kept(checkpoint: str | Path | None, ids: tuple[int, ...], chunk: int | None) -> int | None:
+    """Of the blocks that are kept there: memory may be another now, and noise is drawn by block."""
+    for path in sorted(Path(checkpoint).glob("members-*/0*")) if checkpoint else ():
+        first, last = (int(word) for word in path.parent.name.split("-")[1:])
+        if first in ids and last in ids:
+            size = ids.index(last) - ids.index(first) + 1
+            if chunk not in (None, size) and size < len(ids):
+                raise InputError(
+                    f"{checkpoint} holds blocks of {size} members, which cannot go on in blocks of "
+                    f"chunk = {chunk}; leave chunk out, or choose another folder"
+                )
+            return size if chunk is None else chunk
+    return None
+
+
+def identity(
+    settings: Settings, template: nn.Module, like: Likelihood, recipe: Recipe, data: Source
+) -> dict[str, Any]:
+    """What a training that goes on must share with the one before it; how it is run is no part."""
+    plain = dataclasses.asdict(settings)
+    for how in ("device", "fast", "compile"):
+        del plain[how]
+    own = trainable(template)
+    shared = {n: t for n, t in template.state_dict().items() if n not in own}
+    in_memory = {"x": data.x, "y": data.y} if data.loader is None else {}
+    if data.weights is not None:
+        in_memory["weights"] = data.weights
+    if data.total is not None:
+        in_memory["total"] = torch.tensor(data.total, dtype=torch.float64)
+    return as_read(
+        {
+            **plain,
+            "network": str(template),
+            "shared": digest(shared),
+            "methods": [described(method) for method in recipe.methods],
+            "likelihood": described(like),
+            "data": digest(in_memory),
+        }
+    )
+
+
+def keeper(
+    folder: Path | None,
+    every: float,
+    whose: dict[str, Any],  # as `identity` says
+    part: Params,
+    own: tuple[int, ...],
+    watch: Collector | None,
+    stop: Stop,
+) -> Keeper:
+    """That of a block of members, which has a folder of its own."""
+    if folder is None:
+        return Keeper(None, whose, stop)
+    collected = {} if watch is None else watch.settings()
+    block = as_read({"members": own, "start": digest(part), "averages": collected})
+    return Keeper(Checkpoints(folder, FORMAT, every=every), whose | block, stop)

@@ -1,0 +1,305 @@
+"""The one training loop: all members at once, each as if it were alone."""
+
+import contextlib
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from stochens import objective
+from stochens.data.source import Source
+from stochens.files.checkpoints import Keeper
+from stochens.kernels.fused import fused_nll
+from stochens.kernels.mlp import alone_on_the_cores
+from stochens.kernels.noise import words
+from stochens.kernels.resnet import resnet_nll
+from stochens.likelihoods import Likelihood
+from stochens.members import Engine, Params
+from stochens.progress import Bar, Log
+from stochens.randomness.noise import member_noise
+from stochens.randomness.seeds import NOISE, derive, member_seed, permutations, seeded
+from stochens.result.history import History, Recorder
+from stochens.spread import Spread
+from stochens.training.schedules import optimizer_named, restarts, schedule_named
+from stochens.training.snapshot import put_back, taken
+from stochens.training.step import Batch, Eager, Loss, LossOf, Step, replayed
+
+
+class Collector(Protocol):
+    """Watches the parameters of a block of members while they train (SWA, SWAG)."""
+
+    def update(self, params: Params, *, step: int, steps: int) -> None: ...
+
+    def finish(self, params: Params) -> tuple[Params, Spread | None]: ...
+
+    def state(self) -> Params:
+        """To go on with later; `restore` takes it back."""
+
+    def restore(self, state: Params) -> None: ...
+
+    def settings(self) -> dict[str, Any]:
+        """What one that goes on must share with the one before it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the loop needs to know; `fit` checks it."""
+
+    epochs: int
+    batch_size: int
+    optimizer: str
+    lr: float
+    weight_decay: float
+    schedule: str
+    prior_precision: float
+    temperature: float
+    repulsion: float | None
+    seed: int
+    device: torch.device
+    bf16: bool
+    engine: Engine
+    fast: bool  # whether kernels and CUDA graphs may do the work
+    compile: bool  # whether torch.compile does
+
+
+class Lost(NamedTuple):
+    """When a member's loss was no number for the first time, and what it was."""
+
+    step: int  # -1: never, but its parameters are none
+    loss: float
+
+
+class Trained(NamedTuple):
+    params: Params
+    spread: Spread | None
+    history: History
+    lost: dict[int, Lost]  # by member
+
+
+def train(
+    net: nn.Module,
+    start: Params,
+    data: Source,
+    likelihood: Likelihood,
+    members: tuple[int, ...],
+    settings: Settings,
+    collector: Collector | None,
+    bar: Bar,
+    log: Log | None,
+    keep: Keeper,
+) -> Trained:
+    """Train one block of members: the loop itself. It goes on from what `keep` has found."""
+    params = {name: p.detach().clone().requires_grad_() for name, p in start.items()}
+    loss_of, context = _loss(net, params, data, likelihood, members, settings)
+    rate = schedule_named(settings.schedule)
+    per_epoch = steps_per_epoch(data, settings)
+    steps = settings.epochs * per_epoch
+    fresh = restarts(settings.schedule, steps)
+    recorder = Recorder(len(members), settings.device)
+    optimizer = optimizer_named(
+        settings.optimizer,
+        params.values(),
+        lr=settings.lr,
+        weight_decay=settings.weight_decay,
+        capturable=_recordable(data, settings),
+    )
+    move: Step = Eager(params, loss_of, optimizer, recorder)
+    held = (params, optimizer, recorder, collector, settings.device)
+    net.train()
+    seed = member_seed(settings.seed, members[0], NOISE)
+    with context, _on(settings.device), seeded(seed, settings.device):
+        step = _go_on(keep, held)
+        bar.advance(step * len(members))
+        done, began = step, time.monotonic()
+        for epoch, batches in _epochs(data, members, settings, first=step):
+            for batch in batches:
+                if step == done and isinstance(move, Eager) and _recordable(data, settings):
+                    move = replayed(move, batch)
+                if step in fresh:
+                    move.restart()
+                move(batch, step, rate=settings.lr * rate(step / steps))
+                step += 1
+                if collector is not None:
+                    collector.update(params, step=step, steps=steps)
+                bar.advance(len(members))
+                if data.loader is None and step % per_epoch:  # a loader has no place inside
+                    keep(step, lambda: _taken(step, held))  # noqa: B023, called at once
+            recorder.end_epoch()
+            if bar.watched:  # a look at the loss waits for the GPU
+                speed = (step - done) * len(members) / (time.monotonic() - began)
+                bar.note(f"loss {recorder.mean_loss():.4g}, {speed:,.0f} member-steps/s")
+            if log is not None:
+                log(epoch, {"loss": recorder.mean_loss(), "lr": settings.lr * rate(step / steps)})
+            keep(step, lambda: _taken(step, held))  # noqa: B023, called at once
+        keep.now(steps, lambda: _taken(steps, held))
+    trained = {name: p.detach() for name, p in params.items()}
+    averaged, spread = (trained, None) if collector is None else collector.finish(trained)
+    return Trained(averaged, spread, recorder.history(), _lost(members, averaged, recorder))
+
+
+def _lost(members: tuple[int, ...], params: Params, recorder: Recorder) -> dict[int, Lost]:
+    """Of each member that is lost the step and its loss there."""
+    at, by = recorder.lost_at.cpu(), recorder.lost_by.cpu()
+    whole = torch.stack([p.isfinite().flatten(1).all(1) for p in params.values()]).all(0).cpu()
+    return {
+        member: Lost(int(at[row]), float(by[row]))
+        for row, member in enumerate(members)
+        if at[row] >= 0 or not whole[row]
+    }
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Graphs are recorded, and random numbers kept, on the device that is the current one."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+Held = tuple[Params, torch.optim.Optimizer, Recorder, Collector | None, torch.device]
+
+
+def _taken(step: int, held: Held) -> Params:
+    return {"step": torch.tensor(step), **taken(*held)}
+
+
+def _go_on(keep: Keeper, held: Held) -> int:
+    """How many steps are done, with everything as it was then."""
+    if keep.found is None:
+        return 0
+    put_back(keep.found, *held)
+    return int(keep.found["step"])
+
+
+def _recordable(data: Source, settings: Settings) -> bool:
+    """Whether a step may be a CUDA graph: its inputs must lie in the same memory each time."""
+    on_gpu = settings.device.type == "cuda"
+    return on_gpu and settings.fast and settings.engine == "vmap" and data.loader is None
+
+
+def _loss(
+    net: nn.Module,
+    params: Params,
+    data: Source,
+    likelihood: Likelihood,
+    members: tuple[int, ...],
+    settings: Settings,
+) -> tuple[LossOf, contextlib.AbstractContextManager[None]]:
+    """What a step minimises and records, and the context that it wants to run in."""
+    data_term, context = _data_term(net, data, likelihood, members, settings)
+    if settings.device.type in ("cpu", "cuda") and not settings.compile:
+        data_term = _with_own_noise(data_term, members, settings)
+    penalty = objective.penalty_for(net, params, settings.prior_precision)
+    noise_gain = objective.stochasticity(objective.mixtures(net, params))
+
+    def loss_of(params: Params, batch: Batch, step: int | Tensor) -> Loss:
+        nll = data_term(params, batch, step)  # [M]
+        kl = penalty(params)  # [M]
+        if settings.repulsion is not None:
+            parts = objective.mixtures(net, params)
+            kl = kl + objective.repulsive_bound(parts, settings.repulsion)
+        minimised = nll + settings.temperature * kl / data.examples
+        return Loss(minimised, nll, data.examples * nll + kl + noise_gain)
+
+    return loss_of, context
+
+
+DataTerm = Callable[[Params, Batch, int | Tensor], Tensor]
+
+
+def _with_own_noise(term: DataTerm, members: tuple[int, ...], settings: Settings) -> DataTerm:
+    """Noise that is a function of (seed, member, step), whatever block the member is in."""
+    ids = torch.tensor(members, device=settings.device)
+    first = torch.tensor([derive(settings.seed, NOISE, 1)], device=settings.device)
+
+    def data_term(params: Params, batch: Batch, step: int | Tensor) -> Tensor:
+        with member_noise(ids, first + step, words):
+            return term(params, batch, step)
+
+    return data_term
+
+
+def _epochs(
+    data: Source, members: tuple[int, ...], settings: Settings, *, first: int = 0
+) -> Iterator[tuple[int, Iterator[Batch]]]:
+    """The batches of each epoch that is left after the `first` steps, with its number."""
+    begun, skipped = divmod(first, steps_per_epoch(data, settings))
+    left = range(begun, settings.epochs)
+    if data.loader is not None:
+        yield from ((epoch, data.batches()) for epoch in left)
+    elif settings.batch_size >= data.size and data.sets == 1:
+        yield from ((epoch, iter([None])) for epoch in left)
+    else:
+        place = torch.tensor([k % data.sets * data.size for k in members], device=settings.device)
+        shuffle = functools.partial(
+            permutations, data.size, seed=settings.seed, members=members, device=settings.device
+        )
+        for epoch, order in zip(left, _ahead(shuffle, left, settings), strict=True):  # [M, N]
+            batches = (order + place.unsqueeze(1)).split(settings.batch_size, dim=1)
+            yield epoch, iter(batches[skipped if epoch == begun else 0 :])
+
+
+def _ahead(shuffle: Callable[..., Tensor], epochs: range, settings: Settings) -> Iterator[Tensor]:
+    """The order of each epoch. While one trains, a thread shuffles for the next; a GPU does it by
+    itself, and no thread may call it while a graph is recorded."""
+    if settings.device.type == "cuda":
+        yield from (shuffle(epoch=epoch) for epoch in epochs)
+        return
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(shuffle, epoch=epochs.start)
+        for epoch in epochs:
+            order = coming.result()
+            if epoch + 1 in epochs:
+                coming = thread.submit(shuffle, epoch=epoch + 1)
+            yield order
+
+
+def steps_per_epoch(data: Source, settings: Settings) -> int:
+    if data.loader is not None:
+        return len(data.loader)
+    return math.ceil(data.size / settings.batch_size)
+
+
+def _data_term(
+    net: nn.Module,
+    data: Source,
+    likelihood: Likelihood,
+    members: tuple[int, ...],
+    settings: Settings,
+) -> tuple[DataTerm, contextlib.AbstractContextManager[None]]:
+    """The mean NLL of each member on its batch, [M], by the fastest way that fits, and the context
+    that it wants to run in."""
+    kernels = settings.fast and not settings.compile and settings.engine == "vmap"
+    if kernels and data.loader is None and data.weights is None:  # kernels know no weights
+        on = (net, likelihood, data.x, data.y, members, settings.seed)
+        if (fused := fused_nll(*on)) is not None:
+            return fused, alone_on_the_cores()
+        if settings.bf16 and (fused := resnet_nll(*on)) is not None:
+            return fused, contextlib.nullcontext()
+
+    mean_nll = objective.mean_nll(
+        net,
+        likelihood,
+        engine=settings.engine,
+        bf16=settings.bf16,
+        compiled=settings.compile,
+        check=data.loader is not None,
+        weights=data.weights,
+    )
+
+    def data_term(params: Params, batch: Batch, step: int | Tensor) -> Tensor:
+        if isinstance(batch, tuple):
+            return mean_nll(params, *_checked(batch, likelihood, settings), None)
+        return mean_nll(params, data.x, data.y, batch)
+
+    return data_term, contextlib.nullcontext()
+
+
+def _checked(
+    batch: tuple[Tensor, Tensor], likelihood: Likelihood, settings: Settings
+) -> tuple[Tensor, Tensor]:
+    x, y = batch
+    return x.to(settings.device), likelihood.check_targets(y).to(settings.device)

@@ -1,0 +1,253 @@
+"""Blocks of members, or of chains, on many machines: the same posterior as on one.
+
+Members are independent, so that a block is a training of its own with its members' numbers. It is
+the same function that runs on one machine; each block keeps its checkpoints and goes on from them
+when its worker died.
+"""
+
+import contextlib
+import math
+import re
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from stochens.cluster.arrays import packed, unpacked
+from stochens.cluster.connect import Ray, Room, connect, room
+from stochens.cluster.folder import everywhere, folder_of, held, keep_cut, kept_cut
+from stochens.cluster.tasks import cut_evenly, outside, run_pieces
+from stochens.data.source import Replicas, source
+from stochens.errors import InputError
+from stochens.files.checkpoints import InUse
+from stochens.members import Params, take
+from stochens.memory import SHARE, free_bytes
+from stochens.progress import Report
+from stochens.result.posterior import Posterior
+from stochens.training.blocks import AllLost
+
+LOCK_PATIENCE = 60.0  # seconds until a worker that lost its node has let go of its folder
+TOLD = 5  # failed blocks that are named with their reasons
+
+
+class Shared(NamedTuple):
+    """What all blocks have in common; lies in the object store once."""
+
+    train: Callable[..., Posterior]
+    options: dict[str, Any]  # of `train`
+    which: str  # the option that says who is trained: members or chains
+    data: Any  # packed
+    checkpoint: str | Path | None
+    token: str
+
+
+class Piece(NamedTuple):
+    """A block's own part."""
+
+    name: str
+    ids: tuple[int, ...]
+    start: Params | Posterior | None  # what it begins with, where that was given
+
+
+def over_machines(
+    engine: Ray,
+    train: Callable[..., Posterior],
+    options: Mapping[str, Any],
+    ids: tuple[int, ...],
+    *,
+    which: str = "members",
+    size: int | None = None,
+    bytes_each: int | None = None,
+) -> list[Posterior]:
+    """`train(**options)` for blocks of the ids, one posterior for each, in their order.
+
+    size: of a block; by the machines' number and memory when None. bytes_each: of one member.
+    Blocks that fail for good are named in a warning and are missing; the others are there.
+    """
+    options = dict(options)
+    checkpoint, show, device = (options[name] for name in ("checkpoint", "progress", "device"))
+    device = None if device is None else torch.device(device).type  # Ray gives each worker its own
+    data, start = packed_data(options.pop("data")), options.get("start")
+    if not isinstance(start, str):
+        options.pop("start", None)  # each block has its own part of it
+    ray = connect(engine)
+    where = room(ray, engine, device)
+    options |= {"engine": engine.within, "device": device or ("cuda" if where.gpu else "cpu")}
+    with contextlib.ExitStack() as stack:
+        before, token = None, ""
+        if checkpoint is not None:
+            checkpoint = everywhere(checkpoint)
+            stack.enter_context(held(checkpoint))
+            before = kept_cut(checkpoint)
+        known = [tuple(block) for block in before["blocks"]] if before else []
+        blocks = _blocks(ids, known, lambda n: size or _size(ray, where, n, bytes_each))
+        if checkpoint is not None:
+            known += [block for block in blocks if block not in known]
+            token = keep_cut(checkpoint, known, before["token"] if before else None)
+        pieces = {
+            _name(which, block): Piece(_name(which, block), block, _part(start, block, ids))
+            for block in blocks
+        }
+        shared = Shared(train, options, which, data, checkpoint, token)
+        done, failed = run_pieces(
+            ray, engine, where, _train_block, shared, pieces, what=which, show=show
+        )
+    _report_failures(failed, pieces, which, checkpoint)
+    found = [posterior for posterior in done.values() if posterior is not None]
+    if not found:
+        raise AllLost(f"all {len(ids)} {which} diverged; a smaller lr usually mends it")
+    return found
+
+
+def checked_here(ids: tuple[int, ...], start: object, engine: Ray | None) -> tuple[int, ...]:
+    """Those that the driver itself prepares, to refuse bad input before any work: one stands for
+    all of a cluster's, but where a start is given for each."""
+    return ids[:1] if engine is not None and isinstance(start, str) else ids
+
+
+def refuse_resume(resume: Posterior | None) -> None:
+    if resume is not None:
+        raise InputError("resume is for one machine; with engine='ray' give checkpoint instead")
+
+
+def home(device: str | torch.device | None) -> torch.device:
+    """Where a posterior that was made elsewhere is put: as if it had been made here."""
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    wanted = torch.device(device or here)
+    return wanted if wanted.type != "cuda" or here == "cuda" else torch.device("cpu")
+
+
+# How members are cut into blocks ------------------------------------------------------------------
+
+
+def _blocks(
+    ids: tuple[int, ...], known: list[tuple[int, ...]], size: Callable[[int], int]
+) -> list[tuple[int, ...]]:
+    """Those that an earlier run has cut, as far as they are asked for, and the rest cut anew."""
+    place = {k: at for at, k in enumerate(ids)}
+    blocks: list[tuple[int, ...]] = []
+    taken: set[int] = set()
+    for block in known:  # those of several runs may overlap
+        if place.keys() >= set(block) and taken.isdisjoint(block):
+            blocks.append(block)
+            taken |= set(block)
+    runs: list[list[int]] = []  # of what is left, without a gap inside
+    for k in ids:
+        if k in taken:
+            continue
+        if not runs or place[k] != place[runs[-1][-1]] + 1:
+            runs.append([])
+        runs[-1].append(k)
+    if runs:
+        most = size(len(ids) - len(taken))
+        blocks += [block for run in runs for block in cut_evenly(run, most)]
+    return sorted(blocks, key=lambda block: place[block[0]])
+
+
+def _size(ray: Any, where: Room, count: int, bytes_each: int | None) -> int:
+    """Members of a block: every worker has as many, and no more than fit into its memory."""
+    share = math.ceil(count / where.slots)
+    if bytes_each is None or share == 1:
+        return share
+    memory = where.memory
+    if where.gpu:
+        memory = ray.get(ray.remote(_gpu_memory).options(num_gpus=1).remote())
+    if memory is None:
+        return share
+    fit = max(1, int(SHARE * memory) // max(bytes_each, 1))
+    waves = math.ceil(count / (fit * where.slots))
+    return math.ceil(count / (waves * where.slots))
+
+
+def _gpu_memory() -> int:
+    return free_bytes(torch.device("cuda"))
+
+
+def _name(which: str, ids: tuple[int, ...]) -> str:
+    return f"{which} {ids[0]}" if len(ids) == 1 else f"{which} {ids[0]} to {ids[-1]}"
+
+
+def _part(
+    start: Params | Posterior | str | None, block: tuple[int, ...], ids: tuple[int, ...]
+) -> Params | Posterior | None:
+    """A block's rows of what was given to begin with."""
+    rows = [ids.index(k) for k in block]
+    if isinstance(start, Posterior):
+        if len(start) < len(ids):
+            raise InputError(f"start has {len(start)} members, fewer than the {len(ids)} asked for")
+        return start.take(rows).to("cpu")
+    if isinstance(start, dict):
+        return {name: p.cpu() for name, p in take(start, rows).items()}
+    return None
+
+
+# In a worker --------------------------------------------------------------------------------------
+
+
+def _train_block(shared: Shared, piece: Piece, report: Report) -> Posterior | None:
+    """A block's posterior, on the CPU; None where all of its members diverged."""
+    import ray
+
+    own = {shared.which: piece.ids, "data": unpacked_data(shared.data), "progress": report}
+    if piece.start is not None:
+        own["start"] = piece.start
+    name, node = re.sub(r"\W+", "-", piece.name), ray.util.get_node_ip_address()
+    with folder_of(shared.checkpoint, shared.token, name, node) as folder:
+        begun = time.monotonic()
+        while True:
+            try:
+                posterior = shared.train(**shared.options | own | {"checkpoint": folder})
+                return posterior.to("cpu")
+            except AllLost as error:
+                warnings.warn(f"{piece.name}: {error}", stacklevel=2)
+                return None
+            except InUse as error:  # by the worker before, which does not know yet that it is lost
+                if time.monotonic() - begun > LOCK_PATIENCE:
+                    raise OSError(str(error)) from error  # which is tried again
+                time.sleep(1.0)
+
+
+# Data, as the object store shares it --------------------------------------------------------------
+
+
+def packed_data(data: Any) -> Any:
+    """Tensors as arrays; a Dataset is read here, once; a DataLoader travels as it is."""
+    given = source(data)
+    if given.loader is not None:
+        return data
+    if isinstance(data, Replicas):
+        return Replicas(packed_data(part) for part in data)
+    return [packed(given.x), packed(given.y)]
+
+
+def unpacked_data(data: Any) -> Any:
+    if isinstance(data, Replicas):
+        return Replicas(unpacked_data(part) for part in data)
+    return tuple(unpacked(part) for part in data) if isinstance(data, list) else data
+
+
+# What is told -------------------------------------------------------------------------------------
+
+
+def _report_failures(
+    failed: dict[str, str], pieces: Mapping[str, Piece], which: str, checkpoint: object
+) -> None:
+    if not failed:
+        return
+    told = "; ".join(f"{name}: {why}" for name, why in list(failed.items())[:TOLD])
+    told += f"; and {len(failed) - TOLD} more" if len(failed) > TOLD else ""
+    if len(failed) == len(pieces):
+        same = len(set(failed.values())) == 1
+        told = next(iter(failed.values())) if same else told
+        raise InputError(f"all {len(pieces)} blocks failed: {told}")
+    missing = sum(len(pieces[name].ids) for name in failed)
+    again = "" if checkpoint is None else f". The same call with checkpoint={str(checkpoint)!r} "
+    again += "tries them again" if again else ""
+    warnings.warn(
+        f"{len(failed)} of {len(pieces)} blocks failed for good, and their {missing} {which} are "
+        f"missing ({told}); the others are unharmed{again}",
+        stacklevel=outside(),
+    )

@@ -1,0 +1,88 @@
+"""Training at some moment, as named tensors: enough to go on as if nothing had been.
+
+Data orders and schedules are pure functions of the step, so that its number stands for them.
+"""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from stochens.members import Params
+from stochens.result.history import Recorder
+
+Named = dict[str, Tensor]
+
+
+class Stateful(Protocol):
+    def state(self) -> Named: ...
+
+    def restore(self, state: Named) -> None: ...
+
+
+def taken(
+    params: Params,
+    optimizer: torch.optim.Optimizer,
+    recorder: Recorder,
+    collector: Stateful | None,
+    device: torch.device,
+) -> Named:
+    """Everything that the next step depends on, or that is asked for at the end."""
+    parts: dict[str, Named] = {
+        "params": {name: p.detach() for name, p in params.items()},
+        "optimizer": _optimizer_state(optimizer),
+        "recorder": recorder.state(),
+        "random": {"cpu": torch.get_rng_state()},
+        "collector": {} if collector is None else collector.state(),
+    }
+    if device.type == "cuda":
+        parts["random"]["cuda"] = torch.cuda.get_rng_state(device)
+    return {f"{part}/{name}": t for part, named in parts.items() for name, t in named.items()}
+
+
+def put_back(
+    named: Named,
+    params: Params,
+    optimizer: torch.optim.Optimizer,
+    recorder: Recorder,
+    collector: Stateful | None,
+    device: torch.device,
+) -> None:
+    """The inverse of `taken`, into parameters and an optimiser that have not moved yet."""
+    with torch.no_grad():
+        for name, value in _part(named, "params").items():
+            params[name].copy_(value)
+    _restore_optimizer(optimizer, _part(named, "optimizer"))
+    recorder.restore(_part(named, "recorder"))
+    if collector is not None:
+        state = _part(named, "collector")
+        collector.restore({name: t.to(device) for name, t in state.items()})
+    random = _part(named, "random")
+    torch.set_rng_state(random["cpu"])
+    if "cuda" in random and device.type == "cuda":
+        torch.cuda.set_rng_state(random["cuda"], device)
+
+
+def _part(named: Named, part: str) -> Named:
+    """Those of one part, under their own names."""
+    prefix = f"{part}/"
+    return {name[len(prefix) :]: t for name, t in named.items() if name.startswith(prefix)}
+
+
+def _optimizer_state(optimizer: torch.optim.Optimizer) -> Named:
+    """ "3/exp_avg": of the parameter number 3."""
+    state: dict[int, dict[str, Any]] = optimizer.state_dict()["state"]
+    return {
+        f"{k}/{name}": value
+        for k, values in state.items()
+        for name, value in values.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, named: Named) -> None:
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in named.items():
+        k, name = key.split("/", 1)
+        state.setdefault(int(k), {})[name] = value
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

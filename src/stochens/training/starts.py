@@ -1,0 +1,52 @@
+"""Where members begin: each its own initialisation, a draw from the prior, or what is given."""
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from stochens import methods
+from stochens.errors import InputError
+from stochens.members import Factory, Params, init, init_from_prior, trainable
+from stochens.methods import stochastic_layers
+from stochens.randomness.seeds import SECOND_SET, derive
+
+
+def first_params(
+    template: nn.Module,
+    build: Factory,
+    start: str | Params,
+    ids: tuple[int, ...],
+    seed: int,
+    precision: float,
+) -> Params:
+    """omega at step 0, [M, ...]."""
+    if not isinstance(start, str):
+        refuse_other_shapes(start, trainable(template), len(ids))
+        return {name: start[name].detach().cpu() for name in trainable(template)}
+    if start not in ("default", "prior"):
+        raise InputError(f"start must be 'default', 'prior' or Params, got {start!r}")
+    first = init(build, members=ids, seed=seed)
+    second: Params = {}
+    if any(layer.needs_second_set for layer in _all_layers(template)):
+        second = init(build, members=ids, seed=seed, purpose=SECOND_SET)
+    if start == "prior":
+        sd = precision**-0.5
+        first = init_from_prior(first, members=ids, seed=seed, sd=sd)
+        second = init_from_prior(second, members=ids, seed=derive(seed, SECOND_SET), sd=sd)
+    return methods.start(template, first, second)
+
+
+def _all_layers(net: nn.Module) -> Iterator[methods.StochasticLayer]:
+    for layer in stochastic_layers(net).values():
+        yield layer
+        if isinstance(layer.inner, methods.StochasticLayer):
+            yield layer.inner
+
+
+def refuse_other_shapes(start: Params, wanted: Params, count: int) -> None:
+    """What is given for `count` members or chains must fit `wanted`, the parameters of one."""
+    for name, p in wanted.items():
+        want = (count, *p.shape)
+        got = tuple(start[name].shape) if name in start else "absent"
+        if got != want:
+            raise InputError(f"start: parameter {name!r} must be {want}, got {got}")

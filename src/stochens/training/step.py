@@ -1,0 +1,170 @@
+"""One step of training: the loss of every member, its gradient, the optimiser, the record.
+
+On a GPU a step of a small network is a hundred operations of a few microseconds, and Python needs
+longer to ask for one than the GPU to do it. So the step is recorded once as a CUDA graph, and
+replayed: the same operations on the same memory, and the next random numbers.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from stochens.kernels.graphs import recorded
+from stochens.members import Params
+from stochens.result.history import Recorder
+
+log = logging.getLogger("stochens")
+
+Batch = Tensor | tuple[Tensor, Tensor] | None  # rows [M, B]; a loader's (x, y); all of the data
+
+
+class Loss(NamedTuple):
+    """Each [M]."""
+
+    minimised: Tensor  # mean NLL + temperature * KL / N
+    nll: Tensor
+    kl: Tensor  # the training KL loss, in nats
+
+
+# of the step with that number, which inside a CUDA graph is a tensor [1]
+LossOf = Callable[[Params, Batch, int | Tensor], Loss]
+
+
+class Step(Protocol):
+    """Holds the parameters and moves them on."""
+
+    def __call__(self, batch: Batch, number: int, *, rate: float) -> None: ...
+
+    def restart(self) -> None:
+        """Forget what the optimiser remembers."""
+
+
+class Eager:
+    """One operation after the other."""
+
+    def __init__(
+        self,
+        params: Params,
+        loss_of: LossOf,
+        optimizer: torch.optim.Optimizer,
+        recorder: Recorder,
+    ) -> None:
+        self.params, self.optimizer, self.recorder = params, optimizer, recorder
+        self._loss_of = loss_of
+
+    def __call__(self, batch: Batch, number: int, *, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.move(batch, number)
+
+    def move(self, batch: Batch, number: int | Tensor) -> None:
+        """The step at the rate that the optimiser has."""
+        loss = self._loss_of(self.params, batch, number)
+        loss.minimised.sum().backward()  # summed: each member has its own gradient, whole
+        self.recorder.step(loss.nll.detach(), loss.kl.detach(), number)
+        if self.recorder.any_lost:
+            self._freeze(self.recorder.lost_at >= 0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _freeze(self, lost: Tensor) -> None:
+        """Members whose loss is no number stay where they are. (Inside a CUDA graph they go on, in
+        vain: to look at them would make every step wait.)"""
+        for p in self.params.values():
+            if p.grad is not None:
+                p.grad[lost] = 0
+            for value in self.optimizer.state[p].values():
+                if isinstance(value, Tensor) and value.shape == p.shape:
+                    value[lost] = 0
+
+    def restart(self) -> None:
+        for state in self.optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    value.zero_()
+
+
+class Replayed:
+    """The same, recorded as a CUDA graph: one for each size of batch."""
+
+    def __init__(self, step: Eager, batch: Batch) -> None:
+        self._step = step
+        self._rate = torch.zeros((), device=step.recorder.sums.device)
+        self._number = torch.zeros(1, dtype=torch.int64, device=self._rate.device)
+        for group in step.optimizer.param_groups:
+            group["lr"] = self._rate  # read by the graph at each replay
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: dict[int | None, tuple[torch.cuda.CUDAGraph, Tensor | None]] = {}
+        self._record(batch)
+
+    def __call__(self, batch: Batch, number: int, *, rate: float) -> None:
+        if _size(batch) not in self._graphs:
+            self._record(batch)
+        graph, rows = self._graphs[_size(batch)]
+        self._rate.fill_(rate)
+        self._number.fill_(number)
+        if rows is not None and isinstance(batch, Tensor):
+            rows.copy_(batch)
+        graph.replay()
+        self._step.recorder.steps += 1
+
+    def restart(self) -> None:
+        self._step.restart()
+
+    def _record(self, batch: Batch) -> None:
+        """Record the step for batches of this size; nothing is trained by it."""
+        assert not isinstance(batch, tuple)
+        rows = None if batch is None else batch.clone()
+        with _undone(self._step):
+            graph = recorded(lambda: self._step.move(rows, self._number), pool=self._pool)
+        self._graphs[_size(batch)] = graph, rows
+
+
+def replayed(step: Eager, batch: Batch) -> Step:
+    """`step` as a CUDA graph, or as it is where the network does something no graph can hold."""
+    try:
+        return Replayed(step, batch)
+    except torch.OutOfMemoryError:
+        raise  # fewer members may fit
+    except RuntimeError as error:
+        log.warning("training runs without a CUDA graph: %s", error)
+        return step
+
+
+def _size(batch: Batch) -> int | None:
+    return batch.shape[1] if isinstance(batch, Tensor) else None
+
+
+@contextlib.contextmanager
+def _undone(step: Eager) -> Iterator[None]:
+    """Leaves everything as it was, but for the optimiser's state, which exists then."""
+    held = [p.detach() for p in step.params.values()]
+    held += [step.recorder.sums, step.recorder.lost_at, step.recorder.lost_by]
+    held += _state(step.optimizer)
+    before, steps = [t.clone() for t in held], step.recorder.steps
+    random = torch.cuda.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.cuda.synchronize()  # an error may have left steps under way on the other stream
+        for group in step.optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = None
+        new = {id(t) for t in _state(step.optimizer)} - {id(t) for t in held}
+        for t, value in zip(held, before, strict=True):
+            t.copy_(value)
+        for t in _state(step.optimizer):
+            if id(t) in new:
+                t.zero_()
+        step.recorder.steps = steps
+        torch.cuda.set_rng_state(random)
+
+
+def _state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [
+        t for state in optimizer.state.values() for t in state.values() if isinstance(t, Tensor)
+    ]

@@ -1,0 +1,250 @@
+"""Prediction, saving and loading."""
+
+import pytest
+import torch
+from torch import nn
+
+import stochens
+from stochens import MLP, Dropout, Gaussian, InputError, NPDropout
+from stochens.files import storage
+from stochens.members import builder, init
+from stochens.predict import streaming
+
+
+def fit(data, net=None, **options):
+    settings = {"method": "regular", "members": 3, "epochs": 2, "device": "cpu"}
+    return stochens.fit(net or (lambda: MLP(2, 6, 2)), data, **(settings | options))
+
+
+def test_predictions_are_the_members_own(xor):
+    posterior = fit(xor)
+    p = posterior.predict(xor[0])
+    net = MLP(2, 6, 2)
+    for k in range(3):
+        net.load_state_dict(posterior.member(k))
+        probs = net(xor[0]).softmax(-1).detach()
+        torch.testing.assert_close(p.probs[k], probs, rtol=1e-5, atol=1e-6)  # float32 rounding
+    torch.testing.assert_close(p.mean, p.probs.mean(0))
+
+
+def test_one_member_is_its_network(xor):
+    posterior = fit(xor, members=1)
+    p = posterior.predict(xor[0])
+    torch.testing.assert_close(p.mean, p.probs[0])
+    assert float(p.mutual_information.max()) < 1e-6  # rounding of two equal entropies
+
+
+@pytest.mark.parametrize("method", ["regular", Dropout(0.4), NPDropout(), Gaussian(0.3)])
+def test_draws_differ_and_seeds_repeat(xor, method):
+    posterior = fit(xor, method=method)
+    p = posterior.predict(xor[0], draws=3, seed=1)
+    assert p.probs.shape == (9, 60, 2)
+    again = posterior.predict(xor[0], draws=3, seed=1)
+    assert torch.equal(p.probs, again.probs)
+    noisy = method != "regular"
+    assert torch.equal(p.probs[:3], p.probs[3:6]) != noisy
+    assert torch.equal(p.probs, posterior.predict(xor[0], draws=3, seed=2).probs) != noisy
+
+
+def test_streaming_does_not_change_the_answer(xor, monkeypatch):
+    posterior = fit(xor, members=7)
+    whole = posterior.predict(xor[0])
+    monkeypatch.setattr(streaming, "ACTIVATIONS", 2000)  # a few members and rows
+    rows, chunk = streaming.plan(posterior.net, posterior.params, xor[0], None)
+    assert rows < 60 or chunk < 7
+    parts = posterior.predict(xor[0])
+    light = posterior.predict(xor[0], keep_draws=False)
+    for p in (parts, light):
+        torch.testing.assert_close(p.mean, whole.mean, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(p.entropy, whole.entropy, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            p.mutual_information, whole.mutual_information, rtol=1e-4, atol=1e-6
+        )
+    torch.testing.assert_close(parts.probs, whole.probs, rtol=1e-5, atol=1e-6)  # float32 rounding
+    with pytest.raises(InputError, match=r"draws were not kept.*keep_draws=True"):
+        _ = light.probs
+
+
+@pytest.mark.parametrize("method", ["dropconnect", "np-dropout"])
+def test_a_draw_of_weights_is_one_function_of_x(xor, method):
+    """Batches of prediction share the draw: a point has one output however x is cut."""
+    posterior = fit(xor, method=method)
+    x = xor[0][:1].expand(20, 2)  # the same point twenty times
+    p = posterior.predict(x, batch_size=3)
+    assert torch.equal(p.probs, p.probs[:, :1].expand_as(p.probs))
+    torch.testing.assert_close(posterior.predict(xor[0]).probs[:, 0], p.probs[:, 0])
+
+
+def test_dropout_is_fresh_for_each_example(xor):
+    p = fit(xor, method=Dropout(0.5)).predict(xor[0][:1].expand(40, 2), batch_size=10)
+    assert len(p.probs[0].unique(dim=0)) > 4
+    assert not torch.equal(p.probs[:, :10], p.probs[:, 10:20])
+
+
+def test_many_members_over_many_points_keep_only_sums(xor, monkeypatch):
+    """1024 members over a million points would be 8 GB of draws; the sums are what is kept."""
+    import stochens.predict.predictive as predict
+
+    posterior = fit(xor, members=4)
+    monkeypatch.setattr(predict, "DRAWS_BUDGET", 4 * 60 * 2 * 4 - 1)
+    assert posterior.predict(xor[0]).draws is None
+    monkeypatch.setattr(predict, "DRAWS_BUDGET", 4 * 60 * 2 * 4)
+    assert posterior.predict(xor[0]).draws is not None
+
+
+def test_bad_inputs_of_predict(xor):
+    posterior = fit(xor)
+    with pytest.raises(InputError, match="draws must be at least 1, got 0"):
+        posterior.predict(xor[0], draws=0)
+    with pytest.raises(InputError, match="x is empty"):
+        posterior.predict(xor[0][:0])
+    with pytest.raises(InputError, match=r"the network fails on x \(60, 1\)"):
+        posterior.predict(xor[0][:, :1])
+    x = xor[0].clone()
+    x[3, 0] = float("inf")
+    with pytest.raises(InputError, match=r"x must be finite; x\[3, 0\] is inf"):
+        posterior.predict(x)
+
+
+METHODS = [
+    "regular",
+    Dropout(0.2, rates={"2": 0.1}, skip="0"),
+    NPDropout(node="channel"),
+    [Dropout(0.2), Gaussian(0.1, learn=True)],
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_save_and_load(xor, tmp_path, method):
+    posterior = fit(xor, method=method)
+    posterior.save(tmp_path / "run")
+    again = stochens.load(tmp_path / "run", MLP(2, 6, 2))
+    assert again.recipe == posterior.recipe
+    assert again.members == posterior.members
+    assert again.kl() == posterior.kl()
+    assert torch.equal(again.predict(xor[0]).probs, posterior.predict(xor[0]).probs)
+    assert torch.equal(again.history.loss, posterior.history.loss)
+
+
+def test_regression_and_swag_survive_saving(xor, tmp_path):
+    x = xor[0]
+    posterior = stochens.multiswag(
+        lambda: MLP(2, 4, 1),
+        (x, x.sum(1)),
+        likelihood="gaussian",
+        members=2,
+        epochs=10,
+        snapshots=5,
+        rank=3,
+        device="cpu",
+    )
+    posterior.save(tmp_path / "run")
+    again = stochens.load(tmp_path / "run", lambda: MLP(2, 4, 1))
+    one, two = (p.predict(x, draws=2) for p in (posterior, again))
+    assert torch.equal(one.draw_means, two.draw_means)
+    assert torch.equal(one.std, two.std)
+
+
+def test_frozen_parts_and_buffers_are_saved_too(xor, tmp_path):
+    class Net(nn.Module):
+        def __init__(self, scale: float = 2.0) -> None:
+            super().__init__()
+            self.body = nn.Linear(2, 2)
+            self.frozen = nn.Linear(2, 2).requires_grad_(False)
+            nn.init.constant_(self.frozen.weight, scale)
+            nn.init.zeros_(self.frozen.bias)
+            self.register_buffer("shift", torch.tensor([scale]))
+
+        def forward(self, x):
+            return self.body(x) + self.frozen(x) + self.shift
+
+    posterior = fit(xor, Net)
+    posterior.save(tmp_path / "run")
+    again = stochens.load(tmp_path / "run", lambda: Net(scale=-1.0))
+    assert torch.equal(again.predict(xor[0]).probs, posterior.predict(xor[0]).probs)
+
+
+def test_another_network_is_refused_by_its_first_difference(xor, tmp_path):
+    fit(xor).save(tmp_path / "run")
+    cases = [
+        (MLP(2, 7, 2), r"parameter '0.weight' is \(7, 2\) in the network given and \(6, 2\)"),
+        (MLP(2, 6, 3), r"parameter '2.weight' is \(3, 6\)"),
+        (MLP(2, 6, 6, 2), r"parameter '2.weight' is \(6, 6\)"),
+        (
+            nn.Sequential(nn.Linear(2, 6, bias=False)),
+            r"parameter '0.bias' is absent in the network",
+        ),
+    ]
+    for net, message in cases:
+        with pytest.raises(InputError, match=message):
+            stochens.load(tmp_path / "run", net)
+
+
+def test_damaged_folders_are_refused(xor, tmp_path):
+    run = tmp_path / "run"
+    fit(xor).save(run)
+    tensors = (run / "tensors.safetensors").read_bytes()
+    (run / "tensors.safetensors").write_bytes(tensors[:-1] + bytes([tensors[-1] ^ 1]))
+    with pytest.raises(InputError, match="is damaged: its files have not the checksums"):
+        stochens.load(run, MLP(2, 6, 2))
+    (run / "tensors.safetensors").write_bytes(tensors)
+    stochens.load(run, MLP(2, 6, 2))
+    (run / "description.json").write_text("{")
+    with pytest.raises(InputError, match="is damaged"):
+        stochens.load(run, MLP(2, 6, 2))
+    storage.write_folder(run, "something else", {}, {}, overwrite=True)
+    with pytest.raises(InputError, match="holds 'something else'"):
+        stochens.load(run, MLP(2, 6, 2))
+    with pytest.raises(InputError, match="is no saved folder"):
+        stochens.load(tmp_path / "nowhere", MLP(2, 6, 2))
+
+
+def test_saving_never_leaves_half_a_folder(xor, tmp_path, monkeypatch):
+    posterior = fit(xor)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="exists and is not an empty folder"):
+        posterior.save(tmp_path / "run")
+    posterior.save(tmp_path / "good")
+
+    def full(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(stochens.files.storage, "save_file", full)
+    with pytest.raises(InputError, match="No space left"):
+        posterior.save(tmp_path / "good", overwrite=True)
+    monkeypatch.undo()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["good", "run"]
+    stochens.load(tmp_path / "good", MLP(2, 6, 2))  # the old one is whole
+    posterior.save(tmp_path / "good", overwrite=True)
+
+
+def test_join_refuses_what_does_not_belong_together(xor):
+    a = fit(xor, members=[0, 1])
+    with pytest.raises(InputError, match="a member is in two"):
+        stochens.join([a, fit(xor, members=[1, 2])])
+    with pytest.raises(InputError, match="posteriors differ in recipe"):
+        stochens.join([a, fit(xor, members=[2], method="dropout")])
+    with pytest.raises(InputError, match="posteriors differ in seed"):
+        stochens.join([a, fit(xor, members=[2], seed=1)])
+    with pytest.raises(InputError, match="different networks"):
+        stochens.join([a, fit(xor, lambda: MLP(2, 7, 2), members=[2])])
+    some = a.take(slice(1, 2))
+    assert some.members == (1,)
+    assert some.history.loss.shape[1] == 1
+
+
+def test_member_gives_back_the_plain_network(xor):
+    posterior = fit(xor, method=[NPDropout(), Gaussian(0.1, learn=True)])
+    net = MLP(2, 6, 2)
+    net.load_state_dict(posterior.member(0))  # strict: exactly the plain names
+    start = init(builder(MLP(2, 6, 2)), members=[0], seed=0)
+    assert set(start) == set(posterior.member(0))
+
+
+def test_a_copy_on_another_device_leaves_this_one_where_it_is():
+    net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
+    x, y = stochens.toy_set("a", n=20)
+    posterior = stochens.fit(net, (x, y), members=2, epochs=1)
+    assert next(posterior.to("meta").net.parameters()).is_meta
+    assert not any(p.is_meta for p in posterior.net.parameters())

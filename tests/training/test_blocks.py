@@ -1,0 +1,57 @@
+"""Blocks of members: the same in any size, also where memory runs out half-way."""
+
+import pytest
+import torch
+
+import stochens
+from stochens import MLP, InputError
+from stochens.training import fit as fitting
+
+
+@pytest.fixture
+def data():
+    return stochens.toy_set("a", n=40)
+
+
+def short_of_memory(monkeypatch, most: int) -> list[int]:
+    """From now on a block of more than `most` members is too much; returns the sizes tried."""
+    train, tried = fitting.train, []
+
+    def limited(*args):
+        members = args[4]
+        tried.append(len(members))
+        if len(members) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return train(*args)
+
+    monkeypatch.setattr(fitting, "train", limited)
+    return tried
+
+
+OPTIONS = {"members": 11, "epochs": 2, "batch_size": 20, "method": "regular"}
+
+
+def test_where_memory_runs_out_blocks_are_halved_and_this_is_said_once(data, monkeypatch):
+    whole = stochens.fit(MLP(2, 4, 2), data, **OPTIONS)
+    tried = short_of_memory(monkeypatch, 2)
+    with pytest.warns(UserWarning, match="11 members at a time do not fit") as said:
+        halved = stochens.fit(MLP(2, 4, 2), data, **OPTIONS)
+    assert tried == [11, 5, 2, 2, 2, 2, 2, 1]
+    assert len([w for w in said if "at a time" in str(w.message)]) == 1
+    assert halved.members == whole.members
+    for name, p in whole.params.items():
+        torch.testing.assert_close(halved.params[name], p)
+    torch.testing.assert_close(halved.history.loss, whole.history.loss)
+
+
+def test_one_member_that_does_not_fit_is_one_error(data, monkeypatch):
+    short_of_memory(monkeypatch, 0)
+    one = OPTIONS | {"members": 1}
+    with pytest.raises(InputError, match="one member does not fit into memory"):
+        stochens.fit(MLP(2, 4, 2), data, **one)
+
+
+def test_members_that_are_coupled_cannot_be_parted(data, monkeypatch):
+    short_of_memory(monkeypatch, 4)
+    with pytest.raises(InputError, match="the members do not fit into memory"):
+        stochens.fit(MLP(2, 4, 2), data, repulsion=0.1, **OPTIONS)

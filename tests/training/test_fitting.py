@@ -1,0 +1,425 @@
+"""Training, held against a plain loop over single networks."""
+
+import math
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import stochens
+from stochens import MLP, DropConnect, Dropout, Gaussian, InputError, NPDropout
+from stochens.kernels import mlp
+from stochens.members import builder, init
+from stochens.randomness.seeds import permutations
+
+NET = (2, 8, 8, 2)
+ENGINES = [
+    "vmap",
+    "loop",
+    pytest.param(
+        "fused", marks=pytest.mark.skipif(not mlp.available(), reason="no C++ compiler here")
+    ),
+]
+# float64 rounding, grown by the few dozen steps that these tests train
+CLOSE = {"rtol": 1e-9, "atol": 1e-11}
+
+
+def make_net() -> nn.Module:
+    return MLP(*NET)
+
+
+def fit(data, net=None, **options):
+    settings = {"method": "regular", "members": 3, "epochs": 4, "batch_size": 25, "lr": 0.01}
+    settings["device"] = "cpu"
+    return stochens.fit(net or make_net, data, **(settings | options))
+
+
+def alone(data, member: int, *, epochs: int, batch: int, lr: float, precision: float, seed=0):
+    """One network, trained as anyone would: no stacking, no vmap, no library."""
+    x, y = data
+    start = init(builder(make_net), members=[member], seed=seed)
+    net = make_net()
+    net.load_state_dict({name: p[0] for name, p in start.items()})
+    optimizer = torch.optim.Adam(net.parameters(), lr=lr)
+    steps, step = epochs * math.ceil(len(x) / batch), 0
+    for epoch in range(epochs):
+        order = permutations(len(x), seed=seed, members=[member], epoch=epoch)[0]
+        for rows in order.split(batch):
+            optimizer.param_groups[0]["lr"] = lr * 0.5 * (1 + math.cos(math.pi * step / steps))
+            l2 = sum(p.square().sum() for p in net.parameters())
+            loss = F.cross_entropy(net(x[rows]), y[rows]) + precision * l2 / (2 * len(x))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            step += 1
+    return net
+
+
+@pytest.fixture
+def data(float64, xor):
+    return xor[0].double(), xor[1]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("members", [1, [0, 4, 2]])
+def test_each_member_equals_the_network_trained_alone(data, engine, members):
+    posterior = fit(data, members=members, engine=engine, prior_precision=3.0)
+    for row, member in enumerate(posterior.members):
+        net = alone(data, member, epochs=4, batch=25, lr=0.01, precision=3.0)
+        for name, p in net.named_parameters():
+            torch.testing.assert_close(posterior.params[name][row], p.detach(), **CLOSE)
+
+
+@pytest.mark.parametrize("method", ["regular", Dropout(0.3), DropConnect(0.3), NPDropout()])
+def test_a_member_starts_the_same_whoever_is_beside_it(data, method):
+    many = fit(data, method=method, members=6, epochs=1, lr=1e-300)  # a rate that moves nothing
+    one = fit(data, method=method, members=[4], epochs=1, lr=1e-300)
+    for name, p in one.params.items():
+        assert torch.equal(many.params[name][4], p[0])
+
+
+def test_members_do_not_change_when_chunked_or_joined(data):
+    whole = fit(data, members=5)
+    chunked = fit(data, members=5, chunk=2)
+    joined = stochens.join([fit(data, members=range(3)), fit(data, members=range(3, 5))])
+    assert joined.members == whole.members
+    for other in (chunked, joined):
+        for name, p in whole.params.items():
+            torch.testing.assert_close(other.params[name], p, **CLOSE)
+        torch.testing.assert_close(other.history.loss, whole.history.loss, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("method", [Dropout(0.0), DropConnect(0.0)])
+def test_a_rate_of_zero_is_the_regular_ensemble(data, method):
+    regular, zero = fit(data), fit(data, method=method)
+    for name, p in regular.params.items():
+        assert torch.equal(zero.params[name], p)
+    assert regular.kl() == zero.kl()
+
+
+@pytest.mark.parametrize(
+    "method", ["dropout", "dropconnect", "np-dropout", "gaussian", ["np-dropout", "gaussian"]]
+)
+def test_every_method_learns_repeats_and_leaves_the_users_randomness_alone(xor, method):
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    options = {"method": method, "members": 4, "epochs": 60, "lr": 0.03}
+    first, second = fit(xor, **options), fit(xor, **options)
+    assert torch.equal(torch.rand(1), expected)
+    for name, p in first.params.items():
+        assert torch.equal(second.params[name], p)
+    assert (first.predict(xor[0]).labels == xor[1]).float().mean() > 0.8
+    assert first.history.nll[-1].mean() < first.history.nll[0].mean()
+
+
+def test_fused_and_vmap_agree_where_the_noise_is_on_weights(data):
+    """Both draw the weights' noise from the same stream, so they are the same to rounding."""
+    for method in (DropConnect(0.2), NPDropout()):
+        vmap, fused = (fit(data, method=method, engine=e) for e in ("vmap", "auto"))
+        for name, p in vmap.params.items():
+            torch.testing.assert_close(fused.params[name], p, **CLOSE)
+
+
+@pytest.mark.parametrize("engine", ["auto", "vmap"])
+def test_a_member_that_is_lost_does_not_harm_the_others(data, engine):
+    start = init(builder(make_net), members=range(3), seed=0)
+    start["0.weight"][1, 0, 0] = float("nan")
+    healthy = fit(data, engine=engine)
+    said = r"1 of 3 members diverged and are %s \(member 1 at step 0 with loss nan\)"
+    with pytest.warns(UserWarning, match=said % "kept as they are"):
+        harmed = fit(data, start=start, lost="keep", engine=engine)
+    with pytest.warns(UserWarning, match=said % "left out"):
+        fewer = fit(data, start=start, engine=engine)  # nothing to try again from
+    assert fewer.members == (0, 2)
+    for name, p in healthy.params.items():
+        torch.testing.assert_close(harmed.params[name][[0, 2]], p[[0, 2]], **CLOSE)
+        assert torch.equal(fewer.params[name], harmed.params[name][[0, 2]])
+    assert torch.equal(harmed.params["0.weight"][1, 1:], start["0.weight"][1, 1:])  # frozen
+    start = {name: p[1:2] for name, p in start.items()}
+    with pytest.raises(InputError, match="all 1 members diverged"), pytest.warns(match="1 of 1"):
+        fit(data, start=start, members=[1])
+
+
+class Fragile(nn.Module):
+    """Says NaN where its first weight began above a bound: about half of the members do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) / (self.layer.bias[0] < 0).to(x)  # x / 0
+
+
+def test_lost_members_are_trained_again_from_other_seeds(data):
+    options = {"members": 8, "epochs": 1, "lr": 1e-9}
+    with pytest.warns(UserWarning, match="of 8 members diverged"):
+        kept = fit(data, lost="keep", net=Fragile, **options)
+    fine = kept.params["layer.weight"].isfinite().flatten(1).all(1) & (
+        kept.params["layer.bias"][:, 0] < 0
+    )
+    assert 0 < int(fine.sum()) < 8
+    with pytest.warns(UserWarning, match=r"are trained again \(member \d at step 0 with loss"):
+        tried = fit(data, net=Fragile, chunk=2, **options)
+    with pytest.warns(UserWarning, match="are left out"):
+        dropped = fit(data, lost="drop", net=Fragile, **options)
+    assert dropped.members == tuple(fine.nonzero().flatten().tolist())
+    assert len(tried) > len(dropped)
+    assert bool((tried.params["layer.bias"][:, 0] < 0).all())
+    for k, member in enumerate(tried.members):
+        if bool(fine[member]):
+            assert torch.equal(tried.params["layer.bias"][k], kept.params["layer.bias"][member])
+    assert tried.history.loss.isfinite().all()
+
+
+def test_a_dataset_is_its_tensors_and_a_loader_gives_its_own_batches(data):
+    tensors = fit(data)
+    dataset = fit(TensorDataset(*data))
+    full = fit(data, batch_size=None)
+    loader = fit(DataLoader(TensorDataset(*data), batch_size=len(data[0])))
+    for name, p in tensors.params.items():
+        torch.testing.assert_close(dataset.params[name], p, **CLOSE)
+    for name, p in full.params.items():
+        torch.testing.assert_close(loader.params[name], p, **CLOSE)
+
+
+def test_a_loader_is_checked_batch_by_batch(xor):
+    x, y = xor
+    late = y.clone()
+    late[-1] = 2
+    with pytest.raises(InputError, match="label 2 is out of range"):
+        fit(DataLoader(TensorDataset(x, late), batch_size=20))
+    with pytest.raises(InputError, match="x must be finite"):
+        fit(DataLoader(TensorDataset(nan_at(x, 59), y), batch_size=20))
+
+
+def test_start_from_the_prior_and_from_given_parameters(xor):
+    prior = fit(xor, members=400, epochs=1, lr=1e-30, start="prior", prior_precision=4.0)
+    values = torch.cat([p.flatten() for p in prior.params.values()])
+    # sd of the sample sd of n normals is sd / sqrt(2 n); five of those
+    assert abs(values.std() - 0.5) < 5 * 0.5 / math.sqrt(2 * len(values))
+    again = fit(xor, members=400, epochs=1, lr=1e-30, start=prior.params)
+    assert torch.equal(again.params["0.weight"], prior.params["0.weight"])
+    with pytest.raises(InputError, match=r"start: parameter '0.weight' must be \(3, 8, 2\)"):
+        fit(xor, start=prior.params)
+
+
+def test_repulsion_keeps_members_apart(xor):
+    """Members that start almost together: the force drives them from each other."""
+    start = init(builder(make_net), members=[0] * 2, seed=0)
+    start = {name: p + 1e-3 * torch.randn_like(p) for name, p in start.items()}
+    options = {"members": 2, "start": start, "batch_size": None, "epochs": 30}
+    kept, pushed = fit(xor, **options), fit(xor, repulsion=0.05, **options)
+
+    def distance(posterior):
+        return sum((p[0] - p[1]).square().sum() for p in posterior.params.values())
+
+    assert distance(pushed) > 2 * distance(kept)
+    with pytest.raises(InputError, match="couples all 2 members"):
+        fit(xor, repulsion=0.05, members=2, chunk=1)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("schedule", ["cosine", "step", "constant"])
+def test_optimizers_and_schedules_learn(xor, optimizer, schedule):
+    posterior = fit(xor, optimizer=optimizer, schedule=schedule, epochs=40, lr=0.05)
+    assert posterior.history.nll[-1].mean() < 0.9 * posterior.history.nll[0].mean()
+
+
+def test_history_holds_the_kl_loss(data):
+    """Full batch, no noise, a rate that moves nothing: the loss is known."""
+    posterior = fit(data, batch_size=None, lr=1e-300, epochs=2, method=Dropout(0.0))
+    x, y = data
+    for k in range(3):
+        net = make_net()
+        net.load_state_dict(posterior.member(k))
+        nll = F.cross_entropy(net(x), y)
+        l2 = 0.5 * sum(p.square().sum() for p in net.parameters())
+        expected = (len(x) * nll + l2).float()
+        torch.testing.assert_close(posterior.history.loss[-1, k], expected, rtol=1e-5, atol=0)
+        assert posterior.history.loss_sd[-1, k] == 0
+    noisy = fit(data, batch_size=None, lr=1e-300, epochs=20, method=Dropout(0.4))
+    gain = stochens.objective.stochasticity(stochens.objective.mixtures(noisy.net, noisy.params))
+    assert gain == pytest.approx(16 * (0.4 * math.log(0.4) + 0.6 * math.log(0.6)))
+    l2 = stochens.objective.penalty(noisy.net, noisy.params, 1.0)
+    rest = noisy.history.loss - len(x) * noisy.history.nll - (l2 + gain).float()
+    assert rest.abs().max() < 1e-3  # float32 history of numbers near 40
+
+
+def test_regression_learns_the_line_and_its_noise():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(400, 1, generator=generator) * 4 - 2
+    y = 2 * x[:, 0] + 1 + 0.3 * torch.randn(400, generator=generator)
+    make = lambda outputs: lambda: nn.Linear(1, outputs)  # noqa: E731
+    options = {"method": "regular", "members": 3, "epochs": 500, "lr": 0.05, "batch_size": 100}
+    one = stochens.fit(make(1), (x, y), likelihood="gaussian", **options)
+    two = stochens.fit(make(2), (x, y), likelihood="heteroscedastic", **options)
+    known = stochens.fit(make(1), (x, y), likelihood=stochens.Homoscedastic(0.3), **options)
+    at = torch.tensor([[0.0], [1.5]])
+    for posterior in (one, two, known):
+        p = posterior.predict(at)
+        # 400 points of noise 0.3 pin the line to about 0.3 / sqrt(400) = 0.015 at the centre
+        torch.testing.assert_close(p.mean[:, 0], torch.tensor([1.0, 4.0]), rtol=0, atol=0.08)
+        torch.testing.assert_close(p.std[:, 0], torch.full((2,), 0.3), rtol=0, atol=0.05)
+    assert "log_variance" in one.params
+    assert "log_variance" not in one.member(0)
+    low, high = one.predict(x).interval(0.9)
+    inside = ((y[:, None] > low) & (y[:, None] < high)).float().mean()
+    assert 0.85 < inside < 0.95
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(2, 4, batch_first=True)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.lstm(x)[0][:, -1])
+
+
+def test_recurrent_networks_use_the_loop_and_say_so(xor):
+    x = xor[0].view(20, 3, 2)
+    options = {"method": "dropconnect", "members": 2, "epochs": 2}
+    with pytest.warns(UserWarning, match="members run one after the other"):
+        posterior = stochens.fit(Recurrent, (x, xor[1][:20]), **options)
+    assert posterior.engine == "loop"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stochens.fit(Recurrent, (x, xor[1][:20]), engine="loop", **options)
+
+
+class Classifier(nn.Module):
+    """A small transformer: tokens [B, T] to logits [B, 3]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.encoder(self.embed(x)).mean(1))
+
+
+@pytest.mark.parametrize("method", ["dropout", "np-dropout", "gaussian"])
+def test_a_transformer_becomes_an_ensemble(method):
+    x = torch.randint(0, 11, (40, 5), generator=torch.Generator().manual_seed(0))
+    y = x[:, 0] % 3
+    for net in (Classifier, Classifier()):  # a function, and a module with its layers' own resets
+        posterior = stochens.fit(net, (x, y), method=method, members=3, epochs=8, lr=0.01)
+        assert posterior.predict(x, draws=2).probs.shape == (6, 40, 3)
+        assert posterior.history.nll[-1].mean() < posterior.history.nll[0].mean()
+
+
+def test_progress_and_logging(xor, capsys):
+    seen = []
+    fit(xor, progress=True, log=lambda epoch, values: seen.append((epoch, values)), epochs=3)
+    assert [epoch for epoch, _ in seen] == [0, 1, 2]
+    assert set(seen[0][1]) == {"loss", "lr"}
+    assert "training" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"members": 0}, "members must be at least 1, got 0"),
+        ({"members": [1, 1]}, "member ids must be distinct"),
+        ({"epochs": 0}, "epochs must be a whole number, at least 1, got 0"),
+        ({"epochs": 1.5}, "epochs must be a whole number, at least 1, got 1.5"),
+        ({"batch_size": 0}, "batch_size must be a whole number"),
+        ({"chunk": -1}, "chunk must be a whole number"),
+        ({"temperature": -1.0}, "temperature must not be negative"),
+        ({"lr": -1.0}, "lr must be a positive number, got -1.0"),
+        ({"prior_precision": 0.0}, "prior_precision must be a positive number"),
+        ({"method": "dropot"}, "unknown method 'dropot'; did you mean 'dropout'"),
+        ({"schedule": "cosin"}, "unknown schedule 'cosin'; did you mean 'cosine'"),
+        ({"optimizer": "adm"}, "unknown optimizer 'adm'; did you mean 'adam'"),
+        ({"likelihood": "gauss"}, "unknown likelihood 'gauss'"),
+        ({"engine": "fast"}, "engine must be"),
+        ({"start": "zeros"}, "start must be"),
+        ({"skip": "haed"}, "pattern 'haed' matches no layer; the layers are 0, 2, 4"),
+        ({"bf16": True, "device": "cpu"}, "bf16 is for CUDA"),
+        ({"log": "paper"}, "log must be a function"),
+    ],
+)
+def test_bad_settings_get_one_clear_error(xor, change, message):
+    with pytest.raises(InputError, match=message):
+        fit(xor, **({"method": "dropout"} | change))
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.0, 1.5, float("nan"), "0.1"])
+def test_drop_rates_outside_their_range(p):
+    for make in (Dropout, DropConnect, lambda p: Dropout(rates={"conv*": p})):
+        with pytest.raises(InputError, match=r"drop rate.* must be in \[0, 1\), got"):
+            make(p)
+    with pytest.raises(InputError, match="sigma must be a positive number"):
+        Gaussian(-1.0)
+
+
+def nan_at(x, row):
+    x = x.clone()
+    x[row, 1] = float("nan")
+    return x
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda x, y: (x, y.float()),
+            r"labels must be integers, got torch.float32; use y.long\(\)",
+        ),
+        (lambda x, y: (x, y + 1), "label 2 is out of range: the network has 2 outputs"),
+        (lambda x, y: (x, y - 1), "label -1 is out of range"),
+        (lambda x, y: (nan_at(x, 7), y), r"x must be finite; x\[7, 1\] is nan"),
+        (lambda x, y: (x / 0, y), "x must be finite"),
+        (lambda x, y: (x[:-1], y), r"same length, got \(59, 2\) and \(60,\)"),
+        (lambda x, y: (x[:0], y[:0]), "x is empty"),
+        (lambda x, y: (x, F.one_hot(y)), r"labels must be \[N\], got \(60, 2\); one-hot"),
+        (lambda x, y: (x[:, :1], y), r"the network fails on x \(4, 1\)"),
+        (lambda x, y: x, "data must be"),
+        (lambda x, y: ("abc", y), "x cannot be read as a tensor"),
+    ],
+)
+def test_bad_data_gets_one_clear_error(xor, change, message):
+    with pytest.raises(InputError, match=message):
+        fit(change(*xor))
+
+
+def test_networks_that_cannot_be_members(xor):
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(2))
+
+        def forward(self, x):
+            return x * self.scale
+
+    with pytest.raises(InputError, match="parameter 'scale' cannot be initialised again"):
+        stochens.fit(Bare(), xor, method="regular")
+    stochens.fit(Bare, xor, method="regular", members=2, epochs=1)  # a function is fine
+    norm = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    with pytest.raises(InputError, match=r"'1' is a BatchNorm1d.*freeze_batchnorm.*replace_batch"):
+        stochens.fit(norm, xor)
+    with pytest.raises(InputError, match=r"must be an nn\.Module or a function"):
+        stochens.fit(3, xor)
+    with pytest.raises(InputError, match=r"must return an nn\.Module, got 3"):
+        stochens.fit(lambda: 3, xor)
+    with pytest.raises(InputError, match=r"must return logits \[B, C\]"):
+        stochens.fit(nn.Sequential(nn.Linear(2, 2), nn.Flatten(0)), xor, method="regular")
+
+
+def test_a_compiled_step_is_the_step(float64, xor):
+    data = xor[0].double(), xor[1]
+    options = {"method": "regular", "members": 2, "epochs": 2, "batch_size": 30, "lr": 0.01}
+    plain = stochens.fit(stochens.MLP(2, 4, 2), data, engine="vmap", **options)
+    compiled = stochens.fit(stochens.MLP(2, 4, 2), data, engine="compile", **options)
+    for name, p in plain.params.items():
+        # float64 rounding in another order
+        torch.testing.assert_close(compiled.params[name], p, rtol=1e-9, atol=1e-11)
