@@ -167,8 +167,9 @@ def test_what_a_killed_process_still_holds_is_waited_for(tmp_path):
     os.write(held, f"{ended.pid}\n".encode())
     let_go = threading.Timer(0.3, os.close, [held])
     let_go.start()
+    begun = time.monotonic()
     with alone_in(tmp_path):
-        assert let_go.finished.is_set()
+        assert time.monotonic() - begun > 0.2
 
 
 @pytest.mark.parametrize("owner", [b"", b"0", b"-1", b"9" * 32, "²".encode(), b"\xff\x00", b"1 1"])

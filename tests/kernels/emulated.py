@@ -19,19 +19,29 @@ LAUNCH = (
 )
 
 
+FLAGS = ("-std=c++17", "-O1", "-fPIC")
+
+
+def built(command: list[str], code: str, suffix: str) -> Path:
+    """What the compiler makes of the code, from the cache if it is there."""
+    key = hashlib.sha256("\0".join([*command, code]).encode()).hexdigest()[:16]
+    made = Path(tempfile.gettempdir()) / f"stochens-emulated-{key}{suffix}"
+    if not made.exists():
+        with tempfile.TemporaryDirectory(dir=made.parent) as folder:
+            new, file = Path(folder) / f"new{suffix}", Path(folder) / "code"
+            file.write_text(code)
+            command = [*build._compiler(), *FLAGS, *command, str(file), "-o", str(new)]
+            subprocess.run(command, check=True)
+            new.replace(made)  # at once: another worker of the tests may be loading it
+    return made
+
+
 @functools.cache
 def library(name: str, source: str) -> ctypes.CDLL:
-    head = f'#include "{HERE / "emulator.hpp"}"\n'
-    code = head + source + LAUNCH.format(name=name)
-    key = hashlib.sha256((code + (HERE / "emulator.hpp").read_text()).encode()).hexdigest()[:16]
-    made = Path(tempfile.gettempdir()) / f"stochens-emulated-{key}.so"
-    if not made.exists():
-        command = [*build._compiler(), "-std=c++17", "-O1", "-fPIC", "-shared", "-x", "c++", "-"]
-        with tempfile.TemporaryDirectory(dir=made.parent) as folder:
-            new = Path(folder) / "new.so"
-            subprocess.run([*command, "-o", str(new)], input=code, text=True, check=True)
-            new.replace(made)  # at once: another worker of the tests may be loading it
-    return ctypes.CDLL(str(made))
+    # the header is compiled once for all: it takes longer than a kernel
+    header = built(["-x", "c++-header"], (HERE / "emulator.hpp").read_text(), ".hpp.gch")
+    command = ["-shared", "-include", str(header.with_suffix("")), "-x", "c++"]
+    return ctypes.CDLL(str(built(command, source + LAUNCH.format(name=name), ".so")))
 
 
 def compiled(name: str, source: str) -> conv.Kernel:

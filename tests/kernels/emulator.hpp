@@ -1,11 +1,13 @@
 // A GPU's blocks of threads on a CPU, enough of them for conv.cu: each thread is a fibre, and what
 // threads do together (barriers, shuffles, products of matrices) waits until all have come to it.
+#include <csetjmp>
 #include <ucontext.h>
 
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -26,43 +28,53 @@ struct Warp { Meeting meeting; uint32_t a[32][4], b[32][2]; float v[32]; const u
 
 constexpr size_t STACK = 256 << 10;
 std::vector<uint4> memory;
-std::vector<ucontext_t> fibres;
-std::vector<char> stacks;
-std::vector<bool> done;
+struct Fibre { jmp_buf place; bool begun, done; };
+std::vector<Fibre> fibres;
+char *stacks;
 std::vector<Warp> warps;
 Meeting block;
-ucontext_t scheduler;
+jmp_buf scheduler;
 int current, threads;
 void (*body)(void *);
 void *arguments;
 
+// Fibres begin by setcontext and change places by longjmp: swapcontext asks the kernel each time.
+inline void let_others() {
+    if (!_setjmp(fibres[current].place)) _longjmp(scheduler, 1);
+}
 inline void meet(Meeting &m, int all) {
     const int mine = m.generation;
     if (++m.come == all) {
         m.come = 0, m.generation++;
         return;
     }
-    while (m.generation == mine) swapcontext(&fibres[current], &scheduler);
+    while (m.generation == mine) let_others();
 }
 inline void start() {
     body(arguments);
-    done[current] = true;
-    swapcontext(&fibres[current], &scheduler);
+    fibres[current].done = true;
+    _longjmp(scheduler, 1);
+}
+inline void go_on() {
+    Fibre &fibre = fibres[current];
+    if (_setjmp(scheduler)) return;
+    if (fibre.begun) _longjmp(fibre.place, 1);
+    fibre.begun = true;
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = stacks + current * STACK;
+    context.uc_stack.ss_size = STACK;
+    context.uc_link = nullptr;
+    makecontext(&context, start, 0);
+    setcontext(&context);
 }
 inline void run_block() {
-    for (int i = 0; i < threads; i++) {
-        getcontext(&fibres[i]);
-        fibres[i].uc_stack.ss_sp = stacks.data() + i * STACK;
-        fibres[i].uc_stack.ss_size = STACK;
-        fibres[i].uc_link = nullptr;
-        makecontext(&fibres[i], start, 0);
-        done[i] = false;
-    }
+    for (Fibre &fibre : fibres) fibre.begun = fibre.done = false;
     for (int left = threads; left > 0;) {
         left = threads;
         for (current = 0; current < threads; current++) {
-            if (!done[current]) swapcontext(&scheduler, &fibres[current]);
-            left -= done[current];
+            if (!fibres[current].done) go_on();
+            left -= fibres[current].done;
         }
     }
 }
@@ -157,7 +169,9 @@ void launch(void (*kernel)(A...), const int *grid, int block_size, int shared_by
     };
     arguments = &job;
     threads = block_size;
-    fibres.resize(threads), done.resize(threads), stacks.resize(threads * STACK);
+    fibres.resize(threads);
+    const std::unique_ptr<char[]> room(new char[threads * STACK]);  // touched where it is needed
+    stacks = room.get();
     gridDim = {unsigned(grid[0]), unsigned(grid[1]), unsigned(grid[2])};
     for (blockIdx.z = 0; blockIdx.z < gridDim.z; blockIdx.z++)
         for (blockIdx.y = 0; blockIdx.y < gridDim.y; blockIdx.y++)

@@ -5,9 +5,9 @@ On a GPU the kernels themselves; elsewhere the very same source on an emulated G
 
 import pytest
 import torch
-from tests.kernels import emulated
+from tests.kernels import emulated, one_layer
 
-from stochens.kernels import conv, conv_layer, conv_reference, mlp
+from stochens.kernels import conv, conv_reference, mlp
 from stochens.kernels.conv import Noise
 from stochens.kernels.conv_plan import Layer, Plan, plan_for, share
 from stochens.kernels.conv_reference import fragments, image_fragments
@@ -67,7 +67,7 @@ def computed(tensors, dy, *, gradient_in_x=True, **options):
         own["residual"] = conv.blocked(own["residual"])
     for name, t in own.items():
         t.requires_grad_(name != "x" or gradient_in_x)
-    y = conv_layer.conv_frn_silu(**own, **options)
+    y = one_layer.conv_frn_silu(**own, **options)
     wanted = {name: t for name, t in own.items() if t.requires_grad}
     gradients = torch.autograd.grad(y, list(wanted.values()), conv.blocked(dy))
     found = {"y": y.detach(), **dict(zip(wanted, gradients, strict=True))}

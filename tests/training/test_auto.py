@@ -259,16 +259,28 @@ def test_kept_trials_of_another_run_are_refused(data, tmp_path):
             fit(data, **{"epochs": 4} | changed, checkpoint=tmp_path / "kept")
     with pytest.raises(InputError, match="the data differ"):
         fit((2 * data[0], data[1]), epochs=4, checkpoint=tmp_path / "kept")
-    other = dataclasses.replace(SMALL, candidates=["regular"])
-    with pytest.raises(InputError, match="candidates was"):
-        fit(data, other, epochs=4, checkpoint=tmp_path / "kept")
+    for candidates in (["regular"], SMALL.candidates[::-1]):
+        other = dataclasses.replace(SMALL, candidates=candidates)
+        with pytest.raises(InputError, match="candidates was"):
+            fit(data, other, epochs=4, checkpoint=tmp_path / "kept")
 
 
-def test_kept_trials_remember_who_was_left_out(data, tmp_path):
+def test_who_was_left_out_is_tried_again_by_the_same_call(data, tmp_path):
     one_layer = nn.Linear(2, 2)
     options = {"method": SMALL, "members": 2, "epochs": 4, "checkpoint": tmp_path / "kept"}
     first = stochens.fit(one_layer, data, **options)
     assert stochens.fit(one_layer, data, **options).trials == first.trials
+    assert not list(tmp_path.glob("kept/trial-*"))
+    by_vmap_alone = nn.Sequential(nn.Linear(2, 8), nn.GELU(), nn.Linear(8, 2))
+    options["checkpoint"] = tmp_path / "other"
+    with pytest.raises(InputError, match="engine='fused'"):
+        stochens.fit(by_vmap_alone, data, engine="fused", **options)
+    assert len(stochens.fit(by_vmap_alone, data, **options).trials.rows) == 3
+
+
+def test_a_url_is_for_many_machines(data):
+    with pytest.raises(InputError, match="is a URL, which is for engine='ray'"):
+        fit(data, checkpoint="memory://kept")
 
 
 def test_a_folder_that_is_no_checkpoint_does_not_count_against_a_method(data, tmp_path):

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from stochens.errors import InputError
+from stochens.files.checkpoints import digest
 
 
 class Source(NamedTuple):
@@ -121,6 +122,19 @@ def _weighted(given: Source, sample_weight: Any) -> Source:
     dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
     mean_one = (weights * (len(x) / total)).to(dtype)
     return Source(x, y, len(x), weights=mean_one, total=total)
+
+
+def weighting(sample_weight: Any) -> str | None:
+    """A word for weights, which members of one ensemble share; None where all rows count the same.
+
+    >>> weighting([2.0, 2.0]) is None, weighting([0, 1]) == weighting([1, 0])
+    (True, False)
+    """
+    if sample_weight is None:
+        return None
+    weights = _tensor(sample_weight, "sample_weight").to(torch.float64)
+    same = bool((weights == weights.flatten()[0]).all())
+    return None if same else digest({"weights": weights})[:16]
 
 
 def _read(data: "Dataset[Any]") -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """Blocks of members in a run's folder, and members of another run to begin with."""
 
+import warnings
 from pathlib import Path
 
 from stochens.errors import InputError
@@ -52,7 +53,9 @@ def keep(members: Posterior, copy: Path, net: Net) -> None:
 def _copied(copy: Path, net: Net, ids: list[int]) -> Posterior | None:
     try:
         there = load(copy, net)
-    except InputError:  # not there, or damaged: the run itself is asked then
+    except InputError as error:  # not there, or damaged: the run itself is asked then
+        if copy.exists():
+            warnings.warn(f"{error}; the run it is a copy of is read", stacklevel=2)
         return None
     return _some(there, ids) if set(ids) <= set(there.members) else None
 

@@ -4,11 +4,11 @@
     t = max(gamma n + beta, tau),         y = silu(t + residual)
 
 `forward`, `backward` and `weight_gradient` run conv.cu, compiled for each layer by NVRTC;
-conv_layer.py makes one differentiable function of them, and conv_reference.py has the same in plain
-torch. Activations are bf16 in blocks of 16 channels, [M, B, C / 16, H, W, 16]
-(`blocked`, `unblocked`), or [M, B, H, W, 4] for images of up to 4 channels (`quads`); parameters
-are float32, and so is every sum. The noise depends only on (seed, member id, layer, row in the
-batch, element): the backward pass reads it off the sign of the zeros in z.
+conv_reference.py has the same in plain torch, and resnet.py makes a network of them. Activations
+are bf16 in blocks of 16 channels, [M, B, C / 16, H, W, 16] (`blocked`, `unblocked`), or
+[M, B, H, W, 4] for images of up to 4 channels (`quads`); parameters are float32, and so is every
+sum. The noise depends only on (seed, member id, layer, row in the batch, element): the backward
+pass reads it off the sign of the zeros in z.
 """
 
 import functools

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import logging
 import math
 from typing import Any
 
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from stochens.kernels import build
 from stochens.randomness.noise import Shape, hashed_words
+
+log = logging.getLogger("stochens")
 
 THREADS = 256
 MOST = 2**31 - 1  # words of a member that the kernel on a GPU can count
@@ -24,10 +27,11 @@ def words(members: Tensor, seed: Tensor, draw: int, shape: Shape) -> Tensor:
     """
     many, count = len(members), math.prod(shape)
     if members.is_cuda:
-        if count > MOST or not build.cuda_compiles():
+        kernel = _cuda_kernel(members.device)
+        if count > MOST or kernel is None:
             return hashed_words(members, seed, draw, shape)
         out = torch.empty((many, *shape), dtype=torch.int32, device=members.device)
-        launch(_cuda_kernel(members.device), members, seed, draw, out)
+        launch(kernel, members, seed, draw, out)
         return out
     library = build.load("noise")
     if library is None:
@@ -60,5 +64,12 @@ def source() -> str:
 
 @functools.cache
 def _cuda_kernel(device: torch.device) -> Any:
-    with torch.cuda.device(device):
-        return build.cuda_kernel(source(), "noise_words")
+    """None where there is none: the plain twin does the work then."""
+    if not build.cuda_compiles():
+        return None
+    try:
+        with torch.cuda.device(device):
+            return build.cuda_kernel(source(), "noise_words")
+    except RuntimeError as error:
+        log.warning("noise is made by plain torch, which is slower: %s", error)
+        return None

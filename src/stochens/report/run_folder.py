@@ -63,7 +63,7 @@ class RunFolder:
                 "numpy": np.__version__,
                 "python": platform.python_version(),
             },
-            "machine": machine(device),
+            "machine": machine(device, config.get("engine")),
             "timings": {},
             "seconds": 0.0,
             "complete": False,
@@ -88,7 +88,7 @@ class RunFolder:
         command = shlex.join(["stochens", *sys.argv[1:]])
         folder._about = before.about | {
             "config": dict(config),
-            "machine": machine(device),
+            "machine": machine(device, config.get("engine")),
             "then": [*before.about.get("then", []), command],
         }
         folder.write()
@@ -180,11 +180,11 @@ def _writing(path: Path) -> Iterator[None]:
         raise InputError(f"cannot write {path}: {error.strerror}") from error
 
 
-def machine(device: str) -> dict[str, Any]:
+def machine(device: str, engine: object) -> dict[str, Any]:
+    """This one, and the GPU that members were trained on."""
     gpu = None
-    if device.startswith("cuda"):  # of other machines, where this one has none
-        here = torch.cuda.is_available()
-        gpu = torch.cuda.get_device_name() if here else "GPUs of a cluster"
+    if device.startswith("cuda"):
+        gpu = "GPUs of a cluster" if engine == "ray" else torch.cuda.get_device_name()
     return {"gpu": gpu, "cores": os.cpu_count(), "system": platform.platform()}
 
 

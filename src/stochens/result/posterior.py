@@ -65,11 +65,12 @@ class Posterior:
         return size(self.params)
 
     def __repr__(self) -> str:
+        n = self.data_size if isinstance(self.data_size, int) else f"{self.data_size:.6g}"
         if self.chains is not None:
             sampler, count = self.chains.sampler.upper(), self.chains.count
-            return f"Posterior({len(self)} draws of {count} {sampler} chains, N = {self.data_size})"
+            return f"Posterior({len(self)} draws of {count} {sampler} chains, N = {n})"
         names = " + ".join(method.name for method in self.recipe.methods)
-        return f"Posterior({len(self)} members, {names}, N = {self.data_size})"
+        return f"Posterior({len(self)} members, {names}, N = {n})"
 
     # -- prediction -----------------------------------------------------------------------------
 

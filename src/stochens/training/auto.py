@@ -17,7 +17,7 @@ from stochens.errors import InputError, Unsuited
 from stochens.files.checkpoints import digest
 from stochens.likelihoods import Likelihood
 from stochens.likelihoods import resolve as likelihood_named
-from stochens.members import builder, trainable
+from stochens.members import builder, shared_by_all
 from stochens.methods import (
     DropConnect,
     Dropout,
@@ -29,6 +29,7 @@ from stochens.methods import (
 )
 from stochens.randomness.seeds import TRIALS, derive, seeded
 from stochens.result.posterior import Posterior
+from stochens.result.recipe import described
 from stochens.result.trials import Trial, Trials
 from stochens.training.outcomes import Outcome, kept_outcomes
 from stochens.training.schedules import rate_for
@@ -142,24 +143,26 @@ def run(
     like = likelihood_named(options["likelihood"])
     y = like.check_targets(held.y)
     settings = {} if place is None else _settings(net, auto, own, like, part, held, weights)
-    with kept_outcomes(place, settings) as outcomes:
-        for number, method in enumerate(auto.candidates):
-            if number < len(outcomes):
+    candidates = {label(method): method for method in auto.candidates}
+    with kept_outcomes(list(candidates), place, settings) as outcomes:
+        for name, method in candidates.items():
+            if name in outcomes.found:
                 continue  # kept by a run that was stopped
-            keep = {"checkpoint": outcomes.folder(number)}
+            keep = {"checkpoint": outcomes.folder(name)}
             try:
                 posterior = fit(net, (part.x, part.y), method=method, **own | keep)
             except Unsuited as error:  # a network without a layer that this method could take
-                outcomes.add(label(method), str(error))
+                outcomes.refused[name] = str(error)
                 continue
             p = posterior.predict(held.x, draws=auto.draws, keep_draws=True)
-            outcomes.add(label(method), _outcome(posterior, p.log_prob(y)))
+            all_there = len(posterior) == auto.members
+            outcomes.add(name, _outcome(posterior, p.log_prob(y)), whole=all_there)
     if not outcomes.found:
         raise Unsuited(next(iter(outcomes.refused.values())))
-    rows = _rows(outcomes.found, weights)
+    rows = _rows(outcomes.in_order(), weights)
     chosen, reason = choice(rows, auto.by)
     trials = Trials(rows, chosen, reason, outcomes.refused)
-    return trials, next(m for m in auto.candidates if label(m) == chosen)
+    return trials, candidates[chosen]
 
 
 def _settings(
@@ -174,7 +177,6 @@ def _settings(
     """What trials that go on must share with those before them; how they are run is no part."""
     with seeded(own["seed"]):
         plain = builder(net)()
-    all_members = {n: t for n, t in plain.state_dict().items() if n not in trainable(plain)}
     data = {"x": part.x, "y": part.y, "held x": held.x, "held y": held.y, "of held": weights}
     if part.weights is not None:
         data["weights"] = part.weights
@@ -182,14 +184,11 @@ def _settings(
         **{name: own[name] for name in SHARED},
         "lr": rate_for(own["optimizer"], own["lr"]),
         "network": str(plain),
-        "shared": digest(all_members),
-        "likelihood": {"name": like.name, "options": like.options()},
+        "shared": digest(shared_by_all(plain)),
+        "likelihood": described(like),
         "data": digest(data),
         "draws": auto.draws,
-        "candidates": {
-            label(c): [{"name": m.name, "options": m.options()} for m in resolve(c)]
-            for c in auto.candidates
-        },
+        "candidates": [[described(m) for m in resolve(c)] for c in auto.candidates],
     }
 
 

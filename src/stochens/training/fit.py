@@ -22,9 +22,9 @@ from stochens.checks import (
 )
 from stochens.cluster.connect import Engines, Ray, asked
 from stochens.cluster.folder import refuse_url
-from stochens.data.source import source
+from stochens.data.source import source, weighting
 from stochens.errors import InputError, Unsuited
-from stochens.files.checkpoints import EVERY, digest
+from stochens.files.checkpoints import EVERY
 from stochens.kernels.fused import fused_nll
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder, Params, builder, move
@@ -124,6 +124,8 @@ def fit(
         rest = {k: v for k, v in options.items() if k not in ("net", "data", "method")}
         whole(epochs=epochs)  # before the trials
         member_ids(members)
+        if asked(engine) is None:
+            refuse_url(checkpoint)
         return fit_best(fit, net, data, method if isinstance(method, Auto) else Auto(), rest)
     ids, seed = member_ids(members), int(seed)
     cluster = asked(engine)
@@ -257,7 +259,7 @@ def fit(
         recipe=recipe,
         members=ids,
         data_size=int(given.examples) if given.examples.is_integer() else given.examples,
-        sample_weight=None if weights is None else digest({"weights": weights})[:16],
+        sample_weight=weighting(sample_weight),
         prior_precision=prior_precision,
         seed=seed,
         history=trained.history,

@@ -13,11 +13,11 @@ from stochens.data.source import Source
 from stochens.errors import InputError
 from stochens.files.checkpoints import Checkpoints, Keeper, alone_in, as_read, digest, stoppable
 from stochens.likelihoods import Likelihood
-from stochens.members import Params, trainable
+from stochens.members import Params, shared_by_all
 from stochens.result.recipe import Recipe, described
 from stochens.training.loop import Collector, Settings
 
-FORMAT = "stochens training 1"
+FORMAT = "stochens training 2"  # 1: noise was drawn otherwise
 Stop = Callable[[], BaseException | None]
 
 
@@ -30,7 +30,7 @@ def held_by(stack: contextlib.ExitStack, checkpoint: str | Path | None) -> Stop:
 
 
 def size_kept(checkpoint: str | Path | None, ids: tuple[int, ...], chunk: int | None) -> int | None:
-    """Of the blocks that are kept there: memory may be another now, and noise is drawn by block."""
+    """Of the blocks that are kept there: the memory that chooses it may be another now."""
     for path in sorted(Path(checkpoint).glob("members-*/0*")) if checkpoint else ():
         first, last = (int(word) for word in path.parent.name.split("-")[1:])
         if first in ids and last in ids:
@@ -51,8 +51,6 @@ def identity(
     plain = dataclasses.asdict(settings)
     for how in ("device", "fast", "compile"):
         del plain[how]
-    own = trainable(template)
-    shared = {n: t for n, t in template.state_dict().items() if n not in own}
     in_memory = {"x": data.x, "y": data.y} if data.loader is None else {}
     if data.weights is not None:
         in_memory["weights"] = data.weights
@@ -62,7 +60,7 @@ def identity(
         {
             **plain,
             "network": str(template),
-            "shared": digest(shared),
+            "shared": digest(shared_by_all(template)),
             "methods": [described(method) for method in recipe.methods],
             "likelihood": described(like),
             "data": digest(in_memory),

@@ -21,7 +21,7 @@ from stochens.cluster.connect import Ray, Room, connect, room
 from stochens.cluster.folder import everywhere, folder_of, held, keep_cut, kept_cut
 from stochens.cluster.tasks import cut_evenly, outside, run_pieces
 from stochens.data.source import Replicas, source
-from stochens.errors import InputError
+from stochens.errors import InputError, Unsuited
 from stochens.files.checkpoints import InUse
 from stochens.members import Params, take
 from stochens.memory import SHARE, free_bytes
@@ -242,7 +242,7 @@ def _report_failures(
     if len(failed) == len(pieces):
         same = len(set(failed.values())) == 1
         told = next(iter(failed.values())) if same else told
-        raise InputError(f"all {len(pieces)} blocks failed: {told}")
+        raise Unsuited(f"all {len(pieces)} blocks failed: {told}")
     missing = sum(len(pieces[name].ids) for name in failed)
     again = "" if checkpoint is None else f". The same call with checkpoint={str(checkpoint)!r} "
     again += "tries them again" if again else ""

@@ -1,17 +1,17 @@
 """What trials of the methods found, kept beside the checkpoints of the training they are for.
 
-CHECKPOINT/trials/000000003   the outcomes of the first three candidates
-CHECKPOINT/trial-003          the training of the fourth, until its outcome is kept
+CHECKPOINT/trials/000000003   three outcomes
+CHECKPOINT/trial-003          the training of the fourth candidate, until its outcome is kept
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from stochens.cluster.folder import at_hand, below, forget, held
+from stochens.cluster.folder import at_hand, below, forget, held, is_url
 from stochens.files.checkpoints import Checkpoints, as_read, refuse_other
 
 FORMAT = "stochens trials 1"
@@ -28,61 +28,72 @@ class Outcome(NamedTuple):
 
 
 class Outcomes:
-    """By label; what is added is on the disk before the next trial begins."""
+    """By the candidate's label. Those that are whole are kept, and not made again by a run that
+    goes on; who was refused may not be then, by another engine or with more memory."""
 
     def __init__(
-        self, place: str | Path | None, kept: Checkpoints | None, settings: dict[str, Any]
+        self,
+        labels: Sequence[str],
+        place: str | Path | None,
+        kept: Checkpoints | None,
+        settings: dict[str, Any],
     ) -> None:
         self.found: dict[str, Outcome] = {}
         self.refused: dict[str, str] = {}  # candidate -> why
-        self._place, self._kept, self._settings = place, kept, settings
+        self._labels, self._place, self._kept, self._settings = labels, place, kept, settings
+        self._whole: list[str] = []
         content = None if kept is None else kept.latest()
         if kept is None or content is None:
             return
         tensors, about = content
         refuse_other(settings, about["settings"], str(kept.folder))
-        self.refused = about["refused"]
-        for name in about["found"]:
+        self._whole = list(about["found"])
+        for name in self._whole:
             self.found[name] = Outcome(*(tensors[f"{name}/{part}"] for part in Outcome._fields))
 
-    def __len__(self) -> int:
-        return len(self.found) + len(self.refused)
-
-    def folder(self, number: int) -> str | Path | None:
+    def folder(self, name: str) -> str | Path | None:
         """Where a trial is kept while it trains."""
+        number = self._labels.index(name)
         return None if self._place is None else below(self._place, f"trial-{number:03d}")
 
-    def add(self, name: str, outcome: Outcome | str) -> None:
-        """A trial that has ended: its outcome, or why it could not be."""
-        number = len(self)
-        if isinstance(outcome, str):
-            self.refused[name] = outcome
-        else:
-            self.found[name] = outcome
-        if self._kept is None:
+    def add(self, name: str, outcome: Outcome, *, whole: bool) -> None:
+        """`whole`: no member is missing that the same call might make."""
+        self.found[name] = outcome
+        if self._kept is None or not whole:
             return
+        self._whole.append(name)
         tensors = {
             f"{name}/{part}": t
-            for name, one in self.found.items()
-            for part, t in one._asdict().items()
+            for name in self._whole
+            for part, t in self.found[name]._asdict().items()
         }
-        about = {
-            "settings": self._settings,
-            "found": list(self.found),
-            "refused": self.refused,
-        }
-        self._kept.save(len(self), tensors, about)
-        forget(self.folder(number))
+        about = {"settings": self._settings, "found": self._whole}
+        self._kept.save(len(self._whole), tensors, about)
+        if not is_url(self._place):  # there, nobody knows yet whether the copy has arrived
+            forget(self.folder(name))
+
+    def in_order(self) -> dict[str, Outcome]:
+        return {name: self.found[name] for name in self._labels if name in self.found}
+
+    def tidy_up(self) -> None:
+        """Remove what was left of trials, all of which have ended."""
+        for name in self._labels:
+            forget(self.folder(name))
 
 
 @contextlib.contextmanager
-def kept_outcomes(place: str | Path | None, settings: dict[str, Any]) -> Iterator[Outcomes]:
+def kept_outcomes(
+    labels: Sequence[str], place: str | Path | None, settings: dict[str, Any]
+) -> Iterator[Outcomes]:
     """Those that were kept below a checkpoint's place, which is ours alone meanwhile; None: none.
 
     `settings` are what trials that go on must share with those before them.
     """
     if place is None:
-        yield Outcomes(None, None, {})
+        yield Outcomes(labels, None, None, {})
         return
-    with held(place), at_hand(below(place, "trials")) as folder:
-        yield Outcomes(place, Checkpoints(folder, FORMAT), as_read(settings))
+    with held(place):
+        with at_hand(below(place, "trials")) as folder:
+            outcomes = Outcomes(labels, place, Checkpoints(folder, FORMAT), as_read(settings))
+            yield outcomes
+        outcomes.tidy_up()
