@@ -1,6 +1,7 @@
 """The layout is the architecture: a file imports only from its left."""
 
 import ast
+import graphlib
 import inspect
 from pathlib import Path
 
@@ -42,22 +43,32 @@ def part(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
+def imported(file: Path) -> set[str]:
+    """Modules of ours that a file imports, as stochens.PART.NAME."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "stochens":
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found - {"stochens"}
+
+
 def test_data_flows_one_way():
     for file in ROOT.rglob("*.py"):
         own = file.relative_to(ROOT).with_suffix("").parts[0]
         if own == "__init__":
             continue
         assert own in LEVEL, f"{own} has no place in the order"
-        for node in ast.walk(ast.parse(file.read_text())):
-            names: list[str] = []
-            if isinstance(node, ast.ImportFrom) and node.module == "stochens":
-                names = [f"stochens.{alias.name}" for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("stochens."):
-                names = [node.module]
-            for name in names:
-                other = part(name)
-                right = other == own or LEVEL[other] < LEVEL[own]
-                assert right, f"{file.relative_to(ROOT)} imports {name}, which is not to its left"
+        for name in imported(file):
+            other = part(name)
+            right = other == own or LEVEL.get(other, 0) < LEVEL[own]
+            assert right, f"{file.relative_to(ROOT)} imports {name}, which is not to its left"
+
+
+def test_no_two_files_of_a_part_need_each_other():
+    for folder in filter(Path.is_dir, ROOT.iterdir()):
+        own = {f"stochens.{folder.name}.{file.stem}" for file in folder.glob("*.py")}
+        needs = {f"stochens.{folder.name}.{f.stem}": imported(f) & own for f in folder.glob("*.py")}
+        list(graphlib.TopologicalSorter(needs).static_order())  # raises on a circle
 
 
 @pytest.mark.parametrize("name", ["ray", "fsspec", "arviz", "pyarrow", "wandb"])
