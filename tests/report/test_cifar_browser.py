@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.report.cifar_sample import cifar_run
 
-from stochens.report.page import build_page
+from stochens.report.page.build import build_page
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 from selenium.webdriver.chrome.service import Service  # noqa: E402

@@ -6,11 +6,11 @@ from tests.report.test_cifar_page import TABLE_2, Tables, together_part
 
 from stochens.metrics import Interval
 from stochens.report import markdown
-from stochens.report.cifar_claims import claims, image_lines, most_members, verdict
-from stochens.report.cifar_paired import MEASURES, Paired
-from stochens.report.cifar_rows import gather
-from stochens.report.page import build_page
-from stochens.report.page_run import View
+from stochens.report.cifar.claims import claims, image_lines, most_members, verdict
+from stochens.report.cifar.paired import MEASURES, Paired
+from stochens.report.cifar.rows import gather
+from stochens.report.page.build import build_page
+from stochens.report.page.run import View
 
 TITLE = "Claims about CIFAR-10"
 ROWS = (

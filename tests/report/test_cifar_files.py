@@ -12,10 +12,10 @@ from tests.report.sample import sample_run
 from stochens.metrics import accuracy as accuracy_of
 from stochens.metrics import ece
 from stochens.report import finish, markdown
-from stochens.report.cifar_figures import cifar_figures
-from stochens.report.cifar_numbers import box, calibration, curve, distance, entropies, shares
-from stochens.report.cifar_rows import gather
-from stochens.report.page_run import View
+from stochens.report.cifar.figures import cifar_figures
+from stochens.report.cifar.numbers import box, calibration, curve, distance, entropies, shares
+from stochens.report.cifar.rows import gather
+from stochens.report.page.run import View
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 from stochens.cli import app
 from stochens.metrics import ece
 from stochens.report import finish
-from stochens.report.cifar_figures import cifar_figures
-from stochens.report.cifar_metrics import RUN_KEYS, cifar_metrics
-from stochens.report.cifar_rows import gather
-from stochens.report.page import build_page
-from stochens.report.page_run import View
+from stochens.report.cifar.figures import cifar_figures
+from stochens.report.cifar.metrics import RUN_KEYS, cifar_metrics
+from stochens.report.cifar.rows import gather
+from stochens.report.page.build import build_page
+from stochens.report.page.run import View
 from stochens.report.run_folder import METRICS
 
 

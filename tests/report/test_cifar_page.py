@@ -13,9 +13,9 @@ from tests.report.test_page import HOSTILE, Page, _luminance
 
 from stochens.data.corruptions.published import CORRUPTIONS
 from stochens.files.storage import CHECKSUMS
-from stochens.report.cifar_rows import Rows, gather
-from stochens.report.page import build_page
-from stochens.report.page_run import View
+from stochens.report.cifar.rows import Rows, gather
+from stochens.report.page.build import build_page
+from stochens.report.page.run import View
 from stochens.report.run_folder import METRICS, Run, RunFolder
 
 DASH = "\N{EN DASH}"

@@ -10,9 +10,9 @@ from tests.report.cifar_sample import SET, cifar_run
 
 from stochens import metrics
 from stochens.information import entropy
-from stochens.report.cifar_claims import UNCLEAR, verdict
-from stochens.report.cifar_numbers import distance
-from stochens.report.cifar_paired import (
+from stochens.report.cifar.claims import UNCLEAR, verdict
+from stochens.report.cifar.numbers import distance
+from stochens.report.cifar.paired import (
     ENTROPY,
     MEASURES,
     Images,
@@ -21,8 +21,8 @@ from stochens.report.cifar_paired import (
     _interval,
     distances,
 )
-from stochens.report.cifar_rows import gather
-from stochens.report.page_run import View
+from stochens.report.cifar.rows import gather
+from stochens.report.page.run import View
 
 ROUNDING = 1e-12  # sums of some hundred doubles in another order
 

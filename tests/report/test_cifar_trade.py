@@ -5,11 +5,11 @@ from tests.report.cifar_sample import SET, cifar_run
 from tests.report.test_cifar_page import Tables, together_part
 
 from stochens.report import markdown
-from stochens.report.cifar_figures import cifar_figures
-from stochens.report.cifar_rows import gather
-from stochens.report.cifar_trade import trades
-from stochens.report.page import build_page
-from stochens.report.page_run import View
+from stochens.report.cifar.figures import cifar_figures
+from stochens.report.cifar.rows import gather
+from stochens.report.cifar.trade import trades
+from stochens.report.page.build import build_page
+from stochens.report.page.run import View
 
 TITLE = "Epochs of training against distance to HMC"
 

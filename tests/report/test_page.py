@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from tests.report.sample import TROUBLE, sample_run
 
 from stochens.files.storage import CHECKSUMS
-from stochens.report.page import build_page
-from stochens.report.page_maps import map_data
-from stochens.report.page_run import View, metric
+from stochens.report.page.build import build_page
+from stochens.report.page.maps import map_data
+from stochens.report.page.run import View, metric
 from stochens.report.paper import COLUMNS, TABLE_1, paper_value
 from stochens.report.run_folder import Run, RunFolder
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.report.sample import DOMAINS, SIDE, sample_run
 
-from stochens.report.page import build_page
+from stochens.report.page.build import build_page
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 from selenium.webdriver.chrome.service import Service  # noqa: E402

@@ -7,8 +7,8 @@ from tests.report.sample import sample_run
 
 from stochens.files.storage import CHECKSUMS
 from stochens.metrics import Interval
-from stochens.report.page_claims import CLAIMS, Claim, claims, verdict
-from stochens.report.page_run import View
+from stochens.report.page.claims import CLAIMS, Claim, claims, verdict
+from stochens.report.page.run import View
 from stochens.report.run_folder import METRICS, TRAINING, Run
 
 near, far, wide = Interval(1, 0.9, 1.1), Interval(2, 1.8, 2.2), Interval(1.5, 0.5, 2.5)

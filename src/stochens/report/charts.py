@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stochens.report.page_html import MINUS, Html, join, number, tag
+from stochens.report.page.html import MINUS, Html, join, number, tag
 
 LEFT, RIGHT, TOP, BOTTOM = 40, 10, 10, 34  # room for the axes, in pixels
 COLOURS = 8  # classes c0 to c7 of the style sheet

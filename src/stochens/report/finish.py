@@ -13,11 +13,11 @@ from rich.table import Table
 
 from stochens.errors import InputError
 from stochens.report import markdown
-from stochens.report.cifar_markdown import cifar_terminal
-from stochens.report.cifar_metrics import cifar_metrics
-from stochens.report.cifar_rows import gather, is_cifar
-from stochens.report.page import build_page
-from stochens.report.page_run import View
+from stochens.report.cifar.markdown import cifar_terminal
+from stochens.report.cifar.metrics import cifar_metrics
+from stochens.report.cifar.rows import gather, is_cifar
+from stochens.report.page.build import build_page
+from stochens.report.page.run import View
 from stochens.report.run_folder import FIGURES, METRICS, PAGE, RUN, TABLES, Run, write_whole
 
 SHOWN = {  # metric: its short name, so that two domains fit 80 columns

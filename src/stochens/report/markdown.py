@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stochens.report.cifar_markdown import cifar_lines
-from stochens.report.cifar_rows import gather, is_cifar
-from stochens.report.page_run import View, domain_name, metric
+from stochens.report.cifar.markdown import cifar_lines
+from stochens.report.cifar.rows import gather, is_cifar
+from stochens.report.page.run import View, domain_name, metric
 from stochens.report.run_folder import Run
 
 

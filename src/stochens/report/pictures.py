@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
-from stochens.report.cifar_figures import cifar_figures
-from stochens.report.cifar_rows import is_cifar
+from stochens.report.cifar.figures import cifar_figures
+from stochens.report.cifar.rows import is_cifar
 from stochens.report.figures import save_figure, uncertainty_figure
 from stochens.report.maps import map_figures
-from stochens.report.page_run import View
+from stochens.report.page.run import View
 from stochens.report.run_folder import FIGURES, Run
 
 

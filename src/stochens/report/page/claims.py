@@ -3,8 +3,8 @@
 from typing import Literal, NamedTuple
 
 from stochens.metrics import Interval
-from stochens.report.page_html import DASH, MINUS, Html, join, listed, table, tag
-from stochens.report.page_run import View, domain_name, unique
+from stochens.report.page.html import DASH, MINUS, Html, join, listed, table, tag
+from stochens.report.page.run import View, domain_name, unique
 from stochens.report.paper import EXPERIMENT
 
 BY = "variance"  # the distance that claims are about; less is closer

@@ -11,8 +11,8 @@ What is not known is left out; of the reference's run, which is not ours, nothin
 from collections.abc import Sequence
 from typing import Any
 
-from stochens.report.cifar_rows import OOD, TEST_METRICS, Row, gather, is_cifar, set_title
-from stochens.report.page_run import View
+from stochens.report.cifar.rows import OOD, TEST_METRICS, Row, gather, is_cifar, set_title
+from stochens.report.page.run import View
 from stochens.report.paper import CORRUPTED, TEST
 from stochens.report.run_folder import Run
 

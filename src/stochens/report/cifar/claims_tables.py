@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from stochens.report.cifar_claims import ENTROPY_METRIC, Cell, Claim, claims, image_lines
-from stochens.report.cifar_paired import ENTROPY, MEASURES, RESAMPLES, Paired
-from stochens.report.cifar_rows import Rows, set_title, shown
-from stochens.report.page_html import DASH, Html, join, table, tag
-from stochens.report.page_run import Metric
+from stochens.report.cifar.claims import ENTROPY_METRIC, Cell, Claim, claims, image_lines
+from stochens.report.cifar.paired import ENTROPY, MEASURES, RESAMPLES, Paired
+from stochens.report.cifar.rows import Rows, set_title, shown
+from stochens.report.page.html import DASH, Html, join, table, tag
+from stochens.report.page.run import Metric
 
 HOW = (
     "How much closer to HMC the first row is than the second, on the same test images. Under the "

@@ -9,8 +9,8 @@ import torch
 from stochens.errors import InputError
 from stochens.metrics import calibration_curve
 from stochens.report.charts import COLOURS, Axes, Line, chart, legend, shape
-from stochens.report.page_html import Html, join, number, table, tag
-from stochens.report.page_run import View, domain_name, metric, unique
+from stochens.report.page.html import Html, join, number, table, tag
+from stochens.report.page.run import View, domain_name, metric, unique
 
 SETTLED = 0.15  # the share of training after which the loss is worth its place on the axis
 CURVE_METRIC = "variance"  # what "curve" in training.json holds

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stochens.report.charts import LEFT, RIGHT, Axes, Line, chart, legend
-from stochens.report.cifar_numbers import (
+from stochens.report.cifar.numbers import (
     Box,
     box,
     calibration,
@@ -16,8 +16,8 @@ from stochens.report.cifar_numbers import (
     intensities,
     shares,
 )
-from stochens.report.cifar_rows import Row, Rows, shown
-from stochens.report.page_html import Html, join, tag
+from stochens.report.cifar.rows import Row, Rows, shown
+from stochens.report.page.html import Html, join, tag
 from stochens.report.paper import TEST
 
 SMALL, LARGE = (250, 180), (330, 220)  # of a panel, in pixels

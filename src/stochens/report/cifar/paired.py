@@ -23,7 +23,7 @@ from stochens import metrics
 from stochens.errors import InputError
 from stochens.information import entropy
 from stochens.metrics import Interval
-from stochens.report.cifar_rows import Row, Rows
+from stochens.report.cifar.rows import Row, Rows
 from stochens.report.paper import TEST
 
 ENTROPY = "entropy histogram"

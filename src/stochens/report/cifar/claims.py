@@ -4,11 +4,11 @@ from collections import Counter
 from typing import NamedTuple
 
 from stochens.metrics import Interval
-from stochens.report.cifar_names import SETTINGS, words
-from stochens.report.cifar_paired import ENTROPY, Paired
-from stochens.report.cifar_rows import Row, Rows, family, shown
-from stochens.report.page_html import listed
-from stochens.report.page_run import Metric
+from stochens.report.cifar.names import SETTINGS, words
+from stochens.report.cifar.paired import ENTROPY, Paired
+from stochens.report.cifar.rows import Row, Rows, family, shown
+from stochens.report.page.html import listed
+from stochens.report.page.run import Metric
 from stochens.report.paper import CIFAR, TEST, paper_value
 
 METHOD = "SE1"

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from rich import box
 from rich.table import Table
 
-from stochens.report.cifar_claims_tables import claim_lines
-from stochens.report.cifar_numbers import corrupted_values, intensities
-from stochens.report.cifar_rows import (
+from stochens.report.cifar.claims_tables import claim_lines
+from stochens.report.cifar.numbers import corrupted_values, intensities
+from stochens.report.cifar.rows import (
     OOD,
     TEST_METRICS,
     Row,
@@ -15,8 +15,8 @@ from stochens.report.cifar_rows import (
     set_title,
     shown,
 )
-from stochens.report.cifar_tables import FURTHER, lines, paper_text
-from stochens.report.cifar_trade import trade_lines
+from stochens.report.cifar.tables import FURTHER, lines, paper_text
+from stochens.report.cifar.trade import trade_lines
 from stochens.report.paper import CORRUPTED, TEST
 
 SHORT = {"agreement": "agree", "variance": "var", "accuracy": "acc"}  # for 80 columns

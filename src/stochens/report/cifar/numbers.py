@@ -8,8 +8,8 @@ import torch
 
 from stochens.errors import InputError
 from stochens.metrics import calibration_curve
-from stochens.report.cifar_rows import Row, Rows, corruption
-from stochens.report.page_run import unique
+from stochens.report.cifar.rows import Row, Rows, corruption
+from stochens.report.page.run import unique
 from stochens.report.paper import CIFAR, TEST, paper_value
 
 BINS = 25  # of entropy

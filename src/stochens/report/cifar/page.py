@@ -2,20 +2,20 @@
 
 from collections.abc import Callable, Sequence
 
-from stochens.report.cifar_charts import (
+from stochens.report.cifar.charts import (
     box_panels,
     calibration_panels,
     entropy_panels,
 )
-from stochens.report.cifar_claims_tables import claims_table
-from stochens.report.cifar_curves import curve_panels, trade_panels
-from stochens.report.cifar_rows import Rows, gather, set_title
-from stochens.report.cifar_tables import further, headline, heat, table_2, table_3
-from stochens.report.cifar_trade import NOTE as TRADE
-from stochens.report.page_details import sampler, timings
-from stochens.report.page_html import Html, join, tag
-from stochens.report.page_run import View
-from stochens.report.page_training import training
+from stochens.report.cifar.claims_tables import claims_table
+from stochens.report.cifar.curves import curve_panels, trade_panels
+from stochens.report.cifar.rows import Rows, gather, set_title
+from stochens.report.cifar.tables import further, headline, heat, table_2, table_3
+from stochens.report.cifar.trade import NOTE as TRADE
+from stochens.report.page.details import sampler, timings
+from stochens.report.page.html import Html, join, tag
+from stochens.report.page.run import View
+from stochens.report.page.training import training
 
 READING = (
     ("Agreement", "share of test images where a method and HMC choose the same class."),

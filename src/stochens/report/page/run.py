@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from stochens.metrics import Interval
-from stochens.report.page_html import MINUS
+from stochens.report.page.html import MINUS
 from stochens.report.run_folder import Run
 
 CEILING_SUFFIX = ", chain to chain"  # compare's name for the reference against itself

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from stochens.metrics import Interval
-from stochens.report.cifar_names import SETTINGS, words
-from stochens.report.cifar_numbers import curve
-from stochens.report.cifar_rows import Row, Rows, shown
-from stochens.report.page_html import DASH, Html, table, tag
+from stochens.report.cifar.names import SETTINGS, words
+from stochens.report.cifar.numbers import curve
+from stochens.report.cifar.rows import Row, Rows, shown
+from stochens.report.page.html import DASH, Html, table, tag
 from stochens.report.paper import TEST
 
 METRICS = ("agreement", "variance", "accuracy", "NLL")

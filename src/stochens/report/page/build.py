@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from stochens.report.cifar_page import cifar_lead, cifar_sections, cifar_together
-from stochens.report.cifar_rows import is_cifar
-from stochens.report.page_claims import claims
-from stochens.report.page_details import facts, reading, sampler, timings
-from stochens.report.page_html import Html, listed, tag
-from stochens.report.page_maps import map_data, maps, plane
-from stochens.report.page_run import View, unique
-from stochens.report.page_tables import headline, joint, results
-from stochens.report.page_training import calibration, curves, training
+from stochens.report.cifar.page import cifar_lead, cifar_sections, cifar_together
+from stochens.report.cifar.rows import is_cifar
+from stochens.report.page.claims import claims
+from stochens.report.page.details import facts, reading, sampler, timings
+from stochens.report.page.html import Html, listed, tag
+from stochens.report.page.maps import map_data, maps, plane
+from stochens.report.page.run import View, unique
+from stochens.report.page.tables import headline, joint, results
+from stochens.report.page.training import calibration, curves, training
 from stochens.report.run_folder import Run
 
 ALL = "all"
@@ -144,7 +144,7 @@ def _said(text: Html | None) -> Html | None:
 
 
 def _asset(name: str) -> str:
-    return (files("stochens.report") / "assets" / name).read_text(encoding="utf-8")
+    return (files("stochens.report.page") / "assets" / name).read_text(encoding="utf-8")
 
 
 def _policy(script: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from stochens.report.cifar_numbers import (
+from stochens.report.cifar.numbers import (
     CURVES,
     box,
     calibration,
@@ -22,10 +22,10 @@ from stochens.report.cifar_numbers import (
     shares,
     spaced,
 )
-from stochens.report.cifar_rows import Row, Rows, gather, set_title, shown
-from stochens.report.cifar_trade import METRICS, trades
+from stochens.report.cifar.rows import Row, Rows, gather, set_title, shown
+from stochens.report.cifar.trade import METRICS, trades
 from stochens.report.figures import COLOURS, LABEL
-from stochens.report.page_run import View
+from stochens.report.page.run import View
 from stochens.report.paper import TEST
 from stochens.report.run_folder import Run
 

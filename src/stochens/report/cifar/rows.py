@@ -14,8 +14,8 @@ import torch
 from stochens.errors import InputError
 from stochens.metrics import Interval, bootstrap, ece
 from stochens.report.charts import COLOURS
-from stochens.report.cifar_names import settings, told_apart, words
-from stochens.report.page_run import METRICS, Metric, View, unique
+from stochens.report.cifar.names import settings, told_apart, words
+from stochens.report.page.run import METRICS, Metric, View, unique
 from stochens.report.paper import CIFAR, CIFAR_ROWS, TEST
 
 NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN"}

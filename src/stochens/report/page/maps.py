@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from stochens.report.page_html import Html, join, tag
-from stochens.report.page_run import View, domain_name, unique
+from stochens.report.page.html import Html, join, tag
+from stochens.report.page.run import View, domain_name, unique
 
 KINDS = ("mean", "entropy", "mi")
 MAP = "map-"  # how the name of a grid of points begins

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 
 from stochens.report.charts import Axes, Line, chart, legend
-from stochens.report.cifar_charts import SMALL, figure_of, panels_of
-from stochens.report.cifar_numbers import CURVES, curve, curve_metrics, level, spaced
-from stochens.report.cifar_rows import Rows, shown
-from stochens.report.cifar_trade import METRICS, trade_table, trades
-from stochens.report.page_html import Html, join, tag
+from stochens.report.cifar.charts import SMALL, figure_of, panels_of
+from stochens.report.cifar.numbers import CURVES, curve, curve_metrics, level, spaced
+from stochens.report.cifar.rows import Rows, shown
+from stochens.report.cifar.trade import METRICS, trade_table, trades
+from stochens.report.page.html import Html, join, tag
 
 X_LABELS = {
     "members curve": "members, log scale",

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stochens.report.page_html import DASH, Html, duration, join, number, table, tag
-from stochens.report.page_run import View
+from stochens.report.page.html import DASH, Html, duration, join, number, table, tag
+from stochens.report.page.run import View
 
 DIAGNOSTICS = {
     "e_bfmi": "E-BFMI, lowest",

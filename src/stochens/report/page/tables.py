@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from stochens.metrics import Interval
-from stochens.report.page_html import DASH, Html, join, listed, table, tag
-from stochens.report.page_run import (
+from stochens.report.page.html import DASH, Html, join, listed, table, tag
+from stochens.report.page.run import (
     CONTROL_SUFFIX,
     HEADLINE,
     View,

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from stochens.metrics import Interval
-from stochens.report.cifar_numbers import corrupted_values, intensities
-from stochens.report.cifar_rows import (
+from stochens.report.cifar.numbers import corrupted_values, intensities
+from stochens.report.cifar.rows import (
     OOD,
     ORDER,
     TEST_METRICS,
@@ -15,8 +15,8 @@ from stochens.report.cifar_rows import (
     set_title,
     shown,
 )
-from stochens.report.page_html import DASH, Html, join, listed, table, tag
-from stochens.report.page_run import unique
+from stochens.report.page.html import DASH, Html, join, listed, table, tag
+from stochens.report.page.run import unique
 from stochens.report.paper import (
     CIFAR,
     CIFAR_COLUMNS,

@@ -1,0 +1,1 @@
+"""The CIFAR rows: tables, figures, claims and their part of the page."""

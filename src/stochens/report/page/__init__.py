@@ -1,0 +1,1 @@
+"""The page of one or several runs, a file of its own."""
