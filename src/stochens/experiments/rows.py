@@ -14,6 +14,7 @@ from torch import Tensor
 
 from stochens.cluster.connect import Engines, Ray, connect, room
 from stochens.errors import InputError, did_you_mean
+from stochens.memory import chosen_device
 from stochens.posteriors.diagnostics import diagnose
 from stochens.report.run_folder import Run, RunFolder, shown
 from stochens.result.posterior import Posterior
@@ -83,9 +84,7 @@ def check_device(name: str | None, engine: str) -> None:
 
 def device_named(name: str | None) -> torch.device:
     """The one named; the GPU if there is one where none is."""
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = _device(name)
+    device = chosen_device(None) if name is None else _device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"--device {name}: this machine has no GPU that torch can use")
     return device

@@ -24,7 +24,7 @@ from stochens.data.source import Replicas, source
 from stochens.errors import InputError, Unsuited
 from stochens.files.checkpoints import InUse
 from stochens.members import Params, take
-from stochens.memory import SHARE, free_bytes
+from stochens.memory import SHARE, chosen_device, free_bytes
 from stochens.progress import Report
 from stochens.result.posterior import Posterior
 from stochens.training.blocks import AllLost
@@ -115,9 +115,8 @@ def refuse_resume(resume: Posterior | None) -> None:
 
 def home(device: str | torch.device | None) -> torch.device:
     """Where a posterior that was made elsewhere is put: as if it had been made here."""
-    here = "cuda" if torch.cuda.is_available() else "cpu"
-    wanted = torch.device(device or here)
-    return wanted if wanted.type != "cuda" or here == "cuda" else torch.device("cpu")
+    wanted, here = chosen_device(device), chosen_device(None)
+    return wanted if wanted.type != "cuda" or here.type == "cuda" else torch.device("cpu")
 
 
 # How members are cut into blocks ------------------------------------------------------------------
