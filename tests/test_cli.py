@@ -10,6 +10,7 @@ import time
 
 import pytest
 from tests.experiments.test_toy import SMALL
+from tests.faults.test_workers import HEEDS
 from typer.testing import CliRunner
 
 import stochens
@@ -106,7 +107,12 @@ def test_ctrl_c_leaves_a_run_that_can_be_shown(tmp_path):
     )
     command = [sys.executable, "-c", code, "toy", "--sets", "a", "--out", str(out)]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=HEEDS,
     )
     deadline = time.monotonic() + 200
     while time.monotonic() < deadline:  # until the first method is done

@@ -154,7 +154,8 @@ def test_a_driver_without_a_gpu_may_ask_for_the_clusters(no_gpu_here, tmp_path, 
     monkeypatch.setattr(rows, "connect", lambda engine: GPUs(1))
     assert rows.reached("ray", None, "cuda") == rows.reached("ray", None, None) == "cuda"
     assert rows.reached("ray", None, "cpu") == rows.reached("auto", None, None) == "cpu"
-    with RunFolder(tmp_path / "run", experiment="toy", config={}, device="cuda") as folder:
+    by_ray = {"engine": "ray"}
+    with RunFolder(tmp_path / "run", experiment="toy", config=by_ray, device="cuda") as folder:
         folder.write()
     assert Run(tmp_path / "run").about["machine"]["gpu"] == "GPUs of a cluster"
 

@@ -22,6 +22,7 @@ ALL = [
 ]
 
 
+@pytest.mark.filterwarnings("error:.* steps of training are few")  # examples are followed
 @pytest.mark.parametrize("code", ALL)
 def test_snippet_runs(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -5,7 +5,7 @@ import contextlib
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -187,8 +187,12 @@ def positive(**values: float) -> None:
 
 def member_ids(members: int | Sequence[int], which: str = "members") -> tuple[int, ...]:
     """Those that are asked for: how many, or which."""
-    count = isinstance(members, Integral)  # numpy's integers too
-    ids = tuple(range(int(members)) if count else map(int, members))  # type: ignore[arg-type]
+    if isinstance(members, Integral):  # numpy's integers too
+        ids = tuple(range(int(members)))
+    elif isinstance(members, Iterable):
+        ids = tuple(map(int, members))
+    else:
+        raise InputError(f"{which} must be a whole number or a list of them, got {members!r}")
     if not ids:
         raise InputError(f"{which} must be at least 1, got {members!r}")
     if min(ids) < 0 or len(set(ids)) < len(ids):

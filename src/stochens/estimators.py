@@ -103,7 +103,7 @@ class _Ensemble(BaseEstimator, abc.ABC):  # type: ignore[misc]
         net, data = self._network(x.shape[1], outputs), self._tensor(self.scaler_.transform(x))
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         if self.net is not None:  # our own can predict
-            _rehearse(net, data[:FEW], y[:FEW], self.method, likelihood, seed)
+            _rehearse(net, data[:FEW], y[:FEW], self.method, likelihood, seed, outputs)
         self.posterior_ = fit(
             net,
             (data, y),
@@ -176,6 +176,7 @@ def _rehearse(
     method: MethodLike | Auto,
     likelihood: Likelihood,
     seed: int,
+    outputs: int,
 ) -> None:
     """Train and predict in small, so that a network whose examples cannot share noise is refused
     before it is trained at length; all candidates, since trials may choose any."""
@@ -196,7 +197,12 @@ def _rehearse(
                 engine="loop",
                 progress=False,
             )
-            posterior.predict(x[:1].expand(FEW, *x.shape[1:]), noise="shared")
+            p = posterior.predict(x[:1].expand(FEW, *x.shape[1:]), noise="shared")
+            if p.mean.shape[-1] != outputs and isinstance(likelihood, likelihoods.Categorical):
+                raise InputError(
+                    f"the network has {p.mean.shape[-1]} outputs, and y has {outputs} classes; net "
+                    "may be a function (features, outputs), which is told"
+                )
 
 
 def _built(net: Callable[[int, int], nn.Module], n: int, m: int, dtype: torch.dtype) -> nn.Module:

@@ -65,13 +65,16 @@ class Categorical(Likelihood):
         return _mean(-logp.gather(-1, y.unsqueeze(-1)).squeeze(-1), weights)
 
     def check_targets(self, y: Tensor) -> Tensor:
+        if y.dim() == 2 and y.shape[1] == 1:
+            raise InputError(f"labels must be [N], got {tuple(y.shape)}; use y.squeeze(1)")
+        if y.dim() != 1:
+            hint = "; one-hot? use y.argmax(1)" if y.dim() == 2 else ""
+            raise InputError(f"labels must be [N], got {tuple(y.shape)}{hint}")
         if y.is_floating_point() or y.is_complex():
             raise InputError(
                 f"labels must be integers, got {y.dtype}; use y.long(), or likelihood='gaussian' "
                 "for regression"
             )
-        if y.dim() != 1:
-            raise InputError(f"labels must be [N], got {tuple(y.shape)}; one-hot? use y.argmax(1)")
         return y.long()
 
     def check_outputs(self, outputs: Tensor, y: Tensor) -> None:

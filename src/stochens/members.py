@@ -158,7 +158,12 @@ def init(
     for row, member in enumerate(members):
         with seeded(member_seed(seed, member, purpose)):
             if net is None or again is None:
-                net = build()
+                before, net = net, build()
+                if net is before:
+                    raise InputError(
+                        "the function given as net returns the same module each time, so that all "
+                        "members would begin alike; let it build a new one, or give the module"
+                    )
             else:
                 again(net)  # to copy a module takes longer than all the rest
         own = trainable(net)

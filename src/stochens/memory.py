@@ -6,14 +6,22 @@ import os
 import torch
 from torch import Tensor, nn
 
+from stochens.errors import InputError
 from stochens.members import trainable, watch
 
 SHARE = 0.5  # of the free memory that a run may plan with; the rest is for what we cannot foresee
 
 
-def chosen_device(device: str | torch.device | None) -> torch.device:
-    """The one that is asked for; the GPU, if there is one, when None."""
-    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+def chosen_device(device: str | torch.device | None, *, elsewhere: bool = False) -> torch.device:
+    """The one that is asked for, which must be here unless the work is done `elsewhere`; the GPU,
+    if there is one, when None."""
+    try:
+        chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise InputError(f"device must be 'cpu' or 'cuda', got {device!r}") from None
+    if chosen.type == "cuda" and not elsewhere and not torch.cuda.is_available():
+        raise InputError(f"device = {str(chosen)!r}, but torch finds no GPU here; use 'cpu'")
+    return chosen
 
 
 def activation_bytes(net: nn.Module, x: Tensor) -> int:

@@ -227,6 +227,12 @@ def own_dropout(features, outputs):
     return stochens.keep_dropout(nn.Sequential(*layers))
 
 
+def test_more_outputs_than_classes_are_refused(iris):
+    for net in (stochens.MLP(4, 8, 7), lambda features, outputs: stochens.MLP(features, 8, 7)):
+        with pytest.raises(InputError, match="has 7 outputs, and y has 3 classes"):
+            classifier(net=net).fit(*iris)
+
+
 @pytest.mark.parametrize("method", ["dropout", "auto"])
 @pytest.mark.parametrize(
     ("net", "message"), [(merged, "merges the batch"), (own_dropout, "the network's own dropout")]

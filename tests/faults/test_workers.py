@@ -23,6 +23,8 @@ from stochens.experiments.rows import PARTS
 from stochens.report.run_folder import METRICS, RUN, Run, RunFolder
 
 ROOT = Path(__file__).parents[2]
+# of Ctrl-C, which processes are deaf to that a shell began by "&", and their children
+HEEDS = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture
@@ -102,9 +104,8 @@ def test_workers_do_not_outlive_their_run(tmp_path, number):
     (tmp_path / "script.py").write_text(SCRIPT)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     command = [sys.executable, str(tmp_path / "script.py"), str(out)]
-    heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # shells' "&" does not
     with subprocess.Popen(
-        command, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=heeds
+        command, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=HEEDS
     ) as main:
         said = [out / PARTS / name / "slow" for name in "ab"]
         deadline = time.monotonic() + 120

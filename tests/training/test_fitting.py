@@ -284,7 +284,7 @@ class Recurrent(nn.Module):
 
 def test_recurrent_networks_use_the_loop_and_say_so(xor):
     x = xor[0].view(20, 3, 2)
-    options = {"method": "dropconnect", "members": 2, "epochs": 2}
+    options = {"method": "dropconnect", "members": 2, "epochs": 2, "lr": 0.5}
     with pytest.warns(UserWarning, match="members run one after the other"):
         posterior = stochens.fit(Recurrent, (x, xor[1][:20]), **options)
     assert posterior.engine == "loop"

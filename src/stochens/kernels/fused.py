@@ -129,6 +129,9 @@ def _in_order(net: nn.Module, prefix: str) -> list[tuple[str, nn.Module]] | None
 
 
 def _is_linear(module: nn.Module) -> bool:
+    """Whether the kernel knows it, and all of it is trained: frozen parts are not stacked."""
+    if not all(p.requires_grad for p in module.parameters()):
+        return False
     if isinstance(module, StochasticLayer):
         return module.fusable and type(module.plain) is nn.Linear
     return type(module) is nn.Linear

@@ -1,6 +1,6 @@
 """The methods by name. A new one is a file beside this and an entry here."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from stochens.errors import InputError, did_you_mean
 from stochens.methods.base import Method
@@ -24,15 +24,18 @@ def resolve(method: MethodLike) -> list[Method]:
     >>> resolve(["dropout", Gaussian(0.1)])[1].sigma
     0.1
     """
-    several = [method] if isinstance(method, str | Method) else list(method)
-    return [_one(m) for m in several]
+    if isinstance(method, str | Method | type) or not isinstance(method, Iterable):
+        return [_one(method)]
+    return [_one(m) for m in method]
 
 
-def _one(method: str | Method) -> Method:
+def _one(method: object) -> Method:
     if isinstance(method, Method):
         return method
     known = METHODS.get(PAPER_NAMES.get(method, method)) if isinstance(method, str) else None
-    if known is None:
-        hint = did_you_mean(str(method), [*METHODS, *PAPER_NAMES])
-        raise InputError(f"unknown method {method!r}{hint} The methods are {', '.join(METHODS)}")
-    return known()
+    if known is not None:
+        return known()
+    if isinstance(method, type):
+        raise InputError(f"method must be an object: {method.__name__}(), with the parentheses")
+    hint = did_you_mean(str(method), [*METHODS, *PAPER_NAMES])
+    raise InputError(f"unknown method {method!r}{hint} The methods are {', '.join(METHODS)}")

@@ -45,6 +45,13 @@ def stochastic(
     return net
 
 
+def _others(layers: dict[str, nn.Module], output: str | None) -> str:
+    """Methods that would find a layer."""
+    inner = [_plain(layer) for path, layer in layers.items() if path != output]
+    able = [name for name, m in METHODS.items() if any(isinstance(x, m.applies_to) for x in inner)]
+    return f". Methods that take one of them: {', '.join(able)}" if able else ""
+
+
 def _apply(rule: Method, net: nn.Module, *, skip: tuple[str, ...], output: str | None) -> nn.Module:
     layers = _layers(net)  # every layer that some method could take, by name
     taken = {p: layer for p, layer in layers.items() if isinstance(_plain(layer), rule.applies_to)}
@@ -66,7 +73,7 @@ def _apply(rule: Method, net: nn.Module, *, skip: tuple[str, ...], output: str |
         raise Unsuited(
             f"{rule.name} found no layer to make stochastic; the layers are "
             f"{', '.join(map(repr, layers)) or '(none)'}, and the output layer {output!r} is left "
-            f"alone{rule.output_hint}"
+            f"alone{rule.output_hint}{_others(layers, output)}"
         )
     _tie(layer for layer in swapped.values() if isinstance(layer, StochasticLayer))
     if net in swapped:  # the network is one single layer

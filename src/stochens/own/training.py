@@ -39,7 +39,6 @@ from stochens.training.machines import home
 POSTERIOR, SCHEMA = "posterior", "schema"
 HELD_OUT, HELD_OUT_FILE = "validation", "held-out.json"
 SPLIT = 0x5B117  # a stream of its own among those of the seed
-FEW_STEPS = 500  # below which most trainings are not at their end
 RANK = 20  # what multiswag takes by itself
 UNEVEN = 100.0  # ratio of sizes among features from where on scaling is suggested
 
@@ -138,8 +137,6 @@ def run(config: Config, model: Model, *, resume: bool = False, note: Note) -> Pa
             f"--method multiswag takes {RANK} snapshots of the second half of training, which has "
             f"{steps} steps in all; give it more --epochs, or a smaller --batch-size"
         )
-    if steps < FEW_STEPS:
-        note(f"{steps} steps of training are few; for more, --epochs or a smaller --batch-size")
     place = home(config.device)
     new = not config.out.exists()
     # What a stopped run was asked for stays as it is: data and model may yet be refused.

@@ -161,7 +161,7 @@ def _walked(
     whole_or_none(batch_size=batch_size)
     if not 0 <= anneal <= 1:
         raise InputError(f"anneal must be a share in [0, 1], got {anneal!r}")
-    place = chosen_device(device)
+    place = chosen_device(device, elsewhere=cluster is not None)
     check_engine(way, bf16 and (cluster is None or device is not None), place)
     refuse_url(checkpoint if cluster is None else None)
     problem = prepare(

@@ -128,7 +128,7 @@ def sgmcmc(
     whole(samples=samples, thin=thin)
     whole_or_none(batch_size=batch_size)
     plan = _plan(kind, samples, burn_in, thin, lr, momentum, preconditioner, cycles, temperature)
-    place = chosen_device(device)
+    place = chosen_device(device, elsewhere=cluster is not None)
     check_engine(way, bf16 and (cluster is None or device is not None), place)
     if cluster is not None:
         refuse_resume(resume)

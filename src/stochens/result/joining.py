@@ -47,10 +47,16 @@ def join_posteriors(posteriors: Sequence[Posterior]) -> Posterior:
         first,
         params=join([p.params for p in posteriors]),
         members=tuple(ids),
-        history=History.join(histories) if len(histories) == len(posteriors) else None,
+        history=_together(histories) if len(histories) == len(posteriors) else None,
         spread=join_spreads(spreads) if len(spreads) == len(posteriors) else None,
         chains=None,
     )
+
+
+def _together(histories: list[History]) -> History | None:
+    """None where some trained for more epochs than others."""
+    same = len({len(history.loss) for history in histories}) == 1
+    return History.join(histories) if same else None
 
 
 def join_chains(posteriors: Sequence[Posterior]) -> Posterior:

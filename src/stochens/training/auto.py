@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -150,7 +151,9 @@ def run(
                 continue  # kept by a run that was stopped
             keep = {"checkpoint": outcomes.folder(name)}
             try:
-                posterior = fit(net, (part.x, part.y), method=method, **own | keep)
+                with warnings.catch_warnings():  # what is said of a trial is said of the training
+                    warnings.simplefilter("ignore", UserWarning)
+                    posterior = fit(net, (part.x, part.y), method=method, **own | keep)
             except Unsuited as error:  # a network without a layer that this method could take
                 outcomes.refused[name] = str(error)
                 continue

@@ -35,6 +35,7 @@ from stochens.randomness.seeds import RETRY, derive, seeded
 from stochens.result.joining import join_posteriors
 from stochens.result.posterior import Posterior
 from stochens.result.recipe import Inputs, Recipe
+from stochens.training.advice import advise
 from stochens.training.auto import Auto, fit_best
 from stochens.training.blocks import in_blocks, report_lost, tried_again, without_lost
 from stochens.training.engines import choose_engine
@@ -148,7 +149,7 @@ def fit(
         raise InputError(f"{what}, and cannot go with engine='ray'")
     rules = tuple(methods.resolve(method))
     like = likelihoods.resolve(likelihood)
-    place = chosen_device(device)
+    place = chosen_device(device, elsewhere=cluster is not None)
     if bf16 and place.type != "cuda" and (cluster is None or device is not None):
         raise InputError(f"bf16 is for CUDA, got device {place.type!r}")
     if cluster is not None:
@@ -166,7 +167,8 @@ def fit(
         raise InputError("engine='compile' needs the data in memory, not a DataLoader")
     plain = like.prepare(plain, y)
     few = given.x[:4].cpu()
-    like.check_outputs(probe_outputs(plain, few), y)
+    outputs = probe_outputs(plain, few)
+    like.check_outputs(outputs, y)
     patterns = (skip,) if isinstance(skip, str) else tuple(skip)
     recipe = Recipe(methods=rules, skip=patterns, output=output_layer(plain, few))
     template = stochastic(plain, rules, skip=recipe.skip, output=recipe.output)
@@ -215,6 +217,8 @@ def fit(
         )
     write_log = log_to(log)  # last, since a logger writes files as soon as it exists
     step_count = settings.epochs * steps_per_epoch(on_device, settings)
+    if isinstance(start, str):  # who goes on from somewhere may need a few steps only
+        advise(settings, step_count, like, y, outputs)
     whose = identity(settings, template, like, recipe, on_device) if checkpoint else {}
     with contextlib.ExitStack() as held:
         stop = held_by(held, checkpoint)

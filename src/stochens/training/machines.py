@@ -115,7 +115,7 @@ def refuse_resume(resume: Posterior | None) -> None:
 
 def home(device: str | torch.device | None) -> torch.device:
     """Where a posterior that was made elsewhere is put: as if it had been made here."""
-    wanted, here = chosen_device(device), chosen_device(None)
+    wanted, here = chosen_device(device, elsewhere=True), chosen_device(None)
     return wanted if wanted.type != "cuda" or here.type == "cuda" else torch.device("cpu")
 
 

@@ -37,7 +37,7 @@ def restarts(name: str, steps: int) -> set[int]:
 
 def rate_for(optimizer: str, lr: float | None) -> float:
     if optimizer not in DEFAULT_RATES:
-        hint = did_you_mean(optimizer, DEFAULT_RATES)
+        hint = did_you_mean(str(optimizer), DEFAULT_RATES)
         raise InputError(f"unknown optimizer {optimizer!r}{hint} Known: {', '.join(DEFAULT_RATES)}")
     if lr is not None and not 0 < lr < math.inf:
         raise InputError(f"lr must be a positive number, got {lr!r}")

@@ -1,0 +1,60 @@
+"""Said before training starts: what would train, and badly."""
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from stochens.likelihoods import Categorical, Likelihood
+from stochens.training.loop import Settings
+from stochens.training.schedules import schedule_named
+
+ENOUGH = 0.5  # how far each parameter should be able to move, where weights are of order 1
+FEW_STEPS = 100  # of an optimiser whose steps have no largest size
+FAR = 10.0  # of targets from 0, and their spread: such ones take long to be reached
+ROUNDING = 1e-4  # of probabilities that sum to 1
+
+
+def advise(settings: Settings, steps: int, like: Likelihood, y: Tensor, outputs: Tensor) -> None:
+    """y [N, ...] are the targets, outputs [B, ...] those of the network as it is at first."""
+    for said in (_few_steps(settings, steps), _far_targets(like, y), _softmax(like, outputs)):
+        if said is not None:
+            warnings.warn(said, stacklevel=3)
+
+
+def _few_steps(settings: Settings, steps: int) -> str | None:
+    mend = "more epochs, a smaller batch_size or a larger lr may be needed"
+    if settings.optimizer == "sgd":
+        return f"{steps} steps of training are few; {mend}" if steps < FEW_STEPS else None
+    factor = schedule_named(settings.schedule)
+    reach = settings.lr * sum(factor(k / 100) for k in range(100)) * steps / 100
+    if reach >= ENOUGH:  # Adam's steps are no longer than the rate
+        return None
+    return (
+        f"{steps} steps of training are few: at lr = {settings.lr:g} a parameter moves by "
+        f"{reach:.2g} at most; {mend}"
+    )
+
+
+def _far_targets(like: Likelihood, y: Tensor) -> str | None:
+    if isinstance(like, Categorical) or not y.is_floating_point() or len(y) < 2:
+        return None
+    mean, sd = y.double().mean(0), y.double().std(0)
+    worst = int(torch.maximum(mean.abs(), sd).argmax())
+    if float(torch.maximum(mean.abs(), sd)[worst]) <= FAR:
+        return None
+    return (
+        f"targets have mean {float(mean[worst]):.3g} and standard deviation {float(sd[worst]):.3g},"
+        " which a network takes long to reach; bring them to mean 0 and standard deviation 1 first"
+    )
+
+
+def _softmax(like: Likelihood, outputs: Tensor) -> str | None:
+    if not isinstance(like, Categorical) or outputs.shape[-1] < 2 or bool((outputs < 0).any()):
+        return None
+    if float((outputs.double().sum(-1) - 1).abs().max()) > ROUNDING:
+        return None
+    return (
+        "the network's outputs sum to 1: it seems to end in a softmax, which the likelihood "
+        "applies again; let it return logits"
+    )

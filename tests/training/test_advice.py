@@ -1,0 +1,123 @@
+"""What would train, and badly, is told before it is trained."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import stochens
+from stochens import MLP, InputError
+
+X = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0).long()
+
+
+def told(net=None, data=(X, Y), **options) -> list[str]:
+    options = {"members": 2, "epochs": 1, "lr": 1.0} | options
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        stochens.fit(MLP(2, 4, 2) if net is None else net, data, **options)
+    assert all(w.filename == __file__ for w in said if w.category is UserWarning)  # the user's line
+    return [str(w.message) for w in said]
+
+
+def test_nothing_is_said_of_what_is_well():
+    assert told() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "few"),
+    [
+        ({"lr": 1e-3}, True),
+        ({"lr": 1e-3, "epochs": 2000}, False),  # cosine: 0.5 of them count
+        ({"lr": 1e-3, "epochs": 600, "schedule": "constant"}, False),
+        ({"lr": 0.1, "optimizer": "sgd"}, True),
+        ({"lr": 0.1, "optimizer": "sgd", "epochs": 200}, False),
+    ],
+)
+def test_few_steps(options, few):
+    said = told(**options)
+    assert ("steps of training are few" in " ".join(said)) == few
+
+
+def test_members_that_go_on_need_few():
+    first = stochens.fit(MLP(2, 4, 2), (X, Y), members=2, epochs=1, lr=1.0)
+    assert told(start=first.params, lr=1e-3) == []
+
+
+def test_targets_far_from_0():
+    y = X[:, :1].sin()
+    net = MLP(2, 4, 1)
+    assert told(net, (X, y), likelihood="gaussian") == []
+    (said,) = told(net, (X, 200 * y + 1000), likelihood="gaussian")
+    assert "targets have mean 998" in said
+    assert "mean 0 and standard deviation 1" in said
+
+
+def test_a_softmax_at_the_end():
+    (said,) = told(nn.Sequential(nn.Linear(2, 2), nn.Softmax(1)), method="regular")
+    assert "seems to end in a softmax" in said
+
+
+def test_trials_of_methods_are_short_and_say_nothing_of_it():
+    method = stochens.Auto(candidates=["regular"], members=2)
+    assert told(method=method, epochs=4) == []
+
+
+def test_a_function_must_build_a_network_each_time():
+    net = MLP(2, 4, 2)
+    with pytest.raises(InputError, match="returns the same module each time"):
+        stochens.fit(lambda: net, (X, Y), members=2, epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"method": stochens.Dropout}, r"Dropout\(\), with the parentheses"),
+        ({"method": 3}, "unknown method 3"),
+        ({"members": 3.0}, "a whole number or a list of them, got 3.0"),
+        ({"optimizer": torch.optim.Adam}, "unknown optimizer"),
+        ({"device": "gpu"}, "device must be 'cpu' or 'cuda', got 'gpu'"),
+    ],
+)
+def test_words_of_another_kind(options, said):
+    with pytest.raises(InputError, match=said):
+        stochens.fit(MLP(2, 4, 2), (X, Y), **{"members": 2, "epochs": 1} | options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there():
+    with pytest.raises(InputError, match="torch finds no GPU here; use 'cpu'"):
+        stochens.fit(MLP(2, 4, 2), (X, Y), device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("y", "said"),
+    [
+        (Y[:, None], r"use y.squeeze\(1\)"),
+        (nn.functional.one_hot(Y), r"use y.argmax\(1\)"),
+        (nn.functional.one_hot(Y).float(), r"use y.argmax\(1\)"),
+        (Y.float(), r"use y.long\(\)"),
+    ],
+)
+def test_labels_of_another_shape(y, said):
+    with pytest.raises(InputError, match=said):
+        stochens.fit(MLP(2, 4, 2), (X, y))
+
+
+def test_a_frozen_layer_is_left_to_vmap():
+    net = MLP(2, 4, 2)
+    net[0].requires_grad_(False)
+    posterior = stochens.fit(net, (X, Y), method="regular", members=2, epochs=1, lr=1.0)
+    assert "0.weight" not in posterior.params
+    assert posterior.predict(X).probs.shape == (2, 60, 2)
+
+
+def test_members_of_longer_trainings_join_without_their_history():
+    parts = [
+        stochens.fit(MLP(2, 4, 2), (X, Y), members=[k], epochs=k + 1, lr=1.0) for k in range(2)
+    ]
+    both = stochens.join(parts)
+    assert len(both) == 2
+    assert both.history is None
