@@ -44,8 +44,10 @@ def test_every_protocol_since_2(protocol, array):
             | st.integers(-(2**300), 2**300)
             | st.text()
             | st.binary(min_size=1),
-            lambda inner: st.lists(inner) | st.tuples(inner, inner),
+            lambda inner: st.lists(inner, max_size=5) | st.tuples(inner, inner),
+            max_leaves=10,
         ),
+        max_size=5,
     ),
     st.sampled_from([2, 3, 4]),
 )

@@ -45,16 +45,17 @@ def quiet():
         yield
 
 
-@pytest.mark.parametrize("word", ["draw 1: NUTS", "MultiSWA", "regular, early", "SE3, 20 steps"])
-def test_toy(word, tmp_path):
+def test_toy(tmp_path):
+    """Stopped again and again, in the reference, between methods and inside the curve."""
     small = TOY | {"sets": ("a",), "draws": 2, "seeds": 2}
     whole = toy.run(toy.configured("quick", out=tmp_path / "whole", **small))
     cut = tmp_path / "cut"
-    with pytest.raises(KeyboardInterrupt):
-        toy.run(toy.configured("quick", out=cut, **small), note=stops_at(word))
-    assert not Run(cut).about["complete"]
-    config = toy.resumed(cut)
-    assert config == toy.configured("quick", out=cut, **small)
+    config = toy.configured("quick", out=cut, **small)
+    for k, word in enumerate(["draw 1: NUTS", "MultiSWA", "SE3, 20 steps", "regular, early"]):
+        with pytest.raises(KeyboardInterrupt):
+            toy.run(config, resume=k > 0, note=stops_at(word))
+        assert not Run(cut).about["complete"]
+        assert toy.resumed(cut) == config
     toy.run(config, resume=True)
     same(Run(cut), Run(whole))
     toy.run(config, resume=True, note=stops_at("set a"))  # nothing is left to do
