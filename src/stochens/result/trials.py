@@ -39,6 +39,9 @@ class Trials:
     reason: str
     skipped: dict[str, str] = dataclasses.field(default_factory=dict)  # candidate -> why
 
+    def __repr__(self) -> str:
+        return f"Trials({len(self.rows)} candidates, chosen {self.chosen!r})"
+
     def by_kl(self) -> list[Trial]:
         """Best first, without those that have no rank by it."""
         ranked = [(row.kl, k) for k, row in enumerate(self.rows) if row.kl is not None]
