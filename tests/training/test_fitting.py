@@ -197,6 +197,11 @@ def test_a_loader_is_checked_batch_by_batch(xor):
         fit(DataLoader(TensorDataset(nan_at(x, 59), y), batch_size=20))
 
 
+def test_a_float64_tensor_is_told_what_to_do(xor):
+    with pytest.raises(InputError, match=r"parameters are torch.float32; use x.float\(\): "):
+        fit((xor[0].double(), xor[1]))
+
+
 def test_start_from_the_prior_and_from_given_parameters(xor):
     prior = fit(xor, members=400, epochs=1, lr=1e-30, start="prior", prior_precision=4.0)
     values = torch.cat([p.flatten() for p in prior.params.values()])
@@ -338,9 +343,11 @@ def test_progress_and_logging(xor, capsys):
         ({"lr": -1.0}, "lr must be a positive number, got -1.0"),
         ({"prior_precision": 0.0}, "prior_precision must be a positive number"),
         ({"method": "dropot"}, "unknown method 'dropot'; did you mean 'dropout'"),
+        ({"method": "langevin"}, r"own, not a method of fit: stochens.langevin\(net, data"),
+        ({"method": "zebra"}, "unknown method 'zebra'. The methods are regular, .* functions of"),
         ({"schedule": "cosin"}, "unknown schedule 'cosin'; did you mean 'cosine'"),
         ({"optimizer": "adm"}, "unknown optimizer 'adm'; did you mean 'adam'"),
-        ({"likelihood": "gauss"}, "unknown likelihood 'gauss'"),
+        ({"likelihood": "zebra"}, "unknown likelihood 'zebra'. Known: "),
         ({"engine": "fast"}, "engine must be"),
         ({"start": "zeros"}, "start must be"),
         ({"skip": "haed"}, "pattern 'haed' matches no layer; the layers are 0, 2, 4"),
