@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import stochens
 from stochens import MLP, DropConnect, Dropout, Gaussian, InputError, NPDropout
@@ -185,6 +185,36 @@ def test_a_dataset_is_its_tensors_and_a_loader_gives_its_own_batches(data):
         torch.testing.assert_close(dataset.params[name], p, **CLOSE)
     for name, p in full.params.items():
         torch.testing.assert_close(loader.params[name], p, **CLOSE)
+
+
+class Counted(Dataset):
+    def __init__(self, *tensors):
+        self.tensors, self.reads = tensors, 0
+
+    def __len__(self):
+        return len(self.tensors[0])
+
+    def __getitem__(self, i):
+        self.reads += 1
+        return tuple(t[i] for t in self.tensors)
+
+
+def test_a_dataset_is_read_once_and_a_loader_in_every_epoch(xor):
+    data = Counted(*xor)
+    fit(data, epochs=3)
+    assert data.reads == 60
+    data, sizes = Counted(*xor), set()
+
+    class Net(MLP):
+        def forward(self, x):
+            sizes.add(len(x))
+            return super().forward(x)
+
+    loader = DataLoader(data, batch_size=20)
+    fit(loader, net=lambda: Net(2, 4, 2), epochs=3, batch_size=7, engine="loop")
+    assert data.reads >= 3 * 60
+    assert 20 in sizes  # the loader's batches
+    assert 7 not in sizes
 
 
 def test_a_loader_is_checked_batch_by_batch(xor):
