@@ -129,6 +129,7 @@ def test_wrong_targets(like: Any, y: Tensor, message: str) -> None:
         (Categorical(), (4, 2, 2), torch.tensor([0]), r"must return logits \[B, C\]"),
         (Categorical(), (4, 2), torch.tensor([0, 2]), "label 2 is out of range: .* 2 outputs"),
         (Categorical(), (4, 2), torch.tensor([-1, 1]), "label -1 is out of range"),
+        (Categorical(), (4, 1), torch.tensor([0, 1]), "one output, and two classes need two"),
         (Homoscedastic(0.1), (4, 2), torch.zeros(5, 1), r"outputs \[B, 1\], got \(4, 2\)"),
         (Heteroscedastic(), (4, 2), torch.zeros(5, 2), r"outputs \[B, 4\], got \(4, 2\)"),
         (Heteroscedastic(), (4,), torch.zeros(5, 2), r"outputs \[B, 4\], got \(4,\)"),

@@ -33,6 +33,7 @@ from stochens.metrics import (
     mi_error,
     nll,
     ood_auroc,
+    ood_auroc_mi,
     per_example,
     risk_coverage,
     rmse,
@@ -267,6 +268,17 @@ def test_ood_auroc_has_the_right_sign() -> None:
     assert ood_auroc(sure, unsure) == 1.0
     assert ood_auroc(unsure, sure) == 0.0
     assert ood_auroc(sure, sure) == 0.5
+
+
+def test_ood_auroc_by_mutual_information() -> None:
+    draw = torch.Generator().manual_seed(0)
+    inside, outside = torch.rand(150, generator=draw), 2 * torch.rand(90, generator=draw)
+    expected = roc_auc_score([0] * 150 + [1] * 90, torch.cat([inside, outside]))
+    assert ood_auroc_mi(inside, outside) == pytest.approx(expected, abs=ROUNDING)
+    assert ood_auroc_mi(inside, inside + 1) == 1.0
+    assert bootstrap(ood_auroc_mi, inside, inside, resamples=20).high > 0.5  # resampled apart
+    with pytest.raises(ValueError, match=r"mi_out must be finite numbers \[B\], got \(2, 2\)"):
+        ood_auroc_mi(inside, torch.zeros(2, 2))
 
 
 # ---- regression ----

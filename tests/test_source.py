@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from stochens import InputError
 from stochens.data.digits import digits, photo_patches
@@ -41,6 +50,74 @@ def test_integer_inputs_are_fine_and_empty_ones_are_not():
     assert inputs(torch.arange(3)).dtype == torch.int64
     with pytest.raises(InputError, match="the data set is empty"):
         source(TensorDataset(torch.zeros(0, 2), torch.zeros(0)))
+
+
+X, Y = torch.arange(2500.0).view(-1, 1), torch.zeros(2500, dtype=torch.long)  # two reads
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(X)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        TensorDataset(X),
+        TensorDataset(X, Y),
+        Stream(),
+        X.tolist(),
+        DataLoader(TensorDataset(X, Y), batch_size=999),
+        DataLoader(Stream(), batch_size=999),
+        DataLoader(X, batch_sampler=BatchSampler(SequentialSampler(X), 999, drop_last=False)),
+    ],
+)
+def test_inputs_alone_come_in_their_order(data):
+    assert torch.equal(inputs(data), X)
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        (DataLoader(X, shuffle=True), "has a RandomSampler; build it with shuffle=False"),
+        (DataLoader(X, sampler=SubsetRandomSampler([3, 1])), "has a SubsetRandomSampler"),
+        (DataLoader(X, batch_sampler=[[3], [1]]), "has a list"),
+        (DataLoader(X, batch_size=999, drop_last=True), "leaves rows out"),
+        (
+            DataLoader(X, batch_sampler=BatchSampler(RandomSampler(X), 999, drop_last=False)),
+            "has a RandomSampler",
+        ),
+    ],
+)
+def test_inputs_in_another_order_are_refused(loader, message):
+    with pytest.raises(InputError, match=message):
+        inputs(loader)
+
+
+@pytest.mark.parametrize("b", [X, X[:, 0], torch.cat([X, X], 1)])
+def test_networks_take_one_tensor(b):
+    for several in ((X, b), [X, b], {"a": X, "b": b}):
+        with pytest.raises(
+            InputError, match=r"x must be one tensor \[N, \.\.\.\].* of 2: networks"
+        ):
+            source((several, Y))
+    with pytest.raises(InputError, match="networks take one tensor"):
+        inputs((X, b))
+
+
+def test_a_list_of_rows_is_one_tensor():
+    rows = list(torch.zeros(6, 3))
+    assert source((rows, [0] * 6)).x.shape == (6, 3)
+    assert inputs(rows).shape == (6, 3)
+
+
+def test_a_data_frame_is_read_without_a_warning(recwarn):
+    frame = pytest.importorskip("pandas").DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0]})
+    assert inputs(frame).tolist() == [[1, 3], [2, 4]]
+    array = np.zeros((2, 2))
+    array.flags.writeable = False
+    assert inputs(array).shape == (2, 2)
+    assert not recwarn.list
 
 
 def test_digits_split_by_class_and_photographs_are_no_digits():

@@ -135,8 +135,14 @@ def probe_outputs(plain: nn.Module, few: Tensor) -> Tensor:
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
         raise InputError(
             f"the network fails on x {tuple(few.shape)} of {few.dtype}, its parameters are "
-            f"{next(plain.parameters()).dtype}: {error}"
+            f"{next(plain.parameters()).dtype}{dtype_remedy(plain, few)}: {error}"
         ) from error
+
+
+def dtype_remedy(net: nn.Module, x: Tensor) -> str:
+    """For a float64 tensor, which was perhaps meant as one, and so is not converted."""
+    narrow = next(net.parameters()).dtype == torch.float32
+    return "; use x.float()" if narrow and x.dtype == torch.float64 else ""
 
 
 @contextlib.contextmanager

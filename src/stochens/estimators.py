@@ -43,7 +43,7 @@ class Uncertainty(NamedTuple):
     """How unsure a prediction is, and why: total = aleatoric + epistemic.
 
     For classes each is [B], in nats: entropy, mean entropy of the draws, mutual information. For
-    regression each is a variance, [B] or [B, D].
+    regression each is a variance, [B] or [B, D]; the command line writes their roots instead.
     """
 
     total: Array
@@ -217,7 +217,8 @@ class StochasticEnsembleClassifier(ClassifierMixin, _Ensemble):  # type: ignore[
 
     net: a function (features, outputs) -> nn.Module, or a module; an MLP with
         `hidden_layer_sizes` when None. X is [N, features]: a convolutional network begins with
-        nn.Unflatten.
+        nn.Unflatten. An estimator whose net is a lambda cannot be pickled (joblib): name a function
+        of a module.
     method, members, epochs, batch_size, optimizer, lr, schedule, prior_precision, temperature,
         device: as in `stochens.fit`. `method` may be "auto".
     standardize: whether columns (and targets of regression) are brought to mean 0 and variance 1
@@ -274,7 +275,7 @@ class StochasticEnsembleRegressor(RegressorMixin, _Ensemble):  # type: ignore[mi
 
     Options as in StochasticEnsembleClassifier, and
     likelihood: "gaussian" (one noise, learned) or "heteroscedastic" (a network with two outputs
-        for each target), or an object.
+        for each target: the D means first, then the D log variances), or an object.
 
     >>> X = np.linspace(-1, 1, 80)[:, None]
     >>> model = StochasticEnsembleRegressor(members=5, epochs=20, random_state=0)

@@ -84,6 +84,11 @@ class Categorical(Likelihood):
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= classes:
             wrong = low if low < 0 else high
+            if classes == 1:
+                raise InputError(
+                    f"label {wrong} is out of range: the network has one output, and two classes "
+                    "need two (logits, one for each class)"
+                )
             raise InputError(
                 f"label {wrong} is out of range: the network has {classes} outputs, so labels must "
                 f"be 0 to {classes - 1}"
@@ -175,7 +180,7 @@ def _append_log_variance(net: nn.Module, _: Any, mean: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Heteroscedastic(Gaussian):
-    """y ~ N(f(x), noise(x)^2): outputs [..., B, 2 D] are the mean and log noise^2.
+    """y ~ N(f(x), noise(x)^2): outputs [..., B, 2 D] are the D means, then the D log noise^2.
 
     >>> mean, variance = Heteroscedastic().moments(torch.zeros(4, 2))  # [B, 2 D]
     >>> mean.shape, float(variance[0, 0])
@@ -207,5 +212,7 @@ def resolve(likelihood: str | Likelihood) -> Likelihood:
         return likelihood
     if likelihood not in LIKELIHOODS:
         hint = did_you_mean(str(likelihood), LIKELIHOODS)
-        raise InputError(f"unknown likelihood {likelihood!r}{hint} Known: {', '.join(LIKELIHOODS)}")
+        raise InputError(
+            f"unknown likelihood {likelihood!r}{hint or '.'} Known: {', '.join(LIKELIHOODS)}"
+        )
     return LIKELIHOODS[likelihood]()

@@ -296,8 +296,27 @@ def ood_auroc(probs_in: Tensor, probs_out: Tensor) -> float:
     >>> ood_auroc(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([[0.4, 0.6]]))
     0.75
     """
-    positive = checked_probs(probs_in, "probs_in").amax(-1).cpu()
-    negative = checked_probs(probs_out, "probs_out").amax(-1).cpu().sort().values
+    positive = checked_probs(probs_in, "probs_in").amax(-1)
+    return _auroc(positive, checked_probs(probs_out, "probs_out").amax(-1))
+
+
+def ood_auroc_mi(mi_in: Tensor, mi_out: Tensor) -> float:
+    """The same by mutual information, s = -MI: 1 if the members always disagree less within.
+
+    mi_in [B], mi_out [B'] in nats, as `Predictive.mutual_information`
+
+    >>> ood_auroc_mi(torch.tensor([0.1, 0.3]), torch.tensor([0.2, 0.4]))
+    0.75
+    """
+    for name, mi in (("mi_in", mi_in), ("mi_out", mi_out)):
+        if mi.ndim != 1 or not len(mi) or not bool(mi.isfinite().all()):
+            raise InputError(f"{name} must be finite numbers [B], got {tuple(mi.shape)}")
+    return _auroc(-mi_in.detach().double(), -mi_out.detach().double())
+
+
+def _auroc(positive: Tensor, negative: Tensor) -> float:
+    """P(positive > negative) + 1/2 P(positive = negative), of scores [B] and [B']."""
+    positive, negative = positive.cpu(), negative.cpu().sort().values
     wins = torch.searchsorted(negative, positive).sum()
     wins_and_ties = torch.searchsorted(negative, positive, right=True).sum()
     return (wins + wins_and_ties).item() / (2 * len(positive) * len(negative))
@@ -314,11 +333,12 @@ def bootstrap(
 
     A metric that averages terms (see `per_example`) takes its usual arrays; the terms are computed
     once and resampled. Any other function gets arrays with B as first axis, all resampled alike,
-    but `ood_auroc` its two sets resampled apart. The ends are order statistics of the resamples,
-    rounded outwards; the indices are drawn on the CPU, so that a seed means the same anywhere.
-    Repeated examples raise ece, so its resamples lie high: the distance of their mean to the value
-    is taken off both ends, and the value is in the interval. That ece itself lies above the error
-    of calibration that it estimates, the less so the more examples, is not corrected.
+    but the two sets of `ood_auroc` and `ood_auroc_mi` are resampled apart. The ends are order
+    statistics of the resamples, rounded outwards; the indices are drawn on the CPU, so that a seed
+    means the same anywhere. Repeated examples raise ece, so its resamples lie high: the distance of
+    their mean to the value is taken off both ends, and the value is in the interval. That ece
+    itself lies above the error of calibration that it estimates, the less so the more examples, is
+    not corrected.
 
     >>> probs, labels = torch.tensor([[0.75, 0.25], [0.5, 0.5]] * 50), torch.tensor([0, 1] * 50)
     >>> bootstrap(accuracy, probs, labels).value
@@ -335,7 +355,7 @@ def bootstrap(
         arrays = (terms(*arrays).cpu(),)
     shapes = [tuple(array.shape) for array in arrays]
     sizes = [shape[0] if shape else 0 for shape in shapes]
-    apart = metric is ood_auroc
+    apart = metric in (ood_auroc, ood_auroc_mi)
     if not arrays or 0 in sizes or (len(set(sizes)) > 1 and not apart):
         raise InputError(f"arrays must share a first axis B >= 1, got {shapes}; use movedim(1, 0)")
     generator = torch.Generator().manual_seed(seed)

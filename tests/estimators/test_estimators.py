@@ -24,6 +24,20 @@ from stochens.training.loop import train
 LITTLE = {"members": 3, "epochs": 20, "lr": 0.03, "random_state": 0}
 
 
+def small_net(features, outputs):
+    return stochens.MLP(features, 3, outputs)
+
+
+def test_a_net_that_has_a_name_can_be_pickled_and_a_lambda_cannot():
+    X, y = np.random.default_rng(0).normal(size=(30, 2)), np.arange(30) % 2
+    options = {"members": 2, "epochs": 1, "random_state": 0}
+    model = StochasticEnsembleClassifier(small_net, **options).fit(X, y)
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict_proba(X), model.predict_proba(X))
+    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+        pickle.dumps(StochasticEnsembleClassifier(lambda n, m: small_net(n, m)))
+
+
 def classifier(**options):
     return StochasticEnsembleClassifier(**(LITTLE | options))
 

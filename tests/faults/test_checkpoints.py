@@ -224,8 +224,11 @@ def test_a_training_that_is_stopped_goes_on_where_it_was(number, tmp_path):
             os.kill(os.getpid(), number)
 
     options["checkpoint"] = tmp_path / "kept"
-    with pytest.raises((KeyboardInterrupt, SystemExit)):
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as raised:
         stochens.fit(stochens.MLP(2, 5, 2), data, log=log, **options)
+    if number == signal.SIGINT:
+        said = f"stopped; kept in {options['checkpoint']}: the same call goes on"
+        assert str(raised.value) == said
     assert seen == [0, 1, 2, 3, 4]
     again = stochens.fit(stochens.MLP(2, 5, 2), data, log=lambda e, v: seen.append(e), **options)
     assert seen == list(range(12))

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from stochens import InputError
+from stochens.data import columns_csv
+
 NET = ("--model", "trees_nets:make_net")
 GOOD = ("--data", "train.csv", "--target", "kind")
 FILES = {
@@ -71,7 +74,7 @@ def bad(here, tmp_path):
         ("hole.npz", "x[0, 0] is nan"),
         ("rows.npz", "y must have a row for each of the 3 examples"),
         ("onehot.npz", "labels must be [N], got [3, 3]; one-hot?"),
-        ("x.npy", "--target NAME: none is called target"),
+        ("x.npy", "--target NAME: none is called target, label, y, class or labels."),
         ("sizes", "is 8x6, and 1.png is 7x6"),
         ("broken", "is no image that can be read"),
         ("flat", "images without labels"),
@@ -155,6 +158,16 @@ def test_an_empty_folder_stays_one(typed, here, tmp_path):
     assert list((tmp_path / "run").iterdir()) == []
 
 
+def test_a_column_that_has_its_own_use_is_no_suggestion(tmp_path):
+    file = tmp_path / "iris.csv"
+    file.write_text("petal length,species\n1,ash\n")
+    with pytest.raises(InputError, match="no column 'petal width'; it has petal length, species"):
+        columns_csv.read(file, ["petal length"], ["petal width"])
+    file.write_text("petal length,petal widht\n1,2\n")
+    with pytest.raises(InputError, match="'petal width'; did you mean 'petal widht'"):
+        columns_csv.read(file, ["petal length", "petal width"], [])
+
+
 def test_predicting(typed, here, tmp_path):
     run = tmp_path / "run"
     assert typed("fit", *NET, *GOOD, "--members", 2, "--epochs", 1, "--out", run).code == 0
@@ -164,7 +177,7 @@ def test_predicting(typed, here, tmp_path):
     for words, said in (
         (("predict", run, "test.csv"), "say --model trees_nets:make_net"),
         (("predict", run, "test.npz", *NET), "the run was fitted on columns"),
-        (("predict", run, tmp_path / "few.csv", *NET), "has no column 'c'"),
+        (("predict", run, tmp_path / "few.csv", *NET), "has no column 'c'; it has a, b, kind"),
         (("predict", run, "test.csv", *NET, "-o", "test.csv"), "is the data"),
         (("predict", run, "test.csv", *NET, "-o", tmp_path / "p.xls"), "are written to .parquet"),
         (("predict", run, "test.csv", *NET, "-o", tmp_path / "no" / "p.csv"), "is not there"),

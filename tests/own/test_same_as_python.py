@@ -143,8 +143,8 @@ def test_regression_in_its_own_units(typed, here, tmp_path):
         ("std", whole.std),
         ("low", low),
         ("high", high),
-        ("epistemic", whole.epistemic.sqrt()),
-        ("aleatoric", whole.aleatoric.sqrt()),
+        ("epistemic_std", whole.epistemic.sqrt()),
+        ("aleatoric_std", whole.aleatoric.sqrt()),
     ):
         assert torch.equal(floats(columns[name]), wanted[:, 0]), name
     said = typed("evaluate", run, "test-real.npz", "--same-model", "--json")

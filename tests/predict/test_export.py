@@ -1,6 +1,7 @@
 """The exported predictor, run by onnxruntime and by torch alone, against `predict`."""
 
 import dataclasses
+import logging
 
 import pytest
 import torch
@@ -81,10 +82,20 @@ def test_torch_export(images, method, monkeypatch):
     assert p.mutual_information.max() > 1e-4, "the draws differ, so the noise has been tested"
 
 
-def test_onnx(images, tmp_path):
+@pytest.fixture
+def torch_says(caplog):
+    """What torch logs, which it keeps from the root logger."""
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    log.addHandler(caplog.handler)
+    yield caplog
+    log.removeHandler(caplog.handler)
+
+
+def test_onnx(images, tmp_path, torch_says):
     x, y = images
     posterior = fit(convnet, (x, y), [NPDropout(), Gaussian(0.1)])
     first = posterior.export(tmp_path / "model.onnx", draws=2)
+    assert "torchvision" not in torch_says.text
     session, got = run_onnx(tmp_path / "model.onnx", x)
     assert [o.name for o in session.get_outputs()] == ["probs", "entropy", "mutual_information"]
     assert session.get_inputs()[0].shape == ["batch", 1, 5, 5]

@@ -67,3 +67,13 @@ def test_gaussian_moments_intervals_and_samples():
             p.interval(bad)
     with pytest.raises(InputError, match="must both be"):
         GaussianPredictive.of(means, means[0])
+
+
+def test_they_show_their_sizes_and_no_numbers():
+    probs, means = torch.full((5, 40, 2), 0.5), torch.zeros(5, 40, 3)
+    p = Predictive.of(probs)
+    assert repr(p) == "Predictive(5 draws, 40 examples, 2 classes)"
+    light = Predictive(p.mean, p.aleatoric, None)
+    assert repr(light) == "Predictive(draws not kept, 40 examples, 2 classes)"
+    p = GaussianPredictive.of(means, means + 1)
+    assert str(p) == "GaussianPredictive(5 draws, 40 examples, 3 targets)"

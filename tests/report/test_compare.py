@@ -1,5 +1,7 @@
 """The comparison table: its numbers are the metrics', its words are readable."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -33,6 +35,8 @@ def test_every_number_is_its_metric():
     assert rows["a"]["OOD AUROC"].value == metrics.ood_auroc(a.mean, out.mean)
     assert rows["HMC"]["agreement"].value == 1
     assert rows["HMC"]["variance"].value == 0
+    by_mi = metrics.ood_auroc_mi(a.mutual_information, out.mutual_information)
+    assert rows["a"]["OOD AUROC (MI)"].value == by_mi
     assert "OOD AUROC" not in rows["HMC"]
     for row in rows.values():
         assert all(i.low <= i.high for i in row.values())
@@ -44,6 +48,31 @@ def test_the_table_is_printed_and_fits(capsys):
     assert any("mine" in line and "other" in line for line in lines)
     assert any(line.split()[:1] == ["accuracy"] for line in lines)
     assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("methods", [1, 3, 6])
+def test_nothing_is_cut_off_at_80_columns(methods, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    hmc = dataclasses.replace(predictive(9), chains=(predictive(7), predictive(8)))
+    rows = {f"method {k}, from the prior": predictive(k) for k in range(methods)} | {"HMC": hmc}
+    ood = {name: predictive(20) for name in rows}
+    found = stochens.compare(rows, Y, reference="HMC", ood=ood, resamples=20)
+    text = capsys.readouterr().out
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    for name, row in found.rows.items():
+        for interval in row.values():
+            assert f"({interval.low:.3f}, {interval.high:.3f})" in text
+        assert all(word in text for word in name.split())
+    assert str(found) == text
+    assert repr(found) == f"Comparison({methods + 2} methods, 13 metrics)"
+
+
+def test_one_network_alone_has_no_mutual_information():
+    alone, other = Predictive.of(predictive(0).probs[:1]), Predictive.of(predictive(1).probs[:1])
+    row = stochens.compare({"p": alone}, Y, ood={"p": other}, show=False, resamples=20).rows["p"]
+    assert "OOD AUROC" in row
+    assert "OOD AUROC (MI)" not in row
 
 
 def test_regression_rows():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import stochens
 from stochens import MLP, Dropout, Gaussian, InputError, NPDropout
@@ -25,6 +26,10 @@ def test_predictions_are_the_members_own(xor):
         probs = net(xor[0]).softmax(-1).detach()
         torch.testing.assert_close(p.probs[k], probs, rtol=1e-5, atol=1e-6)  # float32 rounding
     torch.testing.assert_close(p.mean, p.probs.mean(0))
+
+
+def test_the_history_shows_its_sizes(xor):
+    assert repr(fit(xor).history) == "History(2 epochs, 3 members)"
 
 
 def test_one_member_is_its_network(xor):
@@ -81,6 +86,12 @@ def test_dropout_is_fresh_for_each_example(xor):
     assert not torch.equal(p.probs[:, :10], p.probs[:, 10:20])
 
 
+def test_a_loader_is_predicted_in_its_order(xor):
+    posterior = fit(xor)
+    loader = DataLoader(TensorDataset(*xor), batch_size=7)
+    assert torch.equal(posterior.predict(loader).probs, posterior.predict(xor[0]).probs)
+
+
 def test_many_members_over_many_points_keep_only_sums(xor, monkeypatch):
     """1024 members over a million points would be 8 GB of draws; the sums are what is kept."""
     import stochens.predict.predictive as predict
@@ -98,8 +109,10 @@ def test_bad_inputs_of_predict(xor):
         posterior.predict(xor[0], draws=0)
     with pytest.raises(InputError, match="x is empty"):
         posterior.predict(xor[0][:0])
-    with pytest.raises(InputError, match=r"the network fails on x \(60, 1\)"):
+    with pytest.raises(InputError, match=r"fails on x \(60, 1\).*; it was trained on x \[N, 2\]"):
         posterior.predict(xor[0][:, :1])
+    with pytest.raises(InputError, match=r"of torch.float64; use x.float\(\): "):
+        posterior.predict(xor[0].double())
     x = xor[0].clone()
     x[3, 0] = float("inf")
     with pytest.raises(InputError, match=r"x must be finite; x\[3, 0\] is inf"):

@@ -68,6 +68,9 @@ def test_the_table_shows_both_with_their_fluctuation(posterior):
         assert f"{row.kl_fluctuation:.1f}" in text
         assert f"{row.held_out:.4f} ± {row.held_out_error:.4f}" in text
     assert "<-" in text
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert repr(posterior.trials) == f"Trials(3 candidates, chosen {posterior.trials.chosen!r})"
 
 
 def test_a_trial_is_what_one_would_measure_by_hand(data, posterior):

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import stochens
 from stochens import MLP, DropConnect, Dropout, Gaussian, InputError, NPDropout
@@ -187,6 +187,36 @@ def test_a_dataset_is_its_tensors_and_a_loader_gives_its_own_batches(data):
         torch.testing.assert_close(loader.params[name], p, **CLOSE)
 
 
+class Counted(Dataset):
+    def __init__(self, *tensors):
+        self.tensors, self.reads = tensors, 0
+
+    def __len__(self):
+        return len(self.tensors[0])
+
+    def __getitem__(self, i):
+        self.reads += 1
+        return tuple(t[i] for t in self.tensors)
+
+
+def test_a_dataset_is_read_once_and_a_loader_in_every_epoch(xor):
+    data = Counted(*xor)
+    fit(data, epochs=3)
+    assert data.reads == 60
+    data, sizes = Counted(*xor), set()
+
+    class Net(MLP):
+        def forward(self, x):
+            sizes.add(len(x))
+            return super().forward(x)
+
+    loader = DataLoader(data, batch_size=20)
+    fit(loader, net=lambda: Net(2, 4, 2), epochs=3, batch_size=7, engine="loop")
+    assert data.reads >= 3 * 60
+    assert 20 in sizes  # the loader's batches
+    assert 7 not in sizes
+
+
 def test_a_loader_is_checked_batch_by_batch(xor):
     x, y = xor
     late = y.clone()
@@ -195,6 +225,11 @@ def test_a_loader_is_checked_batch_by_batch(xor):
         fit(DataLoader(TensorDataset(x, late), batch_size=20))
     with pytest.raises(InputError, match="x must be finite"):
         fit(DataLoader(TensorDataset(nan_at(x, 59), y), batch_size=20))
+
+
+def test_a_float64_tensor_is_told_what_to_do(xor):
+    with pytest.raises(InputError, match=r"parameters are torch.float32; use x.float\(\): "):
+        fit((xor[0].double(), xor[1]))
 
 
 def test_start_from_the_prior_and_from_given_parameters(xor):
@@ -338,9 +373,11 @@ def test_progress_and_logging(xor, capsys):
         ({"lr": -1.0}, "lr must be a positive number, got -1.0"),
         ({"prior_precision": 0.0}, "prior_precision must be a positive number"),
         ({"method": "dropot"}, "unknown method 'dropot'; did you mean 'dropout'"),
+        ({"method": "langevin"}, r"own, not a method of fit: stochens.langevin\(net, data"),
+        ({"method": "zebra"}, "unknown method 'zebra'. The methods are regular, .* functions of"),
         ({"schedule": "cosin"}, "unknown schedule 'cosin'; did you mean 'cosine'"),
         ({"optimizer": "adm"}, "unknown optimizer 'adm'; did you mean 'adam'"),
-        ({"likelihood": "gauss"}, "unknown likelihood 'gauss'"),
+        ({"likelihood": "zebra"}, "unknown likelihood 'zebra'. Known: "),
         ({"engine": "fast"}, "engine must be"),
         ({"start": "zeros"}, "start must be"),
         ({"skip": "haed"}, "pattern 'haed' matches no layer; the layers are 0, 2, 4"),

@@ -23,6 +23,7 @@ from stochens.cli.own import (
     show,
     warnings_as_notes,
 )
+from stochens.data.examples import LIKELY
 from stochens.own import training
 from stochens.own.config import EXPERIMENT, Config, configured, method_name, resumed
 from stochens.own.fitted import model_of, named
@@ -45,7 +46,7 @@ def fit(
         Path | None, typer.Option(help="Folder of the run, new or empty.", show_default=False)
     ] = None,
     target: Annotated[
-        Names, typer.Option(help="Column to predict; target, label or y if not given.")
+        Names, typer.Option(help=f"Column to predict; the one called {LIKELY} if not given.")
     ] = None,
     feature: Annotated[
         Names, typer.Option(help="Column to predict from; all others if not given. Repeatable.")

@@ -34,7 +34,11 @@ Reference = Annotated[
     ),
 ]
 Ood = Annotated[
-    Path | None, typer.Option(help="Data of another kind, which the run should be unsure of.")
+    Path | None,
+    typer.Option(
+        help="Data of another kind, which the run should be unsure of: adds OOD AUROC, by the "
+        "largest mean probability, and OOD AUROC (MI), by mutual information."
+    ),
 ]
 Resamples = Annotated[int, typer.Option(min=1, help="Of the bootstrap behind the intervals.")]
 
@@ -56,7 +60,8 @@ def evaluate(
     """Measure a run on data whose answers are known; every number with its 95 % interval.
 
     Classes: accuracy, NLL, Brier score, ECE, AURC, mean entropy and mutual
-    information; closeness to a reference; AUROC of telling other data apart.
+    information; closeness to a reference; AUROC of telling other data apart,
+    by the largest mean probability and by mutual information (MI).
     Regression: RMSE, NLL, coverage and width of the 95 % intervals, in the
     target's own units.
     """

@@ -88,7 +88,7 @@ def warnings_as_notes() -> Iterator[None]:
 def show(rows: Mapping[str, dict[str, Interval]]) -> None:
     """As a table; names are the user's, and no styles."""
     named = {escape(printable(name)): row for name, row in rows.items()}
-    Console().print(Comparison(named).table())
+    Console().print(Comparison(named))
 
 
 def say(text: str) -> None:

@@ -55,7 +55,8 @@ def predict(
     low_CLASS and high_CLASS (an interval of the members' probabilities),
     entropy (all uncertainty) and mutual_information (what the members
     disagree on), in nats. Regression: mean, std, low and high (an interval
-    of the target), epistemic and aleatoric (the two parts of std).
+    of the target), epistemic_std and aleatoric_std (the two parts of std,
+    as standard deviations: their squares add up to its square).
 
     Without --out the first rows are shown. A run holds no code, so the
     model is named again.

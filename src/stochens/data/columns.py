@@ -108,7 +108,8 @@ def find(names: Sequence[str], wanted: Sequence[str], file: Path) -> list[int]:
     """The places of some columns."""
     for name in wanted:
         if name not in names:
-            hint = did_you_mean(name, names) or f"; it has {listed(names)}"
+            others = [other for other in names if other not in wanted]  # those have their use
+            hint = did_you_mean(name, others) or f"; it has {listed(names)}"
             raise InputError(f"{file} has no column {name!r}{hint}")
     return [names.index(name) for name in wanted]
 

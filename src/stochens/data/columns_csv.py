@@ -40,7 +40,8 @@ def read(file: Path, features: Sequence[str], targets: Sequence[str]) -> Columns
     blocks: list[np.ndarray] = []
     labels: list[list[str]] = [[] for _ in targets]
     with _opened(file) as (header, rows):
-        at, wanted = find(header, features, file), find(header, targets, file)
+        found = find(header, [*features, *targets], file)
+        at, wanted = found[: len(features)], found[len(features) :]
         while block := list(itertools.islice(rows, ROWS_AT_A_TIME)):
             blocks.append(_numbers(block, at, header, file))
             for column, place in zip(labels, wanted, strict=True):

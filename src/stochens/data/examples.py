@@ -18,6 +18,7 @@ from stochens.files.npz import NUMBERS_AND_TEXT, read_file
 from stochens.files.storage import reading
 
 TARGETS = ("target", "label", "y", "class", "labels")  # what a target is called by itself
+LIKELY = ", ".join(TARGETS[:-1]) + f" or {TARGETS[-1]}"
 INPUTS = ("x", "X")  # what the inputs of an npz file are called by themselves
 SUFFIXES = ".parquet, .csv, .npz, .npy or a folder of images"
 
@@ -122,7 +123,7 @@ def _targets(names: Sequence[str], given: Sequence[str], file: Path) -> tuple[st
         return tuple(given)
     likely = [name for name in names if name.lower() in TARGETS]
     if len(likely) != 1:
-        why = f"{' and '.join(likely)} may be" if likely else "none is called target, label or y"
+        why = f"{' and '.join(likely)} may be" if likely else f"none is called {LIKELY}"
         raise InputError(
             f"{file}: say which is the target, --target NAME: {why}. There are {listed(names)}"
         )

@@ -7,10 +7,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+)
 
 from stochens.errors import InputError
 from stochens.files.checkpoints import digest
+
+READ = 1024  # rows of a Dataset at a time
 
 
 class Source(NamedTuple):
@@ -138,7 +146,7 @@ def weighting(sample_weight: Any) -> str | None:
 
 
 def _read(data: "Dataset[Any]") -> tuple[Tensor, Tensor]:
-    blocks = [_pair(batch) for batch in DataLoader(data, batch_size=1024)]
+    blocks = [_pair(batch) for batch in DataLoader(data, batch_size=READ)]
     if not blocks:
         raise InputError("the data set is empty")
     return torch.cat([x for x, _ in blocks]), torch.cat([y for _, y in blocks])
@@ -150,7 +158,21 @@ def _pair(data: Any) -> tuple[Tensor, Tensor]:
             "data must be (x, y), or a Dataset or DataLoader of such pairs, got "
             f"{type(data).__name__}"
         )
-    return _tensor(data[0], "x"), _tensor(data[1], "y")
+    y = _tensor(data[1], "y")
+    _refuse_several(data[0], rows=len(y) if y.dim() else None)
+    return _tensor(data[0], "x"), y
+
+
+def _refuse_several(x: Any, *, rows: int | None) -> None:
+    """A list of tensors may be one, row by row; anything else that holds several is refused."""
+    parts = x if isinstance(x, (tuple, list)) else ()
+    tensors = all(isinstance(part, (Tensor, np.ndarray)) and part.ndim for part in parts)
+    stacks = len({tuple(part.shape) for part in parts}) == 1 if tensors else True
+    if isinstance(x, dict) or (parts and tensors and not (stacks and len(parts) == rows)):
+        raise InputError(
+            f"x must be one tensor [N, ...], got a {type(x).__name__} of {len(x)}: networks take "
+            "one tensor; join the parts into one, and let the network split it"
+        )
 
 
 def _tensor(value: Any, name: str) -> Tensor:
@@ -158,6 +180,8 @@ def _tensor(value: Any, name: str) -> Tensor:
         return value.detach()
     try:
         array = np.asarray(value)
+        if not array.flags.writeable:  # as pandas gives them: torch would warn
+            array = array.copy()
         tensor: Tensor = torch.as_tensor(array)
     except (TypeError, ValueError) as error:
         raise InputError(f"{name} cannot be read as a tensor: {error}") from None
@@ -166,12 +190,45 @@ def _tensor(value: Any, name: str) -> Tensor:
 
 
 def inputs(given: Any) -> Tensor:
-    """Inputs alone, for prediction, checked like those of training."""
-    x = _tensor(given, "x")
+    """Inputs alone, for prediction, checked like those of training.
+
+    Of a Dataset or a DataLoader the inputs of all its batches, (x, y) or x, in order.
+    """
+    if isinstance(given, (Dataset, DataLoader)):
+        x = _all_inputs(given)
+    else:
+        _refuse_several(given, rows=len(given) if isinstance(given, list) else None)
+        x = _tensor(given, "x")
     if x.dim() == 0 or len(x) == 0:
         raise InputError(f"x is empty: shape {tuple(x.shape)}")
     _finite(x)
     return x
+
+
+def _all_inputs(data: "Dataset[Any] | DataLoader[Any]") -> Tensor:
+    loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=READ)
+    _refuse_disorder(loader)
+    blocks = [b[0] if isinstance(b, (tuple, list)) and len(b) else b for b in loader]
+    if not blocks:
+        raise InputError("the data set is empty")
+    for block in blocks:
+        _refuse_several(block, rows=None)
+    return torch.cat([_tensor(block, "x") for block in blocks])
+
+
+def _refuse_disorder(loader: "DataLoader[Any]") -> None:
+    """Predictions are told apart by their row, so all rows must come, in the order of the data."""
+    order: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    if getattr(order, "drop_last", False):
+        raise InputError("the DataLoader has drop_last=True, which leaves rows out; give False")
+    if isinstance(loader.dataset, IterableDataset):
+        return  # it has no other order than its own
+    order = order.sampler if type(order) is BatchSampler else order
+    if not isinstance(order, SequentialSampler):
+        raise InputError(
+            "the DataLoader must give the rows in their order, or their predictions come in "
+            f"another: it has a {type(order).__name__}; build it with shuffle=False"
+        )
 
 
 def _check(x: Tensor, y: Tensor) -> None:

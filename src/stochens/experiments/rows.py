@@ -147,7 +147,7 @@ def fields(
     """Of a Config: those of the preset, and those that are changed; None leaves one as it is."""
     if preset not in presets:
         hint = did_you_mean(preset, presets)
-        raise InputError(f"unknown preset {preset!r}{hint} Known: {', '.join(presets)}")
+        raise InputError(f"unknown preset {preset!r}{hint or '.'} Known: {', '.join(presets)}")
     return presets[preset] | {name: v for name, v in changes.items() if v is not None}
 
 

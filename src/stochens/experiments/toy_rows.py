@@ -72,5 +72,5 @@ def rows_of(
         if name not in [row.name for row in rows]:
             hint = did_you_mean(name, [row.name for row in rows])
             known = "; ".join(row.name for row in rows)
-            raise InputError(f"no method {name!r} in this preset{hint} It has: {known}")
+            raise InputError(f"no method {name!r} in this preset{hint or '.'} It has: {known}")
     return [row for row in rows if not only or row.name in only]

@@ -145,7 +145,7 @@ def kept_in(
         yield Keeper(None, settings, lambda: None)
         return
     settings = as_read(settings)
-    with alone_in(folder), stoppable() as stop:
+    with alone_in(folder), stoppable(folder) as stop:
         yield Keeper(Checkpoints(folder, format, every=every), settings, stop)
 
 
@@ -213,20 +213,21 @@ def _has_ended(owner: str) -> bool:
 
 
 @contextlib.contextmanager
-def stoppable() -> Iterator[Callable[[], BaseException | None]]:
+def stoppable(folder: str | Path | None = None) -> Iterator[Callable[[], BaseException | None]]:
     """Inside, Ctrl-C and SIGTERM wait to be asked for, so that a step can be finished first.
 
     Yields a function: what to raise, or None while nobody wants to stop. A second signal does not
-    wait.
+    wait. `folder`: where the work is kept, which the KeyboardInterrupt then says.
     """
+    kept = () if folder is None else (f"stopped; kept in {folder}: the same call goes on",)
     wanted: list[BaseException] = []
     before: dict[int, Any] = {}
 
     def note(number: int, frame: FrameType | None) -> None:
-        stop = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(TERMINATED)
         if wanted:
-            raise stop
-        wanted.append(stop)
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(TERMINATED)
+        interrupted = number == signal.SIGINT
+        wanted.append(KeyboardInterrupt(*kept) if interrupted else SystemExit(TERMINATED))
 
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(ValueError):  # not the main thread: signals are not ours

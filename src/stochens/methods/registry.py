@@ -14,6 +14,7 @@ METHODS: dict[str, type[Method]] = {
     method.name: method for method in (Regular, Dropout, DropConnect, NPDropout, Gaussian)
 }
 PAPER_NAMES = {"SE1": "dropout", "SE2": "dropconnect", "SE3": "np-dropout"}
+FUNCTIONS = ("langevin", "multiswa", "multiswag", "nuts", "hmc", "sgmcmc")  # stochens.langevin, ...
 
 MethodLike = str | Method | Sequence[str | Method]
 
@@ -37,5 +38,11 @@ def _one(method: object) -> Method:
         return known()
     if isinstance(method, type):
         raise InputError(f"method must be an object: {method.__name__}(), with the parentheses")
+    if method in FUNCTIONS:
+        raise InputError(
+            f"{method!r} is a function of its own, not a method of fit: "
+            f"stochens.{method}(net, data, ...)"
+        )
     hint = did_you_mean(str(method), [*METHODS, *PAPER_NAMES])
-    raise InputError(f"unknown method {method!r}{hint} The methods are {', '.join(METHODS)}")
+    names = f"{', '.join(METHODS)}; {', '.join(FUNCTIONS)} are functions of their own"
+    raise InputError(f"unknown method {method!r}{hint or '.'} The methods are {names}")

@@ -96,11 +96,13 @@ def check(config: Config) -> None:
     check_name(config.model)
     if PAPER_NAMES.get(config.method, config.method) not in NAMES:
         hint = did_you_mean(config.method, [*NAMES, *PAPER_NAMES])
-        raise InputError(f"unknown --method {config.method!r}{hint} Known: {', '.join(NAMES)}")
+        raise InputError(
+            f"unknown --method {config.method!r}{hint or '.'} Known: {', '.join(NAMES)}"
+        )
     if config.likelihood not in LIKELIHOODS:
         hint = did_you_mean(config.likelihood, LIKELIHOODS)
         known = ", ".join(LIKELIHOODS)
-        raise InputError(f"unknown --likelihood {config.likelihood!r}{hint} Known: {known}")
+        raise InputError(f"unknown --likelihood {config.likelihood!r}{hint or '.'} Known: {known}")
     if config.rate is not None and method_name(config) not in RATED:
         raise InputError(f"--rate is for {' and '.join(RATED)}, not for {config.method}")
     if not 0 <= config.validation < 1:

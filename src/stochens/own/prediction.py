@@ -111,8 +111,8 @@ def _numbers(p: GaussianPredictive, level: float) -> Table:
         "std": p.std.numpy(),
         "low": low.numpy(),
         "high": high.numpy(),
-        "epistemic": p.epistemic.sqrt().numpy(),
-        "aleatoric": p.aleatoric.sqrt().numpy(),
+        "epistemic_std": p.epistemic.sqrt().numpy(),
+        "aleatoric_std": p.aleatoric.sqrt().numpy(),
     }
 
 

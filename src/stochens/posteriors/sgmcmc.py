@@ -227,7 +227,7 @@ def _plan(
     """The options, checked against each other."""
     if kind not in KINDS:
         hint = did_you_mean(str(kind), KINDS)
-        raise InputError(f"unknown kind {kind!r}{hint} Known: {', '.join(KINDS)}")
+        raise InputError(f"unknown kind {kind!r}{hint or '.'} Known: {', '.join(KINDS)}")
     if preconditioner not in (None, *PRECONDITIONERS):
         hint = did_you_mean(str(preconditioner), PRECONDITIONERS)
         raise InputError(f"preconditioner must be 'rmsprop' or None, got {preconditioner!r}{hint}")

@@ -5,10 +5,13 @@ file holds a pure function. Draws run one after the other in a loop inside the g
 so that its size does not grow with their number.
 """
 
+import contextlib
 import copy
 import importlib.util
+import logging
 import os
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -171,7 +174,7 @@ def _onnx(made: Any, predictor: Predictor, x: Tensor, about: dict[str, str]) -> 
     """The bytes of the ONNX file. Noise has default values there, so that x alone will do."""
     import onnx
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _no_word_of_torchvision():
         warnings.simplefilter("ignore")  # of what the exporter does inside
         model = torch.onnx.export(
             made,
@@ -191,6 +194,21 @@ def _onnx(made: Any, predictor: Predictor, x: Tensor, about: dict[str, str]) -> 
     onnx.checker.check_model(model)
     raw: bytes = model.SerializeToString()
     return raw
+
+
+@contextlib.contextmanager
+def _no_word_of_torchvision() -> Iterator[None]:
+    """torch logs that it is not installed, whose operations no network of ours has need of."""
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+
+    def others(record: logging.LogRecord) -> bool:
+        return "torchvision" not in record.getMessage()
+
+    log.addFilter(others)
+    try:
+        yield
+    finally:
+        log.removeFilter(others)
 
 
 def _strip(graph: Any) -> None:

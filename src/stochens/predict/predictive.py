@@ -24,12 +24,18 @@ class Predictive:
     >>> p = Predictive.of(draws)
     >>> p.mean, p.entropy, p.mutual_information, p.aleatoric
     (tensor([[0.5000, 0.5000]]), tensor([0.6931]), tensor([0.6931]), tensor([0.]))
+    >>> p
+    Predictive(2 draws, 1 examples, 2 classes)
     """
 
     mean: Tensor  # [B, C]
     aleatoric: Tensor  # [B], mean entropy of the draws: the noise of the data, in nats
     draws: Tensor | None  # [S, B, C], None when they were too many to keep
     chains: "tuple[Predictive, ...]" = ()  # of a sampler: what each of its chains says, alone
+
+    def __repr__(self) -> str:
+        examples, classes = self.mean.shape
+        return f"Predictive({_kept(self.draws)}, {examples} examples, {classes} classes)"
 
     @classmethod
     def of(cls, probs: Tensor) -> "Predictive":
@@ -92,6 +98,9 @@ class Predictive:
 class GaussianPredictive:
     """p(y | x, data) for regression: an equal mixture of S Gaussians at B inputs, D targets.
 
+    `aleatoric` and `epistemic` are variances, which add up to `variance`; `std` is its root. (The
+    command line writes their roots, `aleatoric_std` and `epistemic_std`.)
+
     >>> p = GaussianPredictive.of(torch.tensor([[[-1.0]], [[1.0]]]), torch.full((2, 1, 1), 0.25))
     >>> p.mean.item(), p.epistemic.item(), p.aleatoric.item()
     (0.0, 1.0, 0.25)
@@ -102,6 +111,11 @@ class GaussianPredictive:
     epistemic: Tensor  # [B, D], variance of the draws' means: what the parameters are unsure of
     draw_means: Tensor | None  # [S, B, D]
     draw_variances: Tensor | None  # [S, B, D]
+
+    def __repr__(self) -> str:
+        examples, targets = self.mean.shape
+        kept = _kept(self.draw_means)
+        return f"GaussianPredictive({kept}, {examples} examples, {targets} targets)"
 
     @classmethod
     def of(cls, means: Tensor, variances: Tensor) -> "GaussianPredictive":
@@ -172,6 +186,10 @@ class GaussianPredictive:
         rows = torch.randint(len(means), (n,), generator=generator)
         noise = torch.randn(n, *means.shape[1:], generator=generator, dtype=means.dtype)
         return means[rows] + variances[rows].sqrt() * noise
+
+
+def _kept(draws: Tensor | None) -> str:
+    return "draws not kept" if draws is None else f"{len(draws)} draws"
 
 
 # -- streaming: sums over draws, so that S draws need not be held at once -------------------------

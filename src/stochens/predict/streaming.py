@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stochens.checks import dtype_remedy
 from stochens.errors import InputError
 from stochens.kernels.fused import fused_forward
 from stochens.kernels.resnet import resnet_forward
@@ -45,14 +46,26 @@ def alone_with(net: nn.Module) -> threading.RLock:
     return _locks.setdefault(net, threading.RLock())
 
 
-def plan(net: nn.Module, params: Params, x: Tensor, batch_size: int | None) -> tuple[int, int]:
-    """Rows of x and members at a time, so that activations stay inside their budget."""
+def plan(
+    net: nn.Module,
+    params: Params,
+    x: Tensor,
+    batch_size: int | None,
+    trained_on: tuple[int, ...] | None = None,
+) -> tuple[int, int]:
+    """Rows of x and members at a time, so that activations stay inside their budget.
+
+    `trained_on`: the shape of one example then, for the words of a refusal.
+    """
     home = next(net.parameters()).device
     try:
         one = max(1, activation_bytes(net, x[:1].to(home)))
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        other = trained_on is not None and trained_on != tuple(x.shape[1:])
+        then = f"; it was trained on x [N, {', '.join(map(str, trained_on or ()))}]"
         raise InputError(
-            f"the network fails on x {tuple(x.shape)} of {x.dtype}: {error}"
+            f"the network fails on x {tuple(x.shape)} of {x.dtype}{dtype_remedy(net, x)}"
+            f"{then if other else ''}: {error}"
         ) from error
     budget = _budget(next(iter(params.values())).device)
     chunk = min(size(params), max(1, budget // (one * min(len(x), 256))))

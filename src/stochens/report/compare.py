@@ -1,14 +1,15 @@
 """One table with every metric, method by method, each with its bootstrap interval."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
 from stochens import metrics
@@ -17,6 +18,10 @@ from stochens.metrics import Interval, bootstrap
 from stochens.predict.predictive import GaussianPredictive, Predictive
 
 LEVEL = 0.95
+WIDTH = 80  # columns of a terminal that does not say how many it has
+NO_MI = 1e-6  # nats that rounding leaves between two equal entropies in float32
+GAP = 2  # of a table's columns
+BESIDE, BELOW = " ", "\n"  # where an interval stands: beside its value, if there is room
 
 
 class Comparison(NamedTuple):
@@ -24,30 +29,61 @@ class Comparison(NamedTuple):
 
     rows: dict[str, dict[str, Interval]]
 
-    def table(self) -> Table:
-        """A rich table: a row for each metric, a column for each method."""
+    def tables(self, width: int = WIDTH) -> list[Table]:
+        """Rich tables: a row for each metric, a column for each method. Several, one below the
+        other, where the methods are too many for this width."""
         names = list(dict.fromkeys(name for row in self.rows.values() for name in row))
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-        table.add_column("", no_wrap=True)
-        for method in self.rows:
-            table.add_column(method, justify="right", no_wrap=True)
-        gap = " " if len(self.rows) <= 2 else "\n"  # what fits a terminal of 80 columns
-        for name in names:
-            table.add_row(name, *(_cell(row.get(name), gap) for row in self.rows.values()))
-        return table
+        left = width - max(map(len, names), default=0) - GAP
+        whole = len(self.rows) * (_longest(self.rows, BESIDE) + GAP) <= left
+        between = BESIDE if whole else BELOW
+        column = _longest(self.rows, between)
+        each = max(1, left // (column + GAP))  # methods side by side
+        methods = list(self.rows)
+        groups = [methods[k : k + each] for k in range(0, len(methods), each)]
+        return [_table({m: self.rows[m] for m in some}, names, between, column) for some in groups]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table | Text]:
+        for table in self.tables(options.max_width):
+            yield Text()
+            yield table
+        yield Text()
 
     def __str__(self) -> str:
-        console = Console(width=200, color_system=None)
+        console = Console(width=WIDTH, color_system=None)
         with console.capture() as capture:
-            console.print(self.table())
+            console.print(self)
         return capture.get()
 
+    def __repr__(self) -> str:
+        metrics = {name for row in self.rows.values() for name in row}
+        return f"Comparison({len(self.rows)} methods, {len(metrics)} metrics)"
 
-def _cell(interval: Interval | None, gap: str) -> str:
+
+def _cell(interval: Interval | None, between: str) -> Text:
     if interval is None:
-        return "-"
+        return Text("-")
     value, low, high = (f"{number:.3f}" for number in interval)
-    return f"{value}{gap}[dim]({low}, {high})[/dim]"
+    return Text.assemble(value, between, (f"({low}, {high})", "dim"))
+
+
+def _longest(rows: dict[str, dict[str, Interval]], between: str) -> int:
+    """The longest line of numbers, which are never broken; a method's name is."""
+    cells = (_cell(interval, between) for row in rows.values() for interval in row.values())
+    return max((len(line) for cell in cells for line in cell.plain.splitlines()), default=1)
+
+
+def _table(
+    rows: dict[str, dict[str, Interval]], names: list[str], between: str, width: int
+) -> Table:
+    """Of methods that fit side by side, with the metrics that any of them has."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, show_edge=False)
+    table.add_column("", no_wrap=True)
+    for method in rows:
+        table.add_column(method, justify="right", width=width, overflow="fold")
+    for name in names:
+        if any(name in row for row in rows.values()):
+            table.add_row(name, *(_cell(row.get(name), between) for row in rows.values()))
+    return table
 
 
 def compare(
@@ -66,8 +102,10 @@ def compare(
     mean absolute differences of entropy and mutual information. Where the reference has chains, one
     more row tells what it reaches against itself, half of its chains against the other half: the
     ceiling, since no approximation can be seen to be nearer than that. `ood` holds predictions by
-    the same names for inputs that are not of this kind: AUROC. Intervals are 95 % bootstrap
-    intervals over the examples.
+    the same names for inputs that are not of this kind, and adds how well those are told apart:
+    "OOD AUROC" by the largest mean probability, "OOD AUROC (MI)" by mutual information, for which
+    there must be members that can disagree. Intervals are 95 % bootstrap intervals over the
+    examples.
 
     >>> draws = torch.tensor([[[0.9, 0.1], [0.2, 0.8]], [[0.8, 0.2], [0.4, 0.6]]])  # [S, B, C]
     >>> table = compare({"mine": Predictive.of(draws)}, torch.tensor([0, 1]), show=False)
@@ -79,7 +117,9 @@ def compare(
     for given in (reference, *(ood or {})):
         if given is not None and given not in predictions:
             hint = did_you_mean(given, predictions)
-            raise InputError(f"{given!r} is not among the predictions{hint} {list(predictions)}")
+            raise InputError(
+                f"{given!r} is not among the predictions{hint or ':'} {list(predictions)}"
+            )
     y = torch.as_tensor(y)
     sample = partial(bootstrap, resamples=resamples, level=LEVEL, seed=seed)
     rows: dict[str, dict[str, Interval]] = {}
@@ -93,12 +133,12 @@ def compare(
             assert isinstance(against, Predictive)
             rows[name] |= _closeness(p, against, sample)
         if ood and name in ood:
-            rows[name]["OOD AUROC"] = sample(metrics.ood_auroc, p.mean, ood[name].mean)
+            rows[name] |= _apart(p, ood[name], sample)
         if name == reference and len(p.chains) > 1:
             rows[f"{name}, chain to chain"] = _closeness(*halves(p), sample)
     comparison = Comparison(rows)
     if show:
-        Console(file=sys.stdout).print(comparison.table())
+        Console(file=sys.stdout).print(comparison)
     return comparison
 
 
@@ -115,6 +155,15 @@ def _classification(p: Predictive, y: Tensor, sample: Sample) -> dict[str, Inter
         "entropy": sample(torch.mean, p.entropy),
         "MI": sample(torch.mean, p.mutual_information),
     }
+
+
+def _apart(p: Predictive, far: Predictive, sample: Sample) -> dict[str, Interval]:
+    """How well inputs of another kind are told apart."""
+    found = {"OOD AUROC": sample(metrics.ood_auroc, p.mean, far.mean)}
+    here, there = p.mutual_information, far.mutual_information
+    if max(float(here.max()), float(there.max())) > NO_MI:  # one network alone never disagrees
+        found["OOD AUROC (MI)"] = sample(metrics.ood_auroc_mi, here, there)
+    return found
 
 
 def closeness(

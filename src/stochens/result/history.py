@@ -19,6 +19,10 @@ class History(NamedTuple):
     loss: Tensor
     loss_sd: Tensor
 
+    def __repr__(self) -> str:
+        epochs, members = self.loss.shape
+        return f"History({epochs} epochs, {members} members)"
+
     @classmethod
     def join(cls, blocks: "list[History]") -> "History":
         """Blocks of members side by side."""

@@ -90,6 +90,7 @@ class Posterior:
     ) -> Any:
         """The predictive distribution at x [B, ...]: a Predictive, or a GaussianPredictive.
 
+        x may be a Dataset or a DataLoader too, of x or of (x, y), whose inputs are read in order.
         Each member is drawn `draws` times, so S = M * draws. Inputs are streamed in batches. The
         draws [S, B, C] are kept where they fit into 1 GiB, unless `keep_draws` says otherwise; mean
         and uncertainties are always there. One seed gives the same draws again. Noise on weights is
@@ -115,7 +116,8 @@ class Posterior:
         if bf16 and here.type != "cuda" and cluster is None:
             raise InputError(f"bf16 is for CUDA, and this posterior is on {here.type!r}")
         with alone_with(self.net):
-            rows, chunk = plan(self.net, self.params, x, batch_size)
+            trained_on = None if self.inputs is None else self.inputs.shape
+            rows, chunk = plan(self.net, self.params, x, batch_size, trained_on)
             groups = self.chains.count if self.chains is not None and draws == 1 else 1
             ask = Ask(len(x), rows, chunk, draws, groups, keep_draws, bf16, seed, noise == "shared")
             if cluster is not None:
@@ -149,11 +151,12 @@ class Posterior:
         "model.onnx" (needs `stochens[onnx]`) or "model.pt2" (torch.export). The function is that of
         `predict(x, draws=draws, seed=seed, noise="shared")`: x [B, ...] and the noise of each draw
         to probs [B, C], entropy [B] and mutual_information [B], or for regression to mean, std,
-        aleatoric and epistemic [B, D].
+        aleatoric and epistemic [B, D], the last two as variances.
 
         Returned are the noise inputs by name, each [S, ...], numbers from U(0, 1) ("uniform_0") or
         N(0, 1) ("normal_0"). In ONNX they are the inputs' default values: x alone gives this seed's
-        draws, and other numbers give others. A .pt2 takes (x, noise). SWAG's draws of whole
+        draws, and other numbers give others; onnxruntime warns of such inputs, unless you call
+        onnxruntime.set_default_logger_severity(3). A .pt2 takes (x, noise). SWAG's draws of whole
         parameter sets are made now and are part of the file.
 
         `example`: inputs to take shape and dtype from; those of training when None.

@@ -4,8 +4,11 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
+
+WIDTH = 80  # columns of a terminal
 
 
 class Trial(NamedTuple):
@@ -32,12 +35,15 @@ class Trial(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Trials:
-    """All candidates, the one that was chosen and why. `print(posterior.trials)` is a table."""
+    """All candidates, the one that was chosen and why. `print(posterior.trials)` tells."""
 
     rows: tuple[Trial, ...]
     chosen: str
     reason: str
     skipped: dict[str, str] = dataclasses.field(default_factory=dict)  # candidate -> why
+
+    def __repr__(self) -> str:
+        return f"Trials({len(self.rows)} candidates, chosen {self.chosen!r})"
 
     def by_kl(self) -> list[Trial]:
         """Best first, without those that have no rank by it."""
@@ -48,37 +54,31 @@ class Trials:
         """Best first."""
         return sorted(self.rows, key=lambda row: -row.held_out)
 
-    def table(self) -> Table:
-        """A rich table, the best by held-out likelihood first."""
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), caption=self.reason)
-        table.add_column("", no_wrap=True)
-        for head in (
-            "KL loss",
-            "fluctuates",
-            "by noise",
-            "rank",
-            "held-out log p",
-            "below best",
-            "rank",
-        ):
-            table.add_column(head, justify="right", no_wrap=True)
+    def table(self) -> Group:
+        """For rich, the best by held-out likelihood first: held-out likelihoods, below them the
+        training KL losses, since both side by side are too wide for many terminals."""
+        held_out = _table("held-out log p", "below best", "rank")
+        kl = _table("KL loss", "fluctuates", "by noise", "rank")
         ranks = {row.label: str(k) for k, row in enumerate(self.by_kl(), 1)}
         for k, row in enumerate(self.by_held_out(), 1):
-            mark = " [bold]<-[/bold]" if row.label == self.chosen else ""
-            table.add_row(
-                row.label + mark,
-                "-" if row.kl is None else f"{row.kl:.1f} ± {row.kl_error:.1f}",
-                f"{row.kl_fluctuation:.1f}",
-                f"{row.stochasticity:.1f}",
-                ranks.get(row.label, "-"),
+            name = row.label + (" [bold]<-[/bold]" if row.label == self.chosen else "")
+            held_out.add_row(
+                name,
                 f"{row.held_out:.4f} ± {row.held_out_error:.4f}",
                 f"{row.gap:.4f} ± {row.gap_error:.4f}",
                 str(k),
             )
-        return table
+            kl.add_row(
+                name,
+                "-" if row.kl is None else f"{row.kl:.1f} ± {row.kl_error:.1f}",
+                f"{row.kl_fluctuation:.1f}",
+                f"{row.stochasticity:.1f}",
+                ranks.get(row.label, "-"),
+            )
+        return Group(held_out, kl, Text(self.reason, style="italic"))
 
     def __str__(self) -> str:
-        console = Console(width=120, color_system=None)
+        console = Console(width=WIDTH, color_system=None)
         with console.capture() as capture:
             console.print(self.table())
         return capture.get()
@@ -94,3 +94,11 @@ class Trials:
             return None
         rows = tuple(Trial(**row) for row in about["rows"])
         return cls(rows, about["chosen"], about["reason"], about["skipped"])
+
+
+def _table(*heads: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("", overflow="fold")
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    return table

@@ -26,7 +26,7 @@ def held_by(stack: contextlib.ExitStack, checkpoint: str | Path | None) -> Stop:
     if checkpoint is None:
         return lambda: None
     stack.enter_context(alone_in(checkpoint))
-    return stack.enter_context(stoppable())
+    return stack.enter_context(stoppable(checkpoint))
 
 
 def size_kept(checkpoint: str | Path | None, ids: tuple[int, ...], chunk: int | None) -> int | None:

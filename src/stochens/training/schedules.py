@@ -26,7 +26,7 @@ MOMENTUM = 0.9  # Nesterov's, for sgd
 def schedule_named(name: str) -> Schedule:
     if name not in SCHEDULES:
         hint = did_you_mean(name, SCHEDULES)
-        raise InputError(f"unknown schedule {name!r}{hint} Known: {', '.join(SCHEDULES)}")
+        raise InputError(f"unknown schedule {name!r}{hint or '.'} Known: {', '.join(SCHEDULES)}")
     return SCHEDULES[name]
 
 
@@ -38,7 +38,9 @@ def restarts(name: str, steps: int) -> set[int]:
 def rate_for(optimizer: str, lr: float | None) -> float:
     if optimizer not in DEFAULT_RATES:
         hint = did_you_mean(str(optimizer), DEFAULT_RATES)
-        raise InputError(f"unknown optimizer {optimizer!r}{hint} Known: {', '.join(DEFAULT_RATES)}")
+        raise InputError(
+            f"unknown optimizer {optimizer!r}{hint or '.'} Known: {', '.join(DEFAULT_RATES)}"
+        )
     if lr is not None and not 0 < lr < math.inf:
         raise InputError(f"lr must be a positive number, got {lr!r}")
     return DEFAULT_RATES[optimizer] if lr is None else lr

@@ -44,6 +44,7 @@ METRICS = {
     "ECE": Metric("ECE", "%", 100, 2, -1),
     "AURC": Metric("AURC", "%", 100, 2, -1),
     "OOD AUROC": Metric("OOD AUROC", "%", 100, 1, 1),
+    "OOD AUROC (MI)": Metric("OOD AUROC (MI)", "%", 100, 1, 1),
     "RMSE": Metric("RMSE", "", 1, 3, -1),
     "entropy": Metric("entropy", "nats"),
     "MI": Metric("MI", "nats"),
