@@ -100,3 +100,12 @@ def test_the_figure_is_a_picture(tmp_path):
     save_figure(figure, tmp_path / "new" / "figure.png")
     assert (tmp_path / "new" / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert [len(ax.lines) for ax in figure.axes] == [0, 3, 2]
+
+
+def test_only_predictions_can_be_compared():
+    with pytest.raises(InputError, match="predictions must be a dict of names"):
+        stochens.compare(predictive(0), Y)
+    posterior = stochens.fit(stochens.MLP(2, 4, 3), (torch.randn(50, 2), Y), members=2, epochs=1)
+    for given in ({"a": posterior}, {"a": predictive(0).probs}):
+        with pytest.raises(InputError, match=r"'a' must be what posterior.predict\(x\) gives"):
+            stochens.compare(given, Y)

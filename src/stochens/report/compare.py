@@ -112,8 +112,14 @@ def compare(
     >>> table.rows["mine"]["accuracy"].value
     1.0
     """
+    if not isinstance(predictions, Mapping):
+        raise InputError("predictions must be a dict of names: {'mine': p}")
     if not predictions:
         raise InputError("nothing to compare: predictions is empty")
+    for name, p in (*predictions.items(), *(ood or {}).items()):
+        if not isinstance(p, Predictive | GaussianPredictive):
+            kind = type(p).__name__
+            raise InputError(f"{name!r} must be what posterior.predict(x) gives, got a {kind}")
     for given in (reference, *(ood or {})):
         if given is not None and given not in predictions:
             hint = did_you_mean(given, predictions)
