@@ -71,7 +71,7 @@ def measure(case: Case, samples: int) -> dict[str, Any]:
         for place, x in places.items():
             p = posterior.predict(x, draws=4, keep_draws=False)
             far[place][label(method)] = distance(p.mean, truth[place])
-    asked = options | {"sample_weight": None, "likelihood": "categorical", "start": "default"}
+    asked = options | {"sample_weight": None, "likelihood": "categorical", "checkpoint": None}
     trials, _ = run(stochens.fit, net, data, stochens.Auto(), asked)
     chosen = {by: choice(trials.rows, by)[0] for by in RULES}
     energy = {row.label: (row.kl or 0.0) - row.stochasticity for row in trials.rows}
