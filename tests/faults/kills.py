@@ -132,6 +132,7 @@ def begun(name: str, folder: Path, chance: random.Random) -> int:
         Checkpoints.due = lambda self: chance.random() < OFTEN  # type: ignore[method-assign]
         warnings.simplefilter("error")  # a damaged checkpoint would be passed over with one
         warnings.simplefilter("ignore", stochens.posteriors.diagnostics.SamplingWarning)
+        warnings.simplefilter("ignore", stochens.training.advice.TrainingAdvice)
         result = digest(WORK[name](folder / "work"))
         (folder / ".digest").write_text(result)
         (folder / ".digest").rename(folder / "digest")

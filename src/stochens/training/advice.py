@@ -15,11 +15,15 @@ FAR = 10.0  # of targets from 0, and their spread: such ones take long to be rea
 ROUNDING = 1e-4  # of probabilities that sum to 1
 
 
+class TrainingAdvice(UserWarning):
+    """Something that would train, and badly."""
+
+
 def advise(settings: Settings, steps: int, like: Likelihood, y: Tensor, outputs: Tensor) -> None:
     """y [N, ...] are the targets, outputs [B, ...] those of the network as it is at first."""
     for said in (_few_steps(settings, steps), _far_targets(like, y), _softmax(like, outputs)):
         if said is not None:
-            warnings.warn(said, stacklevel=3)
+            warnings.warn(said, TrainingAdvice, stacklevel=3)
 
 
 def _few_steps(settings: Settings, steps: int) -> str | None:
