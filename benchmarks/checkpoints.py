@@ -13,6 +13,7 @@ import platform
 import statistics
 import tempfile
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,6 +23,7 @@ import torch
 import stochens
 from stochens.files.checkpoints import EVERY, Checkpoints, kept_in
 from stochens.networks import ResNet20FRN
+from stochens.training.advice import TrainingAdvice
 
 LOOKS = 20_000
 
@@ -76,6 +78,7 @@ def step_seconds(case: dict[str, Any], epochs: int) -> float:
 
 
 def main() -> None:
+    warnings.simplefilter("ignore", TrainingAdvice)  # trainings are short here on purpose
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path)

@@ -10,6 +10,7 @@ import argparse
 import json
 import tempfile
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 import stochens
 from stochens.networks import ResNet20FRN, SmallResNetFRN
+from stochens.training.advice import TrainingAdvice
 
 METHODS = {
     "regular": stochens.Regular(),
@@ -79,6 +81,7 @@ def measure(net: nn.Module, x: Tensor, y: Tensor, likelihood: str, method: Any) 
 
 
 def main() -> None:
+    warnings.simplefilter("ignore", TrainingAdvice)  # trainings are short here on purpose
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--json", type=Path)
     path = options.parse_args().json

@@ -8,10 +8,12 @@ The draws alone would be members * points * classes * 4 bytes; what is kept are 
 import argparse
 import resource
 import time
+import warnings
 
 import torch
 
 import stochens
+from stochens.training.advice import TrainingAdvice
 
 
 def peak_gib() -> float:
@@ -19,6 +21,7 @@ def peak_gib() -> float:
 
 
 def main() -> None:
+    warnings.simplefilter("ignore", TrainingAdvice)  # trainings are short here on purpose
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--members", type=int, default=1024)
     parser.add_argument("--points", type=int, default=1_000_000)

@@ -23,6 +23,7 @@ import platform
 import statistics
 import tempfile
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from matplotlib.figure import Figure
 import stochens
 from stochens.cluster.tasks import cut_evenly
 from stochens.members import Params
+from stochens.training.advice import TrainingAdvice
 
 # Overhead -----------------------------------------------------------------------------------------
 
@@ -264,6 +266,7 @@ def chart(rows: list[dict[str, Any]], assumed: Assumed, file: Path) -> None:
 
 
 def main() -> None:
+    warnings.simplefilter("ignore", TrainingAdvice)  # trainings are short here on purpose
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("overhead", "simulate"))
     parser.add_argument("--seconds", type=float, default=35.0, help="of a block")

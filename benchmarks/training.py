@@ -13,6 +13,7 @@ import platform
 import resource
 import statistics
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 
 import stochens
 from stochens.kernels import mlp
+from stochens.training.advice import TrainingAdvice
 
 SIZES = (2, 10, 10, 2)
 POINTS, BATCH = 2000, 100
@@ -77,6 +79,7 @@ def fit_step_seconds(x: torch.Tensor, y: torch.Tensor, members: int, **options: 
 
 
 def main() -> None:
+    warnings.simplefilter("ignore", TrainingAdvice)  # trainings are short here on purpose
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--members", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=7)
