@@ -4,9 +4,10 @@
     python benchmarks/scale.py simulate [--json FILE] [--chart FILE]
 
 overhead: the same blocks by the plain engine and by a Ray cluster of this machine, one core each,
-checkpoints on, in turns. The cluster is up before the clock runs; starting the worker is inside it.
-Seconds of the clock, and of the processors (the driver's and the worker's from its start on), which
-others that use the machine disturb less.
+checkpoints on, at the same time: the machine is then as fast for the one as for the other, which it
+is not from one minute to the next. The cluster is up before the clock runs; starting the worker is
+inside it. Seconds of the clock, and of the processors (the driver's and the worker's from its start
+on).
 
 simulate: no cluster, but its events: blocks as the library cuts them, each with the measured speed
 of its size, machines that differ in speed, GPUs that go away at a given rate and come back, blocks
@@ -18,12 +19,14 @@ import dataclasses
 import heapq
 import json
 import math
+import multiprocessing
 import os
 import platform
 import statistics
 import tempfile
 import time
 import warnings
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,7 @@ from stochens.training.advice import TrainingAdvice
 # Overhead -----------------------------------------------------------------------------------------
 
 BLOCK = 8  # members
+SPAWN = multiprocessing.get_context("spawn")
 
 
 class Clock:
@@ -88,17 +92,33 @@ def work(epochs: int, blocks: int, **options: Any) -> dict[str, float]:
         return {"clock": clock, "cpu": cpu + sum(float(p.read_text()) for p in others)}
 
 
+def plain(epochs: int, blocks: int, told: Connection) -> None:
+    """In a process of its own, beside Ray's."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", TrainingAdvice)
+    work(1, 1)  # whatever is made once
+    told.send(None)
+    told.recv()
+    told.send(work(epochs, blocks))
+
+
 def overhead(seconds: float, blocks: int, repeats: int) -> dict[str, Any]:
     import ray
 
     torch.set_num_threads(1)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    work(1, 1)  # whatever is made once
+    work(1, 1)
     epochs = max(1, round(100 * seconds / work(100, 1)["cpu"]))
-    rounds = []
+    rounds: list[dict[str, dict[str, float]]] = []
     for _ in range(repeats):
         ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-        times = {"ray": work(epochs, blocks, engine="ray"), "plain": work(epochs, blocks)}
+        here, there = multiprocessing.Pipe()
+        beside = SPAWN.Process(target=plain, args=(epochs, blocks, there), daemon=True)
+        beside.start()
+        here.recv()
+        here.send(None)
+        by_ray = work(epochs, blocks, engine="ray")
+        times = {"ray": by_ray, "plain": here.recv()}
         ray.shutdown()
         rounds.append(times)
         for kind in ("clock", "cpu"):
