@@ -36,7 +36,7 @@ def _few_steps(settings: Settings, steps: int) -> str | None:
         return None
     return (
         f"{steps} steps of training are few: at lr = {settings.lr:g} a parameter moves by "
-        f"{reach:.2g} at most; {mend}"
+        f"about {reach:.2g} at most; {mend}"
     )
 
 
