@@ -150,14 +150,14 @@ class Assumed:
     members: int = 10_000
     images: int = 300 * 40_960  # that each member sees, as the paper's
     # Member-images a second of one H200 by the members of a block: the kernels' training steps of
-    # benchmarks/gpu.json, times what is left of 522,840 inside a whole `fit` (425,000 of 50)
+    # benchmarks/gpu.json, times what is left of 527,475 inside a whole `fit` (462,000 of 50)
     speed: tuple[tuple[int, float], ...] = (
-        (1, 83_145.0),
-        (10, 371_267.0),
-        (25, 474_036.0),
-        (50, 522_840.0),
+        (1, 86_634.0),
+        (10, 374_849.0),
+        (25, 479_591.0),
+        (50, 527_475.0),
     )
-    inside_fit: float = 425_000 / 522_840
+    inside_fit: float = 462_000 / 527_475
     most: int = 50  # members of a block
     start: float = 30.0  # seconds until a block trains: worker, data, CUDA graphs; a guess
     spread: float = 0.03  # standard deviation of the log speed of machines; a guess

@@ -135,7 +135,7 @@ def test_a_training_run_learns_as_vmap_does(rate):
     for way in ("kernels", "vmap"):
         params = {n: p.cuda().requires_grad_() for n, p in start.items()}
         optimizer = torch.optim.SGD(params.values(), lr=0.02, momentum=0.9, nesterov=True)
-        for step in range(60):
+        for step in range(200):
             rows = torch.randint(0, 512, (8, 64), device="cuda")
             seed = torch.tensor([step], device="cuda")
             if way == "kernels":
@@ -152,5 +152,5 @@ def test_a_training_run_learns_as_vmap_does(rate):
                 losses.append([])
             losses[-1].append(loss.detach().mean(1))
     one, two = (torch.stack(own[-20:]).mean(0) for own in losses)  # [M]
-    assert float(one.mean()) < 0.6
+    assert float(one.mean()) < 0.6  # it learnt: a coin's loss is 0.69
     assert abs(float(one.mean() - two.mean())) < 4 * float(((one.var() + two.var()) / 8).sqrt())

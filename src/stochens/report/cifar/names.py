@@ -7,11 +7,11 @@ ALL_IMAGES = 50_000  # that CIFAR has to train on; a run that asks for no number
 # In the order in which they are tried. {s} is the plural's letter.
 SETTINGS = {
     "members": "{:,} member{s}",
+    "lr": "learning rate {:g}",
     "epochs": "{:,} epoch{s}",
     "images": "{:,} image{s}",
     "draws": "{:,} inference{s} each",
     "batch_size": "batches of {:,}",
-    "lr": "learning rate {:g}",
     "schedule": "{} schedule",
     "prior_precision": "prior precision {:g}",
     "test_images": "{:,} test image{s}",

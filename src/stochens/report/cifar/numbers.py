@@ -139,17 +139,24 @@ def curve_metrics(rows: Sequence[Row], which: str) -> list[str]:
     return [name for name in unique([*first, *found]) if name != CURVES[which]]
 
 
+FEW_LABELS = 3  # that any axis has room for beside its first
+
+
 def spaced(places: Iterable[float], ratio: float) -> list[float]:
     """Those that have room for a label on a logarithmic axis.
 
-    >>> spaced([1, 2, 3, 5, 10], 1.9)
-    [1, 2, 5, 10]
+    From the last, which a curve is read at, down; where all are near, the axis is wide for them.
+
+    >>> spaced([1, 2, 3, 5, 10], 1.9), spaced([40, 60, 80], 1.9)
+    ([1, 2, 5, 10], [40, 60, 80])
     """
+    found = sorted(set(places), reverse=True)
+    room = min(ratio, (found[0] / found[-1]) ** (1 / FEW_LABELS)) if found else ratio
     kept: list[float] = []
-    for place in sorted(set(places)):
-        if not kept or place >= ratio * kept[-1]:
+    for place in found:
+        if not kept or place * room <= kept[-1]:
             kept.append(place)
-    return kept
+    return kept[::-1]
 
 
 class Level(NamedTuple):
