@@ -4,10 +4,10 @@
     python benchmarks/scale.py simulate [--json FILE] [--chart FILE]
 
 overhead: the same blocks by the plain engine and by a Ray cluster of this machine, one core each,
-checkpoints on, at the same time: the machine is then as fast for the one as for the other, which it
-is not from one minute to the next. The cluster is up before the clock runs; starting the worker is
-inside it. Seconds of the clock, and of the processors (the driver's and the worker's from its start
-on).
+checkpoints on, each in a process of its own that has trained nothing before. They take turns,
+plain, Ray, Ray, plain, since the machine's speed changes from one minute to the next. The cluster
+is up before the clock runs; starting the worker is inside it. Seconds of the clock, and of the
+processors (the driver's, and the worker's from its start on).
 
 simulate: no cluster, but its events: blocks as the library cuts them, each with the measured speed
 of its size, machines that differ in speed, GPUs that go away at a given rate and come back, blocks
@@ -19,14 +19,14 @@ import dataclasses
 import heapq
 import json
 import math
-import multiprocessing
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,6 @@ from stochens.training.advice import TrainingAdvice
 # Overhead -----------------------------------------------------------------------------------------
 
 BLOCK = 8  # members
-SPAWN = multiprocessing.get_context("spawn")
 
 
 class Clock:
@@ -92,52 +91,67 @@ def work(epochs: int, blocks: int, **options: Any) -> dict[str, float]:
         return {"clock": clock, "cpu": cpu + sum(float(p.read_text()) for p in others)}
 
 
-def plain(epochs: int, blocks: int, told: Connection) -> None:
-    """In a process of its own, beside Ray's."""
+def alone(epochs: int, blocks: int, engine: str) -> dict[str, float]:
+    """In a process of its own."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", TrainingAdvice)
-    work(1, 1)  # whatever is made once
-    told.send(None)
-    told.recv()
-    told.send(work(epochs, blocks))
+    if engine == "ray":
+        import ray
+
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    return work(epochs, blocks, engine=engine)
+
+
+def one(epochs: int, blocks: int, engine: str) -> dict[str, float]:
+    command = [sys.executable, __file__, "one", "--engine", engine]
+    command += ["--epochs", str(epochs), "--blocks", str(blocks)]
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    found: dict[str, float] = json.loads(said.splitlines()[-1])
+    print(f"{engine}: clock {found['clock']:.1f} s, processors {found['cpu']:.1f} s", flush=True)
+    return found
+
+
+TURNS = ("auto", "ray", "ray", "auto")
 
 
 def overhead(seconds: float, blocks: int, repeats: int) -> dict[str, Any]:
     import ray
 
     torch.set_num_threads(1)
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     work(1, 1)
     epochs = max(1, round(100 * seconds / work(100, 1)["cpu"]))
     rounds: list[dict[str, dict[str, float]]] = []
     for _ in range(repeats):
-        ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-        here, there = multiprocessing.Pipe()
-        beside = SPAWN.Process(target=plain, args=(epochs, blocks, there), daemon=True)
-        beside.start()
-        here.recv()
-        here.send(None)
-        by_ray = work(epochs, blocks, engine="ray")
-        times = {"ray": by_ray, "plain": here.recv()}
-        ray.shutdown()
-        rounds.append(times)
+        turns = [(engine, one(epochs, blocks, engine)) for engine in TURNS]
+        rounds.append(
+            {
+                name: {
+                    kind: statistics.mean(t[kind] for engine, t in turns if engine == key)
+                    for kind in ("clock", "cpu")
+                }
+                for name, key in (("plain", "auto"), ("ray", "ray"))
+            }
+        )
         for kind in ("clock", "cpu"):
-            one, many = times["plain"][kind], times["ray"][kind]
-            print(f"{kind}: plain {one:.1f} s, Ray {many:.1f} s: {many / one - 1:+.1%}", flush=True)
-
-    def share(kind: str) -> float:
-        return statistics.median(r["ray"][kind] / r["plain"][kind] - 1 for r in rounds)
-
+            print(f"{kind}: {_share(rounds[-1], kind):+.1%}", flush=True)
     return {
         "blocks": blocks,
         "block seconds": statistics.median(r["plain"]["clock"] for r in rounds) / blocks,
         "rounds": rounds,
-        "overhead": {kind: share(kind) for kind in ("clock", "cpu")},
+        "overhead": {
+            kind: [f(_share(r, kind) for r in rounds) for f in (statistics.median, min, max)]
+            for kind in ("clock", "cpu")
+        },
         "load": os.getloadavg()[1],
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
         "torch": torch.__version__,
         "ray": ray.__version__,
     }
+
+
+def _share(times: dict[str, dict[str, float]], kind: str) -> float:
+    return times["ray"][kind] / times["plain"][kind] - 1
 
 
 # Simulation ---------------------------------------------------------------------------------------
@@ -288,19 +302,24 @@ def chart(rows: list[dict[str, Any]], assumed: Assumed, file: Path) -> None:
 def main() -> None:
     warnings.simplefilter("ignore", TrainingAdvice)  # trainings are short here on purpose
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("overhead", "simulate"))
+    parser.add_argument("what", choices=("overhead", "one", "simulate"))
     parser.add_argument("--seconds", type=float, default=35.0, help="of a block")
     parser.add_argument("--blocks", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--engine", default="auto", help="of one training, which overhead calls")
+    parser.add_argument("--epochs", type=int, default=100, help="likewise")
     parser.add_argument("--failures", type=float, default=Assumed.failures, help="a GPU hour")
     parser.add_argument("--price", type=float, default=Assumed.price, help="of a GPU hour")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--chart", type=Path)
     args = parser.parse_args()
     found: dict[str, Any]
+    if args.what == "one":
+        print(json.dumps(alone(args.epochs, args.blocks, args.engine)))
+        return
     if args.what == "overhead":
         found = overhead(args.seconds, args.blocks, args.repeats)
-        print(f"blocks of {found['block seconds']:.0f} s, medians: {found['overhead']}")
+        print(f"blocks of {found['block seconds']:.0f} s, median, least, most: {found['overhead']}")
     else:
         assumed = Assumed(failures=args.failures, price=args.price)
         found = {"assumed": dataclasses.asdict(assumed), "rows": simulate(assumed)}

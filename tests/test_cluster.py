@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import warnings
 from pathlib import Path
 
@@ -421,6 +422,15 @@ def test_a_block_that_fails_for_good_is_named_and_the_rest_is_there(cluster):
     start["0.weight"][:] = 50.0
     with pytest.raises(InputError, match="all 3 blocks failed: ZeroDivisionError: a weight is"):
         stochens.fit(net, DATA, engine="ray", **hooked)
+
+
+def test_what_workers_cannot_import_is_said_in_one_line(cluster, monkeypatch):
+    module = types.ModuleType("only_here")
+    module.Net = type("Net", (nn.Linear,), {"__module__": "only_here", "__qualname__": "Net"})
+    monkeypatch.setitem(sys.modules, "only_here", module)
+    with pytest.raises(InputError, match="No module named 'only_here'") as said:
+        stochens.fit(module.Net(2, 2), DATA, engine="ray", **SMALL)
+    assert "\n" not in str(said.value)
 
 
 SLOW = {"members": 16, "epochs": 20, "batch_size": 20, "seed": 3, "method": "np-dropout"}

@@ -135,10 +135,11 @@ def _piece(
 def reason(ray: Any, error: Exception, options: Ray) -> str:
     """One line of what Ray says in many."""
     cause = getattr(error, "cause", None)
+    if isinstance(cause, InputError):
+        return str(cause)
     if isinstance(cause, BaseException):
-        return (
-            f"{type(cause).__name__}: {cause}" if not isinstance(cause, InputError) else str(cause)
-        )
+        said = str(cause).partition("\ntraceback: ")[0]  # which Ray's own errors end with
+        return f"{type(cause).__name__}: {said}"
     if isinstance(error, ray.exceptions.OutOfMemoryError):
         return f"its machine ran out of memory, {options.tries} times"
     if isinstance(error, (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError)):
