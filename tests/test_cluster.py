@@ -429,7 +429,7 @@ def test_what_workers_cannot_import_is_said_in_one_line(cluster, monkeypatch):
     module.Net = type("Net", (nn.Linear,), {"__module__": "only_here", "__qualname__": "Net"})
     monkeypatch.setitem(sys.modules, "only_here", module)
     with pytest.raises(InputError, match="No module named 'only_here'") as said:
-        stochens.fit(module.Net(2, 2), DATA, engine="ray", **SMALL)
+        stochens.fit(module.Net(2, 2), DATA, method="regular", engine="ray", **SMALL)
     assert "\n" not in str(said.value)
 
 

@@ -25,8 +25,6 @@ Shape = torch.Size | tuple[int, ...]
 Words = Callable[[Tensor, Tensor, int, Shape], Tensor]
 Kind = Literal["uniform", "normal"]
 
-_functorch: Any = torch._C._functorch
-
 
 class Source(Protocol):
     def mask(self, keep: float, shape: Shape, like: Tensor) -> Tensor: ...
@@ -87,8 +85,8 @@ class _Pass:
     def __init__(self, members: Tensor, seed: Tensor, words: Words) -> None:
         self.members, self.seed, self.words = members, seed, words
         self.draws = 0  # made so far
-        self.level: int | None = None  # of the vmap over members
         self.turn = members  # whose it is: all members', but where there is no vmap
+        self.row: Tensor | None = None  # under vmap each member's own, of those whose turn it is
 
     def mask(self, keep: float, shape: Shape, like: Tensor) -> Tensor:
         return self._words(shape) < min(round(keep * 2**32) - 2**31, 2**31 - 1)
@@ -103,10 +101,8 @@ class _Pass:
         """int32 of the shape, every bit random, for the member whose layer asks."""
         words = self.words(self.turn, self.seed, self.draws, shape)  # [m, *shape]
         self.draws += 1
-        if self.level is None:
-            return words.squeeze(0)
-        batched: Tensor = _functorch._add_batch_dim(words, 0, self.level)
-        return batched
+        # Drawn outside of vmap's sight; by `row` each member takes its own.
+        return words.squeeze(0) if self.row is None else words[self.row]
 
 
 @contextlib.contextmanager
@@ -120,17 +116,21 @@ def member_noise(members: Tensor, seed: Tensor, words: Words = hashed_words) -> 
 def over_members(call: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..., Any]:
     """vmap over the member axis; "different": each member draws its own noise."""
 
-    def at_level(*args: Any) -> Any:
+    def mapped(*args: Any) -> Any:
         now = _source()
         if not isinstance(now, _Pass):
-            return call(*args)
-        before, now.level = now.level, _functorch.maybe_current_level()
-        try:
-            return call(*args)
-        finally:
-            now.level = before
+            return vmap(call, in_dims=in_dims, randomness="different")(*args)
 
-    mapped: Callable[..., Any] = vmap(at_level, in_dims=in_dims, randomness="different")
+        def with_row(row: Tensor, *own: Any) -> Any:
+            before, now.row = now.row, row
+            try:
+                return call(*own)
+            finally:
+                now.row = before
+
+        rows = torch.arange(len(now.turn), device=now.turn.device)
+        return vmap(with_row, in_dims=(0, *in_dims), randomness="different")(rows, *args)
+
     return mapped
 
 
