@@ -35,7 +35,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/nuts.py
 
-# The long form of tests/faults: ten minutes, 10,000 damaged files of either sort.
+# The long form of tests/faults: 7 to 10 minutes, 10,000 damaged files of either sort.
 faults: $(READY)
 	$(BIN)/python -m tests.faults.kills --kills 200
 	$(BIN)/python -m tests.faults.damage --files 10000
