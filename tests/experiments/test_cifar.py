@@ -3,14 +3,16 @@
 import dataclasses
 import json
 import shutil
+import warnings
 
 import numpy as np
 import pytest
 import torch
 from tests.data.image_files import CIFAR10, pixels, write_parquet
 
+import stochens
 from stochens import InputError, load, metrics
-from stochens.experiments import cifar
+from stochens.experiments import cifar, cifar_rows
 from stochens.experiments.cifar_measures import corrupted_mean, inferences_curve, members_curve
 from stochens.experiments.cifar_rows import block_of
 from stochens.files.storage import CHECKSUMS
@@ -262,3 +264,52 @@ def test_the_mean_over_corruptions_takes_corruptions_as_the_unit():
     mean = corrupted_mean(found)["NLL"]
     assert mean.value == pytest.approx(3.0)
     assert (mean.low, mean.high) == (2.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schedule": "cosin"}, "unknown schedule 'cosin'"),
+        ({"rate": 1.5}, "1.5"),
+        ({"lr": -1.0}, "lr must be a positive number"),
+        ({"prior_precision": 0.0}, "prior_precision"),
+        ({"minutes": -1.0}, "minutes"),
+    ],
+)
+def test_a_wrong_option_leaves_no_folder(data, tmp_path, change, said):
+    with pytest.raises(InputError, match=said):
+        cifar.run(configured(data, tmp_path / "run", **change))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_block_that_was_begun_goes_on_as_it_was_cut(data, tmp_path, monkeypatch):
+    """Though by now other blocks would be cut."""
+    config = configured(data, tmp_path / "run", block=None, epochs=3)
+
+    def stop(epoch, values):
+        if epoch == 1:
+            raise KeyboardInterrupt
+
+    def stopped(*args, **options):
+        return stochens.fit(*args, **options, log=stop, checkpoint_every=0)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cifar_rows, "fit", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            cifar.run(config)
+    notes = []
+    cifar.run(cifar.resumed(config.out, members=3), resume=True, note=notes.append)
+    assert [note for note in notes if "epochs" in note] == [
+        "SE1 0.1: members 0 to 1, 3 epochs",
+        "SE1 0.1: members 2 to 2, 3 epochs",
+    ]
+
+
+def test_an_infinite_loss_does_not_lose_a_run(data, tmp_path):
+    config = configured(data, tmp_path / "run", method="regular", lr=10.0, epochs=6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = cifar.run(config)
+    row = Run(path).metrics["cifar10"]["regular"]["test"]
+    assert row["NLL"]["value"] is None
+    finish.page([path], tmp_path / "page.html")

@@ -12,7 +12,9 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
+    RandomSampler,
     SequentialSampler,
+    WeightedRandomSampler,
 )
 
 from stochens.errors import InputError
@@ -80,6 +82,9 @@ def _side_by_side(data: Replicas) -> Source:
     return Source(torch.cat(x), torch.cat(y), parts[0].size, sets=len(parts))
 
 
+OF_ALL_ROWS = (RandomSampler, SequentialSampler, WeightedRandomSampler)
+
+
 def source(data: Any, sample_weight: Any = None) -> Source:
     """Read what the user gave. A Dataset is read once into memory; a DataLoader is streamed.
 
@@ -93,15 +98,38 @@ def source(data: Any, sample_weight: Any = None) -> Source:
     if isinstance(data, Replicas):
         return _side_by_side(data)
     if isinstance(data, DataLoader):
-        x, y = _pair(next(iter(data)))
-        _check(x, y)
-        return Source(x, y, len(data.dataset), data)  # type: ignore[arg-type]
+        return _streamed(data)
     if isinstance(data, Dataset):
         x, y = _read(data)
     else:
         x, y = _pair(data)
     _check(x, y)
     return Source(x, y, len(x))
+
+
+def _streamed(loader: "DataLoader[Any]") -> Source:
+    batch = next(iter(loader), None)
+    if batch is None:
+        raise InputError("the DataLoader is empty")
+    x, y = _pair(batch)
+    _check(x, y)
+    return Source(x, y, _rows(loader), loader)
+
+
+def _rows(loader: "DataLoader[Any]") -> int:
+    """How many rows the prior is weighed against: those that the loader shows sooner or later. Of a
+    sampler that is not torch's own for all rows, it is known how many it shows in an epoch."""
+    data: Any = loader.dataset
+    sampler: Any = loader.sampler
+    try:
+        if isinstance(data, IterableDataset) or isinstance(sampler, OF_ALL_ROWS):
+            return len(data)
+        return min(len(data), len(sampler))
+    except TypeError:
+        raise InputError(
+            "the DataLoader's data set must have a length, the number of its rows, which the prior "
+            "is weighed against; give it a __len__"
+        ) from None
 
 
 def _weighted(given: Source, sample_weight: Any) -> Source:

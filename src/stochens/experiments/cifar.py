@@ -6,13 +6,14 @@ done, and a run that was stopped goes on with the first that is missing.
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from stochens.checks import positive
 from stochens.data.corruptions import CORRUPTIONS, INTENSITIES, corrupt
 from stochens.data.hmc_reference import hmc_reference
 from stochens.data.image_sets import SETS, normalised
@@ -30,16 +31,18 @@ from stochens.experiments.cifar_measures import (
 )
 from stochens.experiments.cifar_members import (
     BLOCKS,
+    cut,
     keep,
     missing,
     params_of,
     saved,
     to_begin_with,
 )
-from stochens.experiments.cifar_rows import METHODS, Block, Net, block_of, row_name
+from stochens.experiments.cifar_rows import METHODS, RULES, Block, Net, block_of, row_name
 from stochens.experiments.rows import (
     CHECKPOINTS,
     Training,
+    begun,
     course,
     finished,
     kept,
@@ -57,6 +60,7 @@ from stochens.report.run_folder import METRICS, TRAINING, RunFolder
 from stochens.result.joining import join_posteriors
 from stochens.result.posterior import Posterior
 from stochens.training.machines import home
+from stochens.training.schedules import rate_for, schedule_named
 
 REFERENCE = "HMC"
 NAMES = ("cifar10", "cifar100")
@@ -124,6 +128,12 @@ def check(config: Config) -> None:
     if config.method not in METHODS:
         raise InputError(f"method must be one of {', '.join(METHODS)}, got {config.method!r}")
     check_node(config.node)
+    RULES[config.method](config)  # its rate
+    rate_for("sgd", config.lr)
+    schedule_named(config.schedule)
+    positive(prior_precision=config.prior_precision)
+    if config.minutes is not None and not config.minutes >= 0:
+        raise InputError(f"minutes must be a number from 0 on, got {config.minutes}")
     if config.start is not None and config.method == "csghmc":
         raise InputError("csghmc begins with draws of its own; start is for the other methods")
     for field in ("members", "epochs", "batch_size", "draws", "block", "images", "test_images"):
@@ -221,7 +231,7 @@ def _trained(
     data: tuple[Tensor, Tensor] | None = None
     size = config.block or (config.members if config.minutes is None else TIMED_BLOCK)
     whole = True
-    for ids in _runs(missing(folder.path, config.members), size):
+    for ids in cut(folder.path, begun(folder), config.members, size):
         path = folder.path / BLOCKS / f"{ids[0]:04d}-{ids[-1]:04d}"
         if config.minutes is not None and blocks:
             left = 60 * config.minutes - (time.monotonic() - began)
@@ -243,22 +253,6 @@ def _trained(
         blocks[path] = posterior
     ordered = [blocks[path] for path in sorted(blocks)]
     return join_posteriors(ordered) if len(ordered) > 1 else ordered[0], whole
-
-
-def _runs(numbers: list[int], size: int) -> Iterator[list[int]]:
-    """Cut into runs of numbers that follow each other, of at most so many.
-
-    >>> list(_runs([0, 1, 2, 5, 6], 2))
-    [[0, 1], [2], [5, 6]]
-    """
-    run: list[int] = []
-    for number in numbers:
-        if run and (len(run) == size or number != run[-1] + 1):
-            yield run
-            run = []
-        run.append(number)
-    if run:
-        yield run
 
 
 # Measuring ----------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """Blocks of members in a run's folder, and members of another run to begin with."""
 
+import re
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 from stochens.errors import InputError
@@ -22,13 +24,47 @@ def missing(run: Path, members: int) -> list[int]:
     """Those of so many that lie in no block of the run's folder, which need not be there yet."""
     there: set[int] = set()
     for path in _paths(run):
-        first, last = (int(word) for word in path.name.split("-"))
-        there |= set(range(first, last + 1))  # some may be lost, and stay so
+        there |= set(_numbers(path.name))  # some may be lost, and stay so
     return [k for k in range(members) if k not in there]
+
+
+def cut(run: Path, begun: list[str], members: int, size: int) -> list[list[int]]:
+    """Blocks of the members that are missing: those that were begun as they were cut then, so that
+    their work is not lost, and the rest in runs of at most `size`."""
+    left = missing(run, members)
+    blocks = [_numbers(name) for name in begun if re.fullmatch(r"\d+-\d+", name)]
+    blocks = [block for block in blocks if set(block) <= set(left)]
+    rest = [k for k in left if not any(k in block for block in blocks)]
+    return blocks + list(_runs(rest, size))
+
+
+def _runs(numbers: list[int], size: int) -> Iterator[list[int]]:
+    """Cut into runs of numbers that follow each other, of at most so many.
+
+    >>> list(_runs([0, 1, 2, 5, 6], 2))
+    [[0, 1], [2], [5, 6]]
+    """
+    run: list[int] = []
+    for number in numbers:
+        if run and (len(run) == size or number != run[-1] + 1):
+            yield run
+            run = []
+        run.append(number)
+    if run:
+        yield run
 
 
 def _paths(run: Path) -> list[Path]:
     return sorted((run / BLOCKS).glob("[0-9]*-*"))
+
+
+def _numbers(name: str) -> list[int]:
+    """
+    >>> _numbers("0003-0005")
+    [3, 4, 5]
+    """
+    first, last = (int(word) for word in name.split("-"))
+    return list(range(first, last + 1))
 
 
 # To begin with ------------------------------------------------------------------------------------

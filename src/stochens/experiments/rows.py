@@ -41,6 +41,11 @@ def kept(folder: RunFolder, *names: object) -> Path:
     return folder.path / CHECKPOINTS / re.sub(r"[^A-Za-z0-9]+", "-", " ".join(map(str, names)))
 
 
+def begun(folder: RunFolder) -> list[str]:
+    """The names of the pieces whose work is kept."""
+    return sorted(path.name for path in (folder.path / CHECKPOINTS).glob("*"))
+
+
 def finished(folder: RunFolder) -> Path:
     """Close a run that is whole; returns its folder."""
     folder.write(complete=True)

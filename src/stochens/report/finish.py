@@ -124,5 +124,8 @@ def _table(title: str, rows: dict[str, dict[str, dict[str, Any]]], domains: list
     return table
 
 
-def _cell(interval: dict[str, float] | None) -> str:
-    return "    -" if interval is None else f"{interval['value']:.3f}"
+def _cell(interval: dict[str, float | None] | None) -> str:
+    if interval is None:
+        return "    -"
+    value = interval["value"]  # null where it was infinite
+    return "  inf" if value is None else f"{value:.3f}"

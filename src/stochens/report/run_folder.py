@@ -16,6 +16,7 @@ Files are written whole and often: what a stopped run leaves can be read and sho
 import contextlib
 import datetime
 import json
+import math
 import os
 import platform
 import shlex
@@ -151,7 +152,7 @@ class RunFolder:
         # run.json is the last: it says whether the others are complete
         tables = self._tables | {RUN: self._about}
         files = {
-            name: json.dumps(table, indent=2, allow_nan=False).encode() + b"\n"
+            name: json.dumps(_finite(table), indent=2, allow_nan=False).encode() + b"\n"
             for name, table in tables.items()
         }
         if self.arrays:
@@ -161,6 +162,15 @@ class RunFolder:
         if complete:
             self._lock.close()
             (self.path / LOCK).unlink(missing_ok=True)
+
+
+def _finite(value: Any) -> Any:
+    """For JSON, which has no infinity: null. An NLL is infinite where a label had probability 0."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_whole(path: Path, content: bytes) -> None:

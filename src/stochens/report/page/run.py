@@ -1,5 +1,6 @@
 """What the page needs to know of a run, read from its files and not from names known beforehand."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -158,7 +159,8 @@ class View:
         if not found or found.get("value") is None:
             return None
         value = float(found["value"])
-        return Interval(value, found.get("low", value), found.get("high", value))
+        low, high = found.get("low", value), found.get("high", value)
+        return Interval(value, low, math.inf if high is None else high)  # null: it has no end
 
     def best(self, set_name: str, domain: str, name: str) -> str | None:
         """The method with the best value, if one can be best at all."""

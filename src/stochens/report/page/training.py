@@ -43,7 +43,7 @@ def _courses(view: View, set_name: str, rows: dict[str, dict[str, Any]]) -> Html
     lines = {
         method: Line(method, course["step"], course["loss"], course.get("sd", ()), dots=False)
         for method, row in rows.items()
-        if (course := row.get("course")) and course.get("step")
+        if (course := _known(row.get("course") or {})) and course["step"]
     }
     if not lines:
         return None
@@ -75,6 +75,14 @@ def _courses(view: View, set_name: str, rows: dict[str, dict[str, Any]]) -> Html
     return join(
         [shape(list(lines.values()), axes, name=behind), tag("div", *panels, class_="panels")]
     )
+
+
+def _known(course: dict[str, Any]) -> dict[str, list[float]]:
+    """Without the steps at which a loss was infinite."""
+    names = [name for name in ("step", "loss", "sd") if course.get(name)]
+    points = zip(*(course[name] for name in names), strict=True)
+    known = [point for point in points if None not in point]
+    return {name: [point[k] for point in known] for k, name in enumerate(names)}
 
 
 def _terms(set_name: str, rows: dict[str, dict[str, Any]]) -> Html:
