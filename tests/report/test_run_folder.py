@@ -46,12 +46,11 @@ def test_a_folder_in_use_is_refused_before_any_work(tmp_path):
         folder(tmp_path)
 
 
-def test_numbers_that_are_none_are_not_written(tmp_path):
+def test_numbers_that_json_has_not_are_null(tmp_path):
     out = folder(tmp_path / "run")
-    out.put(METRICS, ("a",), float("nan"))
-    with pytest.raises(ValueError, match="JSON"):
-        out.write()
-    assert json.loads((tmp_path / "run" / METRICS).read_text()) == {}  # as it was
+    out.put(METRICS, ("a",), [float("nan"), float("inf"), 1.0])
+    out.write()
+    assert json.loads((tmp_path / "run" / METRICS).read_text()) == {"a": [None, None, 1.0]}
 
 
 def test_damage_is_one_clear_error(tmp_path):

@@ -165,7 +165,8 @@ class RunFolder:
 
 
 def _finite(value: Any) -> Any:
-    """For JSON, which has no infinity: null. An NLL is infinite where a label had probability 0."""
+    """For JSON, which has no infinity: null. An NLL is infinite where a label had probability 0;
+    what a run took hours for is not lost over it."""
     if isinstance(value, dict):
         return {key: _finite(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
