@@ -82,6 +82,44 @@ def test_where_all_are_damaged_work_begins_anew_and_is_kept(tmp_path):
     assert torch.equal(kept.latest()[0]["t"], numbers(3)["t"])
 
 
+def raises(error: BaseException):
+    def failing(*_args: object, **_kwargs: object) -> None:
+        raise error
+
+    return failing
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        ("_digest", OSError(errno.EIO, "Input/output error")),
+        ("_digest", PermissionError(errno.EACCES, "Permission denied")),
+        ("_digest", OSError(errno.EMFILE, "Too many open files")),
+        ("_digest", MemoryError()),
+        ("load_file", MemoryError()),
+        # what safetensors and torch say where there are too many open files
+        ("load_file", FileNotFoundError("No such file or directory: tensors.safetensors")),
+        ("load_file", RuntimeError("unable to open file: Too many open files (24)")),
+    ],
+)
+def test_one_that_cannot_be_read_now_is_an_error_and_stays(tmp_path, monkeypatch, what, error):
+    kept = written(tmp_path, 1, 2)
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        patch.setattr(storage, what, raises(error))
+        with pytest.raises(InputError, match="cannot read .*000000002"):
+            kept.latest()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["000000001", "000000002"]
+    assert kept.latest()[1]["step"] == 2
+
+
+def test_a_file_in_the_place_of_one_gives_way_too(tmp_path):
+    kept = written(tmp_path, 1)
+    (tmp_path / "000000002").write_text("no folder")
+    with pytest.warns(UserWarning, match="before it"):
+        assert kept.latest()[1]["step"] == 1
+
+
 def test_what_a_killed_process_left_half_written_is_swept_away(tmp_path):
     left = tmp_path / f".000000007.{os.getpid()}.part"
     left.mkdir()

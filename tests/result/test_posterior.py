@@ -1,5 +1,8 @@
 """Prediction, saving and loading."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -230,6 +233,30 @@ def test_saving_never_leaves_half_a_folder(xor, tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["good", "run"]
     stochens.load(tmp_path / "good", MLP(2, 6, 2))  # the old one is whole
     posterior.save(tmp_path / "good", overwrite=True)
+
+
+def test_where_the_last_rename_fails_the_posterior_of_before_is_back(xor, tmp_path, monkeypatch):
+    before, after = fit(xor), fit(xor, seed=1)
+    before.save(tmp_path / "good")
+    rename = Path.rename
+
+    def fails(self, target):
+        if self.name.endswith(".part"):
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(InputError, match="Input/output error"):
+        after.save(tmp_path / "good", overwrite=True)
+    monkeypatch.undo()
+    assert [p.name for p in tmp_path.iterdir()] == ["good"]
+    again = stochens.load(tmp_path / "good", MLP(2, 6, 2))
+    assert torch.equal(again.params["0.weight"], before.params["0.weight"])
+    left = tmp_path / f".good.{os.getpid()}.old"  # of a killed process with our number
+    left.mkdir()
+    (left / "tensors.safetensors").write_bytes(b"")
+    after.save(tmp_path / "good", overwrite=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["good"]
 
 
 def test_join_refuses_what_does_not_belong_together(xor):

@@ -42,6 +42,10 @@ DAMAGE = (
 )
 
 
+class Unread(InputError):
+    """What is there could not be read just now; it may well be whole."""
+
+
 def new_folder(path: str | Path) -> Path:
     """Make the folder, or take it if it is empty; anything else is an error before any work."""
     path = Path(path)
@@ -111,9 +115,16 @@ def _checksums(path: Path) -> str:
 
 def _move(part: Path, path: Path) -> None:
     old = path.with_name(f".{path.name}.{os.getpid()}.old")
-    if path.exists():
+    there = path.exists()
+    if there:
+        shutil.rmtree(old, ignore_errors=True)  # of a process that had our number and was killed
         path.rename(old)
-    part.rename(path)
+    try:
+        part.rename(path)
+    except BaseException:
+        if there:
+            old.rename(path)
+        raise
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -130,7 +141,11 @@ def read_folder(path: str | Path, format: str) -> tuple[dict[str, Tensor], dict[
         about = json.loads((path / DESCRIPTION).read_text())
         if about["format"] != format:
             raise InputError(f"{path} holds {about['format']!r}, not {format!r}")
-        return load_file(path / TENSORS), about
+        try:
+            return load_file(path / TENSORS), about
+        except (FileNotFoundError, RuntimeError) as error:
+            # It is there, as its checksum says: so safetensors and torch call what cannot be opened
+            raise OSError(str(error)) from error
 
 
 @contextlib.contextmanager
@@ -142,8 +157,10 @@ def reading(path: str | Path) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise InputError(f"{path} is no saved folder: {error.filename} is missing") from None
-    except OSError as error:
+    except (NotADirectoryError, IsADirectoryError) as error:
         raise InputError(f"cannot read {path}: {error}") from error
+    except (OSError, MemoryError) as error:
+        raise Unread(f"cannot read {path}: {str(error) or 'out of memory'}") from error
     except DAMAGE as error:
         raise InputError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
