@@ -107,7 +107,7 @@ def test_one_that_cannot_be_read_now_is_an_error_and_stays(tmp_path, monkeypatch
     with monkeypatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("error")
         patch.setattr(storage, what, raises(error))
-        with pytest.raises(InputError, match="cannot read .*000000002"):
+        with pytest.raises(InputError, match=r"cannot read .*000000002"):
             kept.latest()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["000000001", "000000002"]
     assert kept.latest()[1]["step"] == 2

@@ -1,6 +1,7 @@
 """Folders of safetensors and JSON that are whole or not there. No pickle is written or read."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -46,6 +47,23 @@ class Unread(InputError):
     """What is there could not be read just now; it may well be whole."""
 
 
+# What the path itself is to blame for, and will be tomorrow
+AMISS = (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)
+AMISS_TOO = (errno.EROFS, errno.ENAMETOOLONG)
+
+
+def may_pass(error: InputError) -> bool:
+    """Whether a disk, a network or the memory failed, which may be back when it is tried again.
+
+    >>> may_pass(InputError("drop rate must be in [0, 1), got 1.5"))
+    False
+    """
+    cause = error.__cause__
+    if isinstance(cause, OSError):
+        return not isinstance(cause, AMISS) and cause.errno not in AMISS_TOO
+    return isinstance(cause, MemoryError)
+
+
 def new_folder(path: str | Path) -> Path:
     """Make the folder, or take it if it is empty; anything else is an error before any work."""
     path = Path(path)
@@ -80,7 +98,10 @@ def write_folder(
         shutil.rmtree(part, ignore_errors=True)  # of a process that had our number and was killed
         part.mkdir(parents=True)
         plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-        save_file(plain, part / TENSORS)
+        try:
+            save_file(plain, part / TENSORS)
+        except SafetensorError as error:  # its own way to say: disk full
+            raise OSError(str(error)) from error
         about = {
             "format": format,
             "stochens": __version__,
@@ -94,7 +115,7 @@ def write_folder(
         sync(part)
         _move(part, path)
         sync(path.parent)
-    except (OSError, SafetensorError) as error:  # safetensors has its own way to say: disk full
+    except OSError as error:
         raise InputError(f"cannot write {path}: {error}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
