@@ -1,5 +1,6 @@
 """Prediction, saving and loading."""
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import stochens
 from stochens import MLP, Dropout, Gaussian, InputError, NPDropout
 from stochens.files import storage
+from stochens.likelihoods import Categorical
 from stochens.members import builder, init
 from stochens.predict import streaming
 
@@ -159,6 +161,59 @@ def test_regression_and_swag_survive_saving(xor, tmp_path):
     one, two = (p.predict(x, draws=2) for p in (posterior, again))
     assert torch.equal(one.draw_means, two.draw_means)
     assert torch.equal(one.std, two.std)
+
+
+@dataclasses.dataclass(frozen=True)
+class Smooth(Categorical):
+    """Labels that are right in a share of 1 - e."""
+
+    name = "smooth"
+    e: float = 0.1
+
+    def nll(self, outputs, y, weights=None):
+        even = -outputs.log_softmax(-1).mean((-1, -2))
+        return (1 - self.e) * super().nll(outputs, y, weights) + self.e * even
+
+
+@dataclasses.dataclass(frozen=True)
+class Unnamed(Smooth):
+    """Has the name of one of ours."""
+
+    name = "categorical"
+
+
+@pytest.mark.parametrize("kind", [Smooth, Unnamed])
+def test_a_likelihood_of_ones_own_is_given_again(xor, tmp_path, kind):
+    posterior = fit(xor, likelihood=kind(0.2))
+    posterior.save(tmp_path / "run")
+    said = rf"made with a likelihood of your own, {kind.__name__}; give it: .*likelihood="
+    with pytest.raises(InputError, match=said):
+        stochens.load(tmp_path / "run", MLP(2, 6, 2))
+    with pytest.raises(InputError, match=r"its options is \{'e': 0.2\} there, and \{'e': 0.3\}"):
+        stochens.load(tmp_path / "run", MLP(2, 6, 2), likelihood=kind(0.3))
+    with pytest.raises(InputError, match="made with another likelihood"):
+        stochens.load(tmp_path / "run", MLP(2, 6, 2), likelihood=Categorical())
+    again = stochens.load(tmp_path / "run", MLP(2, 6, 2), likelihood=kind(0.2))
+    assert again.likelihood == posterior.likelihood
+    assert torch.equal(again.predict(xor[0]).probs, posterior.predict(xor[0]).probs)
+
+
+def test_one_of_ours_may_be_given_and_one_that_json_cannot_hold_is_refused(xor, tmp_path):
+    fit(xor).save(tmp_path / "run")
+    again = stochens.load(tmp_path / "run", MLP(2, 6, 2), likelihood=Categorical())
+    assert again.likelihood == Categorical()
+    strange = fit(xor, likelihood=Smooth(torch.tensor(0.1)))
+    with pytest.raises(InputError, match="the likelihood Smooth cannot be saved"):
+        strange.save(tmp_path / "strange")
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_loading_leaves_the_random_numbers_of_its_caller_alone(xor, tmp_path):
+    fit(xor, method="np-dropout").save(tmp_path / "run")
+    for net in (MLP(2, 6, 2), lambda: MLP(2, 6, 2)):
+        before = torch.get_rng_state()
+        stochens.load(tmp_path / "run", net)
+        assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_frozen_parts_and_buffers_are_saved_too(xor, tmp_path):
