@@ -331,6 +331,25 @@ def test_coupled_members_and_a_chunk_of_ones_own_are_not_overruled(tmp_path):
         stochens.fit(net, data, members=4, chunk=3, **options)
 
 
+def test_one_block_of_all_members_is_not_begun_anew_in_smaller_ones(tmp_path):
+    data, net = stochens.toy_set("a", n=40), stochens.MLP(2, 3, 2)
+    options = {"members": 4, "epochs": 6, "method": "regular", "checkpoint": tmp_path / "kept"}
+    seen: list[int] = []
+
+    def log(epoch, values):
+        seen.append(epoch)
+        if epoch == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        stochens.fit(net, data, log=log, chunk=50, **options)
+    with pytest.raises(InputError, match="blocks of 4 members, which cannot go on in blocks of"):
+        stochens.fit(net, data, chunk=2, **options)
+    assert [p.name for p in (tmp_path / "kept").glob("members-*")] == ["members-00000-00003"]
+    stochens.fit(net, data, log=log, chunk=60, **options)  # all of them, as before
+    assert seen == list(range(6))
+
+
 def test_numbers_of_numpy_are_numbers(tmp_path):
     data, net = stochens.toy_set("a", n=40), stochens.MLP(2, 3, 2)
     options = {"members": 2, "method": "regular", "checkpoint": tmp_path / "kept"}
