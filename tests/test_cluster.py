@@ -4,6 +4,8 @@ One Ray cluster of two nodes, both on this machine, serves all tests of the file
 takes a node away.
 """
 
+import errno
+import functools
 import http.server
 import io
 import os
@@ -30,10 +32,12 @@ from stochens.cluster import folder as folders
 from stochens.cluster import prediction
 from stochens.cluster.view import LINES, Seen, View
 from stochens.experiments import digits, rows, toy
+from stochens.files import storage
+from stochens.files.checkpoints import Checkpoints, alone_in
 from stochens.own import config as own
 from stochens.progress import columns
 from stochens.report.run_folder import Run, RunFolder
-from stochens.training.machines import _blocks
+from stochens.training.machines import _blocks, _for_ray
 
 pytestmark = pytest.mark.xdist_group("ray")  # one process, and so one cluster, for all of them
 DATA = stochens.toy_set("a", n=60)
@@ -224,6 +228,36 @@ def test_a_folder_that_is_another_one_elsewhere_is_refused(tmp_path):
     (here / folders.BLOCKS).write_text('{"token": 3}')
     with pytest.raises(InputError, match="cannot read"):
         folders.kept_cut(here)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        *((number, OSError) for number in (errno.EIO, errno.ESTALE, errno.ENOSPC)),
+        *((number, InputError) for number in (errno.EACCES, errno.EROFS, errno.ENOTDIR)),
+    ],
+)
+def test_a_disk_that_may_be_back_is_tried_again_and_a_bad_path_is_not(
+    tmp_path, monkeypatch, number, kind
+):
+    def failing(*_args, **_kwargs):
+        raise OSError(number, os.strerror(number))
+
+    kept = Checkpoints(tmp_path / "block", "test 1")
+    kept.save(1, {"t": torch.zeros(2)}, {})
+    folders.keep_cut(tmp_path, [(0, 1)], None)
+    for where, what, work in (
+        (storage, "save_file", lambda: kept.save(2, {"t": torch.zeros(2)}, {})),
+        (storage, "_digest", kept.latest),
+        (Path, "mkdir", lambda: alone_in(tmp_path).__enter__()),
+        (Path, "read_bytes", lambda: folders.kept_cut(tmp_path)),
+    ):
+        if what == "_digest" and number == errno.ENOTDIR:
+            continue  # a checkpoint that is none, which is laid aside
+        with monkeypatch.context() as patch:
+            patch.setattr(where, what, failing)
+            with pytest.raises(kind, match=os.strerror(number)), _for_ray():
+                work()
 
 
 def test_a_url_that_nobody_knows_is_one_error():
@@ -422,6 +456,29 @@ def test_a_block_that_fails_for_good_is_named_and_the_rest_is_there(cluster):
     start["0.weight"][:] = 50.0
     with pytest.raises(InputError, match="all 3 blocks failed: ZeroDivisionError: a weight is"):
         stochens.fit(net, DATA, engine="ray", **hooked)
+
+
+class Hiccup(Hook):
+    """The disk of the first checkpoint of all fails, once."""
+
+    def state(self):
+        if not (self.told / "failed").exists():
+            (self.told / "failed").touch()
+            raise InputError("cannot write it") from OSError(errno.EIO, "Input/output error")
+        return {}
+
+
+def test_a_disk_that_fails_once_costs_no_block(cluster, tmp_path):
+    options = {**SMALL, "method": "regular", "members": 4}
+    alone = stochens.fit(MLP(2, 4, 2), DATA, **options)
+    (tmp_path / "told").mkdir()
+    hook = functools.partial(Hiccup, tmp_path / "told")
+    kept = {"checkpoint": tmp_path / "kept", "checkpoint_every": 0.0}
+    whole = stochens.fit(
+        MLP(2, 4, 2), DATA, engine=Ray(tries=2), chunk=2, collect=hook, **kept, **options
+    )
+    assert (tmp_path / "told" / "failed").exists()
+    equal(alone, whole)
 
 
 def test_what_workers_cannot_import_is_said_in_one_line(cluster, monkeypatch):

@@ -82,6 +82,44 @@ def test_where_all_are_damaged_work_begins_anew_and_is_kept(tmp_path):
     assert torch.equal(kept.latest()[0]["t"], numbers(3)["t"])
 
 
+def raises(error: BaseException):
+    def failing(*_args: object, **_kwargs: object) -> None:
+        raise error
+
+    return failing
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        ("_digest", OSError(errno.EIO, "Input/output error")),
+        ("_digest", PermissionError(errno.EACCES, "Permission denied")),
+        ("_digest", OSError(errno.EMFILE, "Too many open files")),
+        ("_digest", MemoryError()),
+        ("load_file", MemoryError()),
+        # what safetensors and torch say where there are too many open files
+        ("load_file", FileNotFoundError("No such file or directory: tensors.safetensors")),
+        ("load_file", RuntimeError("unable to open file: Too many open files (24)")),
+    ],
+)
+def test_one_that_cannot_be_read_now_is_an_error_and_stays(tmp_path, monkeypatch, what, error):
+    kept = written(tmp_path, 1, 2)
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        patch.setattr(storage, what, raises(error))
+        with pytest.raises(InputError, match=r"cannot read .*000000002"):
+            kept.latest()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["000000001", "000000002"]
+    assert kept.latest()[1]["step"] == 2
+
+
+def test_a_file_in_the_place_of_one_gives_way_too(tmp_path):
+    kept = written(tmp_path, 1)
+    (tmp_path / "000000002").write_text("no folder")
+    with pytest.warns(UserWarning, match="before it"):
+        assert kept.latest()[1]["step"] == 1
+
+
 def test_what_a_killed_process_left_half_written_is_swept_away(tmp_path):
     left = tmp_path / f".000000007.{os.getpid()}.part"
     left.mkdir()
@@ -291,6 +329,25 @@ def test_coupled_members_and_a_chunk_of_ones_own_are_not_overruled(tmp_path):
     stochens.fit(net, data, members=4, chunk=2, **options)
     with pytest.raises(InputError, match="blocks of 2 members, which cannot go on in blocks of"):
         stochens.fit(net, data, members=4, chunk=3, **options)
+
+
+def test_one_block_of_all_members_is_not_begun_anew_in_smaller_ones(tmp_path):
+    data, net = stochens.toy_set("a", n=40), stochens.MLP(2, 3, 2)
+    options = {"members": 4, "epochs": 6, "method": "regular", "checkpoint": tmp_path / "kept"}
+    seen: list[int] = []
+
+    def log(epoch, values):
+        seen.append(epoch)
+        if epoch == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        stochens.fit(net, data, log=log, chunk=50, **options)
+    with pytest.raises(InputError, match="blocks of 4 members, which cannot go on in blocks of"):
+        stochens.fit(net, data, chunk=2, **options)
+    assert [p.name for p in (tmp_path / "kept").glob("members-*")] == ["members-00000-00003"]
+    stochens.fit(net, data, log=log, chunk=60, **options)  # all of them, as before
+    assert seen == list(range(6))
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path):

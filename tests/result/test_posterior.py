@@ -1,5 +1,9 @@
 """Prediction, saving and loading."""
 
+import dataclasses
+import os
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import stochens
 from stochens import MLP, Dropout, Gaussian, InputError, NPDropout
 from stochens.files import storage
+from stochens.likelihoods import Categorical
 from stochens.members import builder, init
 from stochens.predict import streaming
 
@@ -158,6 +163,59 @@ def test_regression_and_swag_survive_saving(xor, tmp_path):
     assert torch.equal(one.std, two.std)
 
 
+@dataclasses.dataclass(frozen=True)
+class Smooth(Categorical):
+    """Labels that are right in a share of 1 - e."""
+
+    name = "smooth"
+    e: float = 0.1
+
+    def nll(self, outputs, y, weights=None):
+        even = -outputs.log_softmax(-1).mean((-1, -2))
+        return (1 - self.e) * super().nll(outputs, y, weights) + self.e * even
+
+
+@dataclasses.dataclass(frozen=True)
+class Unnamed(Smooth):
+    """Has the name of one of ours."""
+
+    name = "categorical"
+
+
+@pytest.mark.parametrize("kind", [Smooth, Unnamed])
+def test_a_likelihood_of_ones_own_is_given_again(xor, tmp_path, kind):
+    posterior = fit(xor, likelihood=kind(0.2))
+    posterior.save(tmp_path / "run")
+    said = rf"made with a likelihood of your own, {kind.__name__}; give it: .*likelihood="
+    with pytest.raises(InputError, match=said):
+        stochens.load(tmp_path / "run", MLP(2, 6, 2))
+    with pytest.raises(InputError, match=r"its options is \{'e': 0.2\} there, and \{'e': 0.3\}"):
+        stochens.load(tmp_path / "run", MLP(2, 6, 2), likelihood=kind(0.3))
+    with pytest.raises(InputError, match="made with another likelihood"):
+        stochens.load(tmp_path / "run", MLP(2, 6, 2), likelihood=Categorical())
+    again = stochens.load(tmp_path / "run", MLP(2, 6, 2), likelihood=kind(0.2))
+    assert again.likelihood == posterior.likelihood
+    assert torch.equal(again.predict(xor[0]).probs, posterior.predict(xor[0]).probs)
+
+
+def test_one_of_ours_may_be_given_and_one_that_json_cannot_hold_is_refused(xor, tmp_path):
+    fit(xor).save(tmp_path / "run")
+    again = stochens.load(tmp_path / "run", MLP(2, 6, 2), likelihood=Categorical())
+    assert again.likelihood == Categorical()
+    strange = fit(xor, likelihood=Smooth(torch.tensor(0.1)))
+    with pytest.raises(InputError, match="the likelihood Smooth cannot be saved"):
+        strange.save(tmp_path / "strange")
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_loading_leaves_the_random_numbers_of_its_caller_alone(xor, tmp_path):
+    fit(xor, method="np-dropout").save(tmp_path / "run")
+    for net in (MLP(2, 6, 2), lambda: MLP(2, 6, 2)):
+        before = torch.get_rng_state()
+        stochens.load(tmp_path / "run", net)
+        assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_frozen_parts_and_buffers_are_saved_too(xor, tmp_path):
     class Net(nn.Module):
         def __init__(self, scale: float = 2.0) -> None:
@@ -230,6 +288,30 @@ def test_saving_never_leaves_half_a_folder(xor, tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["good", "run"]
     stochens.load(tmp_path / "good", MLP(2, 6, 2))  # the old one is whole
     posterior.save(tmp_path / "good", overwrite=True)
+
+
+def test_where_the_last_rename_fails_the_posterior_of_before_is_back(xor, tmp_path, monkeypatch):
+    before, after = fit(xor), fit(xor, seed=1)
+    before.save(tmp_path / "good")
+    rename = Path.rename
+
+    def fails(self, target):
+        if self.name.endswith(".part"):
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(InputError, match="Input/output error"):
+        after.save(tmp_path / "good", overwrite=True)
+    monkeypatch.undo()
+    assert [p.name for p in tmp_path.iterdir()] == ["good"]
+    again = stochens.load(tmp_path / "good", MLP(2, 6, 2))
+    assert torch.equal(again.params["0.weight"], before.params["0.weight"])
+    left = tmp_path / f".good.{os.getpid()}.old"  # of a killed process with our number
+    left.mkdir()
+    (left / "tensors.safetensors").write_bytes(b"")
+    after.save(tmp_path / "good", overwrite=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["good"]
 
 
 def test_join_refuses_what_does_not_belong_together(xor):

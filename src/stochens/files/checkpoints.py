@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from stochens.errors import InputError
-from stochens.files.storage import LOCK, read_folder, write_folder
+from stochens.files.storage import LOCK, Unread, read_folder, reading, write_folder
 
 try:
     import fcntl
@@ -58,12 +58,18 @@ class Checkpoints:
         self._last = time.monotonic()
 
     def latest(self) -> Content | None:
-        """The last one that is whole; a damaged one is laid aside with a warning."""
-        found = self._all()
+        """The last one that is whole; a damaged one is laid aside with a warning.
+
+        One that cannot be read just now is an error, and stays where it is.
+        """
+        with reading(self.folder):
+            found = self._all()
         while found:
             path = found.pop()
             try:
                 return read_folder(path, self.format)
+            except Unread:
+                raise
             except InputError as error:
                 then = "the checkpoint before it is used" if found else "work begins anew"
                 warnings.warn(f"{error}; {then}", stacklevel=3)

@@ -1,6 +1,7 @@
 """Folders of safetensors and JSON that are whole or not there. No pickle is written or read."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -42,6 +43,27 @@ DAMAGE = (
 )
 
 
+class Unread(InputError):
+    """What is there could not be read just now; it may well be whole."""
+
+
+# What the path itself is to blame for, and will be tomorrow
+AMISS = (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)
+AMISS_TOO = (errno.EROFS, errno.ENAMETOOLONG)
+
+
+def may_pass(error: InputError) -> bool:
+    """Whether a disk, a network or the memory failed, which may be back when it is tried again.
+
+    >>> may_pass(InputError("drop rate must be in [0, 1), got 1.5"))
+    False
+    """
+    cause = error.__cause__
+    if isinstance(cause, OSError):
+        return not isinstance(cause, AMISS) and cause.errno not in AMISS_TOO
+    return isinstance(cause, MemoryError)
+
+
 def new_folder(path: str | Path) -> Path:
     """Make the folder, or take it if it is empty; anything else is an error before any work."""
     path = Path(path)
@@ -76,7 +98,10 @@ def write_folder(
         shutil.rmtree(part, ignore_errors=True)  # of a process that had our number and was killed
         part.mkdir(parents=True)
         plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-        save_file(plain, part / TENSORS)
+        try:
+            save_file(plain, part / TENSORS)
+        except SafetensorError as error:  # its own way to say: disk full
+            raise OSError(str(error)) from error
         about = {
             "format": format,
             "stochens": __version__,
@@ -90,7 +115,7 @@ def write_folder(
         sync(part)
         _move(part, path)
         sync(path.parent)
-    except (OSError, SafetensorError) as error:  # safetensors has its own way to say: disk full
+    except OSError as error:
         raise InputError(f"cannot write {path}: {error}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -111,9 +136,16 @@ def _checksums(path: Path) -> str:
 
 def _move(part: Path, path: Path) -> None:
     old = path.with_name(f".{path.name}.{os.getpid()}.old")
-    if path.exists():
+    there = path.exists()
+    if there:
+        shutil.rmtree(old, ignore_errors=True)  # of a process that had our number and was killed
         path.rename(old)
-    part.rename(path)
+    try:
+        part.rename(path)
+    except BaseException:
+        if there:
+            old.rename(path)
+        raise
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -130,7 +162,11 @@ def read_folder(path: str | Path, format: str) -> tuple[dict[str, Tensor], dict[
         about = json.loads((path / DESCRIPTION).read_text())
         if about["format"] != format:
             raise InputError(f"{path} holds {about['format']!r}, not {format!r}")
-        return load_file(path / TENSORS), about
+        try:
+            return load_file(path / TENSORS), about
+        except (FileNotFoundError, RuntimeError) as error:
+            # It is there, as its checksum says: so safetensors and torch call what cannot be opened
+            raise OSError(str(error)) from error
 
 
 @contextlib.contextmanager
@@ -142,8 +178,10 @@ def reading(path: str | Path) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise InputError(f"{path} is no saved folder: {error.filename} is missing") from None
-    except OSError as error:
+    except (NotADirectoryError, IsADirectoryError) as error:
         raise InputError(f"cannot read {path}: {error}") from error
+    except (OSError, MemoryError) as error:
+        raise Unread(f"cannot read {path}: {str(error) or 'out of memory'}") from error
     except DAMAGE as error:
         raise InputError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 

@@ -19,9 +19,18 @@ from torch import Tensor
 from stochens.checks import check_network, probe_outputs
 from stochens.data.examples import Examples, Layout, first_read
 from stochens.errors import InputError
-from stochens.experiments.rows import Training, course, engine_of, finished, kept, opened, reached
-from stochens.files.checkpoints import digest
-from stochens.files.storage import CHECKSUMS, LOCK
+from stochens.experiments.rows import (
+    CHECKPOINTS,
+    Training,
+    course,
+    engine_of,
+    finished,
+    kept,
+    opened,
+    reached,
+)
+from stochens.files.checkpoints import digest, refuse_other
+from stochens.files.storage import CHECKSUMS, DESCRIPTION, LOCK
 from stochens.members import builder
 from stochens.methods import METHODS, MethodLike
 from stochens.own.config import EXPERIMENT, RATED, TAILS, Config, method_name
@@ -38,6 +47,7 @@ from stochens.training.machines import home
 
 POSTERIOR, SCHEMA = "posterior", "schema"
 HELD_OUT, HELD_OUT_FILE = "validation", "held-out.json"
+DATA = "data"  # in run.json: a digest of what the run was begun with
 SPLIT = 0x5B117  # a stream of its own among those of the seed
 RANK = 20  # what multiswag takes by itself
 UNEVEN = 100.0  # ratio of sizes among features from where on scaling is suggested
@@ -52,6 +62,11 @@ class Prepared(NamedTuple):
     x: Tensor
     y: Tensor
     held: "HeldOut | None"  # what is not learned from
+
+    def digest(self) -> str:
+        """Of all that was read, as it is learned from and measured."""
+        apart = {} if self.held is None else {"held x": self.held.x, "held y": self.held.y}
+        return digest({"x": self.x, "y": self.y, **apart})
 
 
 class HeldOut(NamedTuple):
@@ -139,9 +154,15 @@ def run(config: Config, model: Model, *, resume: bool = False, note: Note) -> Pa
         )
     place = home(config.device)
     new = not config.out.exists()
-    # What a stopped run was asked for stays as it is: data and model may yet be refused.
-    asked = Run(config.out).about["config"] if resume else config.written()
+    now = config.written()
+    before = Run(config.out).about if resume else {"config": now}
+    whose = {DATA: data.digest()}
+    if DATA in before:  # of a run that is older than this it is not known
+        refuse_other(whose, before, str(config.out))
+    # The model may yet be refused by the checkpoints: then what was asked for stays as it is.
+    asked = before["config"] if _begun(config.out) else now
     with opened(config.out, EXPERIMENT, asked, device, resume=resume) as folder:
+        folder.say(**whose)
         where = kept(folder, EXPERIMENT)
         try:
             with folder.timed("training"):
@@ -149,7 +170,10 @@ def run(config: Config, model: Model, *, resume: bool = False, note: Note) -> Pa
         except Exception:
             if not resume and not where.exists():  # refused before the first step
                 _undo(config.out, new)
+            elif not _begun(config.out):
+                folder.say(config=before["config"])
             raise
+        folder.say(config=now)
         posterior = posterior.to("cpu")
         data.schema.save(config.out / SCHEMA)
         posterior.save(config.out / POSTERIOR, overwrite=True)
@@ -160,6 +184,11 @@ def run(config: Config, model: Model, *, resume: bool = False, note: Note) -> Pa
             with folder.timed(HELD_OUT):
                 _validate(folder, posterior.to(place), data, name)
         return finished(folder)
+
+
+def _begun(out: Path) -> bool:
+    """Whether there is a checkpoint."""
+    return any((out / CHECKPOINTS).rglob(DESCRIPTION))
 
 
 def _trained(config: Config, model: Model, data: Prepared, where: Path) -> Posterior:

@@ -113,6 +113,11 @@ class RunFolder:
         """Seconds of what was timed so far, by name."""
         return dict(self._about["timings"])
 
+    def say(self, **about: Any) -> None:
+        """Put it into run.json, at once."""
+        self._about |= about
+        self.write()
+
     def put(self, table: str, keys: tuple[str, ...], value: Any) -> None:
         """Store a value in one of the tables, under its keys."""
         at = self._tables[table]

@@ -257,10 +257,17 @@ class Posterior:
         saved.write(path, self, overwrite=overwrite)
 
 
-def load(path: Any, net: nn.Module | Builder, *, device: torch.device | str = "cpu") -> Posterior:
+def load(
+    path: Any,
+    net: nn.Module | Builder,
+    *,
+    likelihood: Likelihood | None = None,
+    device: torch.device | str = "cpu",
+) -> Posterior:
     """Read a saved posterior into the network it belongs to (the plain one, as given to `fit`).
 
     Never runs a pickle. Another network is refused by the first parameter that differs.
+    `likelihood`: the one given to `fit`, where it is of a class of your own.
 
     >>> import stochens, tempfile
     >>> net, data = stochens.MLP(2, 5, 2), stochens.toy_set("a", n=40)
@@ -269,4 +276,4 @@ def load(path: Any, net: nn.Module | Builder, *, device: torch.device | str = "c
     >>> load(folder, net).params["0.weight"].shape  # [M, 5, 2]
     torch.Size([3, 5, 2])
     """
-    return Posterior(**saved.read(path, net)).to(device)
+    return Posterior(**saved.read(path, net, likelihood)).to(device)

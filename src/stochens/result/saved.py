@@ -1,5 +1,6 @@
 """The folder that a posterior is saved in: what is written there, read back and checked."""
 
+import json
 from typing import Any
 
 import torch
@@ -7,9 +8,10 @@ from torch import Tensor, nn
 
 from stochens.errors import InputError
 from stochens.files import storage
-from stochens.likelihoods import LIKELIHOODS
+from stochens.likelihoods import LIKELIHOODS, Likelihood
 from stochens.members import Builder, Params, builder, shared_by_all, trainable
 from stochens.methods import stochastic
+from stochens.randomness.seeds import derive, seeded
 from stochens.result.chains import Chains
 from stochens.result.history import History
 from stochens.result.recipe import Inputs, Recipe, described
@@ -45,7 +47,7 @@ def _description(posterior: Any) -> dict[str, Any]:
     """Everything else."""
     return {
         **posterior.recipe.description(),
-        "likelihood": described(posterior.likelihood),
+        "likelihood": _named(posterior.likelihood),
         "members": list(posterior.members),
         "data_size": posterior.data_size,
         "sample_weight": posterior.sample_weight,
@@ -58,7 +60,39 @@ def _description(posterior: Any) -> dict[str, Any]:
     }
 
 
-def read(path: Any, net: nn.Module | Builder) -> dict[str, Any]:
+def _named(likelihood: Likelihood) -> dict[str, Any]:
+    """By its name and options, and by its class where that is the user's own."""
+    own = type(likelihood)
+    try:
+        about: dict[str, Any] = json.loads(json.dumps(described(likelihood)))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InputError(
+            f"the likelihood {own.__qualname__} cannot be saved: {error}. It needs a name, and "
+            "options() that JSON can hold, as a dataclass of plain fields has them"
+        ) from error
+    return about if LIKELIHOODS.get(likelihood.name) is own else about | {"class": own.__qualname__}
+
+
+def _likelihood(then: dict[str, Any], given: Likelihood | None, path: Any) -> Likelihood:
+    """The one of which `_named` gave `then`; who made their own must give it."""
+    if given is None and then["name"] in LIKELIHOODS and "class" not in then:
+        return LIKELIHOODS[then["name"]](**then["options"])
+    if given is None:
+        raise InputError(
+            f"{path} was made with a likelihood of your own, {then.get('class', then['name'])}; "
+            "give it: stochens.load(path, net, likelihood=...)"
+        )
+    now = _named(given)
+    for what, value in then.items():
+        if now.get(what) != value:
+            raise InputError(
+                f"{path} was made with another likelihood: its {what} is {value!r} there, and "
+                f"{now.get(what)!r} of the one given"
+            )
+    return given
+
+
+def read(path: Any, net: nn.Module | Builder, likelihood: Likelihood | None) -> dict[str, Any]:
     """The fields of the posterior, on the CPU, for the plain network that it belongs to."""
     found, about = storage.read_folder(path, FORMAT)
     kinds: dict[str, dict[str, Tensor]] = {}
@@ -68,11 +102,14 @@ def read(path: Any, net: nn.Module | Builder) -> dict[str, Any]:
     params, common = kinds.get("params", {}), kinds.get("shared", {})
     with storage.reading(path):
         recipe = Recipe.read(about)
-        likelihood = LIKELIHOODS[about["likelihood"]["name"]](**about["likelihood"]["options"])
-    template = builder(net)()
-    if "log_variance" in params:
-        template = likelihood.prepare(template, torch.zeros(1, params["log_variance"].shape[-1]))
-    template = stochastic(template, recipe.methods, skip=recipe.skip, output=recipe.output)
+        likelihood = _likelihood(about["likelihood"], likelihood, path)
+        seed = derive(about["seed"])  # the same as in `fit`
+    with seeded(seed):
+        template = builder(net)()
+        if "log_variance" in params:
+            widths = torch.zeros(1, params["log_variance"].shape[-1])
+            template = likelihood.prepare(template, widths)
+        template = stochastic(template, recipe.methods, skip=recipe.skip, output=recipe.output)
     _refuse_another(trainable(template), {name: p[0] for name, p in params.items()}, path)
     _refuse_another(shared_by_all(template), common, path)
     template.load_state_dict(common, strict=False)

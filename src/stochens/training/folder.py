@@ -35,7 +35,7 @@ def size_kept(checkpoint: str | Path | None, ids: tuple[int, ...], chunk: int | 
         first, last = (int(word) for word in path.parent.name.split("-")[1:])
         if first in ids and last in ids:
             size = ids.index(last) - ids.index(first) + 1
-            if chunk not in (None, size) and size < len(ids):
+            if chunk is not None and min(chunk, len(ids)) != size:
                 raise InputError(
                     f"{checkpoint} holds blocks of {size} members, which cannot go on in blocks of "
                     f"chunk = {chunk}; leave chunk out, or choose another folder"

@@ -10,7 +10,7 @@ import math
 import re
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from stochens.cluster.tasks import cut_evenly, outside, run_pieces
 from stochens.data.source import Replicas, source
 from stochens.errors import InputError, Unsuited
 from stochens.files.checkpoints import InUse
+from stochens.files.storage import may_pass
 from stochens.members import Params, take
 from stochens.memory import SHARE, chosen_device, free_bytes
 from stochens.progress import Report
@@ -194,7 +195,7 @@ def _train_block(shared: Shared, piece: Piece, report: Report) -> Posterior | No
     if piece.start is not None:
         own["start"] = piece.start
     name, node = re.sub(r"\W+", "-", piece.name), ray.util.get_node_ip_address()
-    with folder_of(shared.checkpoint, shared.token, name, node) as folder:
+    with _for_ray(), folder_of(shared.checkpoint, shared.token, name, node) as folder:
         begun = time.monotonic()
         while True:
             try:
@@ -207,6 +208,17 @@ def _train_block(shared: Shared, piece: Piece, report: Report) -> Posterior | No
                 if time.monotonic() - begun > LOCK_PATIENCE:
                     raise OSError(str(error)) from error  # which is tried again
                 time.sleep(1.0)
+
+
+@contextlib.contextmanager
+def _for_ray() -> Iterator[None]:
+    """Inside, what may pass is an OSError again, which Ray tries again (tasks.py)."""
+    try:
+        yield
+    except InputError as error:
+        if may_pass(error):
+            raise OSError(str(error)) from error
+        raise
 
 
 # Data, as the object store shares it --------------------------------------------------------------
