@@ -24,7 +24,7 @@ def multiswa(
     """Members that are the running average of their own tail; one inference each.
 
     The tail is the part of training after the share `average_from`; `snapshots` of it are averaged,
-    evenly spaced. Other options are those of `fit`; the learning rate is constant by default.
+    evenly spaced, or all of its steps where it has fewer. Other options are those of `fit`; the learning rate is constant by default.
 
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
     >>> posterior = multiswa(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), members=3, epochs=4)
@@ -91,10 +91,21 @@ class Tail:
 
     def update(self, params: Params, *, step: int, steps: int) -> None:
         first = int(self.average_from * steps)
-        every = max(1, (steps - first) // self.snapshots)
-        # counted back from the last step, so that the end of training is always a snapshot
-        if step > first and (steps - step) % every == 0:
+        length = steps - first
+        count = min(self.snapshots, length)
+        self._refuse_short(count)
+        # `count` of the steps 1 to `length` of the tail, and the last is always one of them
+        at = step - first
+        if at > 0 and at * count // length > (at - 1) * count // length:
             self.snapshot({name: p.detach() for name, p in params.items()})
+
+    def _refuse_short(self, count: int) -> None:
+        """At the first step, which is the first to know how many there will be."""
+        if self.rank is not None and count < self.rank:
+            raise InputError(
+                f"the tail has {count} steps to take snapshots of, fewer than rank = {self.rank}; "
+                "train longer, or ask for a smaller rank"
+            )
 
     def snapshot(self, params: Params) -> None:
         """mean_n = mean + (theta - mean) / n;  the deviation kept is theta - mean_n."""
@@ -136,11 +147,6 @@ class Tail:
         mean = {name: self.mean[name] for name in params}  # in their order, not a file's
         if self.rank is None:
             return mean, None
-        if len(self.deviations) < self.rank:
-            raise InputError(
-                f"the tail had {self.count} steps to take snapshots of, fewer than rank = "
-                f"{self.rank}; train longer, or ask for a smaller rank"
-            )
         variance = {name: self.scatter[name] / self.count for name in params}
         columns = {
             name: torch.stack([d[name] for d in self.deviations], dim=1) for name in params
