@@ -1,5 +1,6 @@
 """Prediction, saving and loading."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -86,6 +87,13 @@ def test_dropout_is_fresh_for_each_example(xor):
     assert not torch.equal(p.probs[:, :10], p.probs[:, 10:20])
 
 
+def test_a_seed_may_be_one_of_numpys(xor):
+    posterior = fit(xor, method=Dropout(0.5))
+    p, same = (posterior.predict(xor[0], seed=seed) for seed in (3, np.int64(3)))
+    assert torch.equal(p.probs, same.probs)
+    assert torch.equal(p.sample(2, seed=np.int64(3)), p.sample(2, seed=3))
+
+
 def test_a_loader_is_predicted_in_its_order(xor):
     posterior = fit(xor)
     loader = DataLoader(TensorDataset(*xor), batch_size=7)
@@ -105,8 +113,12 @@ def test_many_members_over_many_points_keep_only_sums(xor, monkeypatch):
 
 def test_bad_inputs_of_predict(xor):
     posterior = fit(xor)
-    with pytest.raises(InputError, match="draws must be at least 1, got 0"):
-        posterior.predict(xor[0], draws=0)
+    for draws in (0, 2.0):
+        with pytest.raises(InputError, match=f"draws must be a whole number.*got {draws}"):
+            posterior.predict(xor[0], draws=draws)
+    for rows in (0, -1, 2.0):
+        with pytest.raises(InputError, match=f"batch_size must be a whole number.*got {rows}"):
+            posterior.predict(xor[0], batch_size=rows)
     with pytest.raises(InputError, match="x is empty"):
         posterior.predict(xor[0][:0])
     with pytest.raises(InputError, match=r"fails on x \(60, 1\).*; it was trained on x \[N, 2\]"):

@@ -25,9 +25,9 @@ def derive(seed: int, *purpose: int) -> int:
     >>> derive(0, 1) != derive(0, 2) and derive(0, 1) == derive(0, 1)
     True
     """
-    state = seed & _MASK
+    state = int(seed) & _MASK  # numpy's integers would overflow
     for number in (*purpose, len(purpose)):
-        state = (state + 0x9E3779B97F4A7C15 + (number & _MASK)) & _MASK
+        state = (state + 0x9E3779B97F4A7C15 + (int(number) & _MASK)) & _MASK
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
         state ^= state >> 31

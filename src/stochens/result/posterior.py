@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stochens import objective
-from stochens.checks import whole
+from stochens.checks import whole, whole_or_none
 from stochens.cluster.connect import Engines, asked
 from stochens.cluster.prediction import on_machines
 from stochens.data.source import inputs
@@ -104,8 +104,8 @@ class Posterior:
         x, cluster = inputs(x), None if engine is None else asked(engine)
         if noise not in ("fresh", "shared"):
             raise InputError(f"noise must be 'fresh' or 'shared', got {noise!r}")
-        if draws < 1:
-            raise InputError(f"draws must be at least 1, got {draws}")
+        whole(draws=draws)
+        whole_or_none(batch_size=batch_size)
         if engine is not None and cluster is None:
             raise InputError(f"engine must be None, 'ray' or Ray(...), got {engine!r}")
         if device is not None and cluster is None:
@@ -119,7 +119,8 @@ class Posterior:
             trained_on = None if self.inputs is None else self.inputs.shape
             rows, chunk = plan(self.net, self.params, x, batch_size, trained_on)
             groups = self.chains.count if self.chains is not None and draws == 1 else 1
-            ask = Ask(len(x), rows, chunk, draws, groups, keep_draws, bf16, seed, noise == "shared")
+            shared = noise == "shared"
+            ask = Ask(len(x), rows, chunk, draws, groups, keep_draws, bf16, int(seed), shared)
             if cluster is not None:
                 return on_machines(self, x, ask, cluster, device, progress)
             return self._predictive(x, ask)
