@@ -1,5 +1,6 @@
 """SWA and SWAG against their definitions, cross-layer covariance included."""
 
+import itertools
 import math
 
 import pytest
@@ -64,13 +65,13 @@ def test_as_many_snapshots_as_are_asked_for(steps):
     assert len(seen) == min(20, steps - first)
     assert seen[0] > first
     assert seen[-1] == steps
-    gaps = {b - a for a, b in zip(seen, seen[1:], strict=False)}
+    gaps = {b - a for a, b in itertools.pairwise(seen)}
     assert max(gaps, default=1) - min(gaps, default=1) <= 1
 
 
-def test_a_rank_too_large_is_refused_at_the_first_step(xor):
+def test_a_rank_too_large_is_refused_at_the_first_step():
     tail = Tail(average_from=0.5, snapshots=20, rank=6)
-    with pytest.raises(InputError, match="the tail has 5 steps.*fewer than rank = 6"):
+    with pytest.raises(InputError, match=r"the tail has 5 steps.*fewer than rank = 6"):
         tail.update(path(1)[0], step=1, steps=10)
 
 

@@ -24,7 +24,8 @@ def multiswa(
     """Members that are the running average of their own tail; one inference each.
 
     The tail is the part of training after the share `average_from`; `snapshots` of it are averaged,
-    evenly spaced, or all of its steps where it has fewer. Other options are those of `fit`; the learning rate is constant by default.
+    evenly spaced, or all of its steps where it has fewer. Other options are those of `fit`; the
+    learning rate is constant by default.
 
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
     >>> posterior = multiswa(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), members=3, epochs=4)
