@@ -17,6 +17,7 @@ from torch.utils.data import (
 
 from stochens.errors import InputError
 from stochens.files.checkpoints import digest
+from stochens.randomness.seeds import seeded
 
 READ = 1024  # rows of a Dataset at a time
 
@@ -93,7 +94,8 @@ def source(data: Any, sample_weight: Any = None) -> Source:
     if isinstance(data, Replicas):
         return _side_by_side(data)
     if isinstance(data, DataLoader):
-        x, y = _pair(next(iter(data)))
+        with seeded(0):  # a shuffle draws from torch's generator, which threads share
+            x, y = _pair(next(iter(data)))
         _check(x, y)
         return Source(x, y, len(data.dataset), data)  # type: ignore[arg-type]
     if isinstance(data, Dataset):
@@ -146,10 +148,15 @@ def weighting(sample_weight: Any) -> str | None:
 
 
 def _read(data: "Dataset[Any]") -> tuple[Tensor, Tensor]:
-    blocks = [_pair(batch) for batch in DataLoader(data, batch_size=READ)]
+    blocks = [_pair(batch) for batch in _in_order(data)]
     if not blocks:
         raise InputError("the data set is empty")
     return torch.cat([x for x, _ in blocks]), torch.cat([y for _, y in blocks])
+
+
+def _in_order(data: "Dataset[Any]") -> "DataLoader[Any]":
+    # A generator of its own, since even this loader draws a number, of torch's where it has none.
+    return DataLoader(data, batch_size=READ, generator=torch.Generator())
 
 
 def _pair(data: Any) -> tuple[Tensor, Tensor]:
@@ -206,7 +213,7 @@ def inputs(given: Any) -> Tensor:
 
 
 def _all_inputs(data: "Dataset[Any] | DataLoader[Any]") -> Tensor:
-    loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=READ)
+    loader = data if isinstance(data, DataLoader) else _in_order(data)
     _refuse_disorder(loader)
     blocks = [b[0] if isinstance(b, (tuple, list)) and len(b) else b for b in loader]
     if not blocks:

@@ -1,7 +1,5 @@
 """Prediction in batches: some members and some rows of x at a time, as memory allows."""
 
-import threading
-import weakref
 from typing import Any, NamedTuple
 
 import torch
@@ -36,14 +34,6 @@ class Ask(NamedTuple):
     bf16: bool
     seed: int
     shared_noise: bool
-
-
-_locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
-
-
-def alone_with(net: nn.Module) -> threading.RLock:
-    """Held while members' tensors are in the network, which is one object for all threads."""
-    return _locks.setdefault(net, threading.RLock())
 
 
 def plan(
@@ -142,6 +132,8 @@ def _forward(
     engine: Engine,
     noise: list[Tensor] | None,
 ) -> Tensor:
+    # Members' tensors are in the network meanwhile, which is one object for all threads, and
+    # `seeded` lets in one at a time.
     with seeded(stream, x.device):
         if engine == "vmap" and noise is None:
             fused = fused_forward(net, params, x, seed=stream)

@@ -18,7 +18,7 @@ from stochens.members import Builder, Engine, Params, join, move, size, take
 from stochens.methods import stochastic_layers
 from stochens.predict.export import Predictor, write
 from stochens.predict.shared_noise import noise_by_name, noise_requests
-from stochens.predict.streaming import Ask, alone_with, plan, predictive
+from stochens.predict.streaming import Ask, plan, predictive
 from stochens.result import saved
 from stochens.result.chains import Chains
 from stochens.result.history import History
@@ -115,15 +115,14 @@ class Posterior:
         here = next(iter(self.params.values())).device
         if bf16 and here.type != "cuda" and cluster is None:
             raise InputError(f"bf16 is for CUDA, and this posterior is on {here.type!r}")
-        with alone_with(self.net):
-            trained_on = None if self.inputs is None else self.inputs.shape
-            rows, chunk = plan(self.net, self.params, x, batch_size, trained_on)
-            groups = self.chains.count if self.chains is not None and draws == 1 else 1
-            shared = noise == "shared"
-            ask = Ask(len(x), rows, chunk, draws, groups, keep_draws, bf16, int(seed), shared)
-            if cluster is not None:
-                return on_machines(self, x, ask, cluster, device, progress)
-            return self._predictive(x, ask)
+        trained_on = None if self.inputs is None else self.inputs.shape
+        rows, chunk = plan(self.net, self.params, x, batch_size, trained_on)
+        groups = self.chains.count if self.chains is not None and draws == 1 else 1
+        shared = noise == "shared"
+        ask = Ask(len(x), rows, chunk, draws, groups, keep_draws, bf16, int(seed), shared)
+        if cluster is not None:
+            return on_machines(self, x, ask, cluster, device, progress)
+        return self._predictive(x, ask)
 
     def _predictive(self, x: Tensor, ask: Ask, *, first_row: int = 0) -> Any:
         """At some of the rows that were asked for: those from a multiple of `ask.rows` on."""
