@@ -1,5 +1,7 @@
 """Prediction, saving and loading."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import stochens
-from stochens import MLP, Dropout, Gaussian, InputError, NPDropout
+from stochens import MLP, DropConnect, Dropout, Gaussian, InputError, NPDropout
 from stochens.files import storage
 from stochens.members import builder, init
 from stochens.predict import streaming
@@ -85,6 +87,48 @@ def test_dropout_is_fresh_for_each_example(xor):
     p = fit(xor, method=Dropout(0.5)).predict(xor[0][:1].expand(40, 2), batch_size=10)
     assert len(p.probs[0].unique(dim=0)) > 4
     assert not torch.equal(p.probs[:, :10], p.probs[:, 10:20])
+
+
+class Deep(nn.Sequential):
+    def __init__(self, activation):
+        super().__init__(nn.Linear(2, 6), activation(), nn.Linear(6, 6), nn.Linear(6, 2))
+
+
+MIXED = [
+    [Dropout(0.5, skip="2"), DropConnect(0.3, skip="0")],
+    [DropConnect(0.3, skip="2"), Dropout(0.5, skip="0")],
+    [NPDropout(), Gaussian(0.5)],
+]
+
+
+@pytest.mark.parametrize("engine", ["fused", "vmap", "loop"])
+@pytest.mark.parametrize("method", MIXED)
+def test_noise_on_outputs_is_fresh_beside_noise_on_weights(xor, method, engine):
+    activation = nn.ReLU if engine == "fused" else nn.GELU
+    net = functools.partial(Deep, activation)
+    posterior = fit(xor, net, method=method, engine="auto" if engine == "fused" else engine)
+    x = xor[0][:1].expand(40, 2)
+    p = posterior.predict(x, batch_size=10)
+    for member in p.probs:
+        assert len(member.unique(dim=0)) > 4
+        assert not any(torch.equal(member[:10], member[k : k + 10]) for k in (10, 20, 30))
+    assert torch.equal(posterior.predict(x, batch_size=10).probs, p.probs)
+
+
+@pytest.mark.parametrize("engine", ["fused", "vmap", "loop"])
+def test_noise_on_weights_is_one_draw_beside_noise_on_outputs(xor, engine):
+    """What is left where the outputs' noise is tiny is one function of x."""
+    activation = nn.ReLU if engine == "fused" else nn.GELU
+    net = functools.partial(Deep, activation)
+    options = {"method": [NPDropout(), Gaussian(1e-6)], "epochs": 20, "lr": 0.05}
+    posterior = fit(xor, net, engine="auto" if engine == "fused" else engine, **options)
+    p = posterior.predict(xor[0][:1].expand(20, 2), batch_size=3)
+    torch.testing.assert_close(p.probs, p.probs[:, :1].expand_as(p.probs), rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        posterior.predict(xor[0]).probs[:, 0], p.probs[:, 0], rtol=0, atol=1e-4
+    )
+    of_one = posterior.predict(xor[0][:1], draws=9).probs[::3, 0, 0]  # the weights have noise
+    assert float(of_one.max() - of_one.min()) > 0.01
 
 
 def test_a_seed_may_be_one_of_numpys(xor):
