@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import stochens
 from stochens import MLP, DropConnect, Dropout
 from stochens.estimators import StochasticEnsembleClassifier
+from stochens.kernels import mlp
 from stochens.members import plain_attention
 from stochens.randomness.seeds import seeded
 
@@ -118,6 +119,17 @@ def test_estimators(xor):
         assert all(map(torch.equal, together(*calls), alone))
 
 
+def test_loading_leaves_the_others_stream_alone(xor, tmp_path):
+    net = MLP(2, 8, 2)
+    posterior = stochens.fit(net, xor, members=2, epochs=1, device="cpu")
+    posterior.save(tmp_path / "run")
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    assert equal(stochens.load(tmp_path / "run", lambda: MLP(2, 8, 2)), posterior)
+    StochasticEnsembleClassifier(members=1, epochs=1).fit(*(t.numpy() for t in xor))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_the_last_one_turns_attention_back():
     def switches():
         cuda = torch.backends.cuda
@@ -141,3 +153,32 @@ def test_the_last_one_turns_attention_back():
     assert before == (True, True)
     assert seen == [(False, False)]
     assert switches() == before
+
+
+def test_the_cores_are_given_back():
+    """By who leaves first and by who leaves last, to each of them and to threads to come."""
+    before = torch.get_num_threads()
+    inside, first_out, seen = threading.Barrier(2), threading.Event(), []
+
+    def leaves_first():
+        with mlp.alone_on_the_cores():
+            inside.wait()
+        seen.append(torch.get_num_threads())
+        first_out.set()
+
+    def leaves_last():
+        with mlp.alone_on_the_cores():
+            inside.wait()
+            first_out.wait(60)
+            seen.append(mlp.threads())
+        seen.append(torch.get_num_threads())
+
+    torch.set_num_threads(3)
+    try:
+        together(leaves_first, leaves_last)
+        with ThreadPoolExecutor(1) as thread:
+            seen.append(thread.submit(torch.get_num_threads).result())
+        assert seen == [3, 3, 3, 3]
+        assert mlp._threads == 0
+    finally:
+        torch.set_num_threads(before)

@@ -100,6 +100,9 @@ class Posterior:
         stay as they are. `engine`: "ray" or Ray(...) for batches on many machines, which draw the
         same numbers where they have the same kind of device; `device` is theirs, "cpu" or "cuda"
         (if not given, CPUs for a posterior on the CPU), and `progress` shows them.
+
+        Threads may predict and train at the same time, and each gets what it would get alone; only
+        what draws from torch's own generator meanwhile, as building a network does, can change it.
         """
         x, cluster = inputs(x), None if engine is None else asked(engine)
         if noise not in ("fresh", "shared"):

@@ -10,6 +10,7 @@ from stochens.files import storage
 from stochens.likelihoods import LIKELIHOODS
 from stochens.members import Builder, Params, builder, shared_by_all, trainable
 from stochens.methods import stochastic
+from stochens.randomness.seeds import seeded
 from stochens.result.chains import Chains
 from stochens.result.history import History
 from stochens.result.recipe import Inputs, Recipe, described
@@ -69,7 +70,8 @@ def read(path: Any, net: nn.Module | Builder) -> dict[str, Any]:
     with storage.reading(path):
         recipe = Recipe.read(about)
         likelihood = LIKELIHOODS[about["likelihood"]["name"]](**about["likelihood"]["options"])
-    template = builder(net)()
+    with seeded(0):  # its numbers are not used, and the caller's stream is left alone
+        template = builder(net)()
     if "log_variance" in params:
         template = likelihood.prepare(template, torch.zeros(1, params["log_variance"].shape[-1]))
     template = stochastic(template, recipe.methods, skip=recipe.skip, output=recipe.output)
