@@ -90,23 +90,25 @@ class Tail:
         self.scatter: Params = {}  # sum of squared deviations from the mean, by Welford's update
         self.deviations: list[Params] = []
 
-    def update(self, params: Params, *, step: int, steps: int) -> None:
-        first = int(self.average_from * steps)
-        length = steps - first
-        count = min(self.snapshots, length)
-        self._refuse_short(count)
-        # `count` of the steps 1 to `length` of the tail, and the last is always one of them
-        at = step - first
-        if at > 0 and at * count // length > (at - 1) * count // length:
-            self.snapshot({name: p.detach() for name, p in params.items()})
-
-    def _refuse_short(self, count: int) -> None:
-        """At the first step, which is the first to know how many there will be."""
+    def begin(self, *, steps: int) -> None:
+        count = min(self.snapshots, self._tail(steps))
         if self.rank is not None and count < self.rank:
             raise InputError(
                 f"the tail has {count} steps to take snapshots of, fewer than rank = {self.rank}; "
                 "train longer, or ask for a smaller rank"
             )
+
+    def _tail(self, steps: int) -> int:
+        """How many of the steps are its."""
+        return steps - int(self.average_from * steps)
+
+    def update(self, params: Params, *, step: int, steps: int) -> None:
+        length = self._tail(steps)
+        count = min(self.snapshots, length)
+        at = step - (steps - length)
+        # `count` of the steps 1 to `length` of the tail, and the last is always one of them
+        if at > 0 and at * count // length > (at - 1) * count // length:
+            self.snapshot({name: p.detach() for name, p in params.items()})
 
     def snapshot(self, params: Params) -> None:
         """mean_n = mean + (theta - mean) / n;  the deviation kept is theta - mean_n."""
