@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import stochens
 from stochens import MLP, memory
@@ -51,6 +52,20 @@ def test_fit_trains_in_as_many_blocks_as_it_takes(xor, monkeypatch):
     assert blocks == [(0, 1), (2, 3), (4,)]
     for name, p in whole.params.items():
         torch.testing.assert_close(cut.params[name], p, rtol=1e-5, atol=1e-7)  # float32 rounding
+
+
+def test_memory_is_planned_for_the_batches_of_a_loader(xor, monkeypatch):
+    asked = []
+
+    def seen(*_, batch_size, **__):
+        asked.append(batch_size)
+        return 5
+
+    monkeypatch.setattr(fitting, "members_that_fit", seen)
+    loader = DataLoader(TensorDataset(*xor), batch_size=30)
+    for data, rows in ((loader, 128), (xor, 12)):
+        stochens.fit(MLP(2, 4, 2), data, members=2, epochs=1, batch_size=rows, device="cpu")
+    assert asked == [30, 12]
 
 
 def test_free_memory_is_some():

@@ -1,5 +1,6 @@
 """SWA and SWAG against their definitions, cross-layer covariance included."""
 
+import itertools
 import math
 
 import pytest
@@ -54,6 +55,29 @@ def test_swa_keeps_only_the_average():
     torch.testing.assert_close(flat(mean, 0), expected)
 
 
+@pytest.mark.parametrize("steps", [2, 39, 40, 41, 118, 119, 1000])
+def test_as_many_snapshots_as_are_asked_for(steps):
+    tail, seen = Tail(average_from=0.5, snapshots=20, rank=None), []
+    tail.snapshot = lambda params: seen.append(step)
+    for step in range(1, steps + 1):
+        tail.update({}, step=step, steps=steps)
+    first = steps // 2
+    assert len(seen) == min(20, steps - first)
+    assert seen[0] > first
+    assert seen[-1] == steps
+    gaps = {b - a for a, b in itertools.pairwise(seen)}
+    assert max(gaps, default=1) - min(gaps, default=1) <= 1
+
+
+def test_a_rank_too_large_is_refused_before_the_first_step(xor, monkeypatch):
+    seen = []
+    monkeypatch.setattr(Tail, "update", lambda *_, **__: seen.append(1))
+    options = {"members": 2, "epochs": 10, "batch_size": None}
+    with pytest.raises(InputError, match=r"the tail has 5 steps.*fewer than rank = 6"):
+        stochens.multiswag(nn.Linear(2, 2), xor, rank=6, **options)
+    assert not seen
+
+
 def test_sample_covariance_over_the_whole_vector_is_the_definition():
     """Sigma = 1/2 (diag + D D^T / (rank - 1)), between layers too."""
     torch.manual_seed(0)
@@ -93,6 +117,9 @@ class Witness:
     def __init__(self) -> None:
         self.seen: list[dict[str, torch.Tensor]] = []
 
+    def begin(self, *, steps):
+        pass
+
     def update(self, params, *, step, steps):
         self.seen.append({name: p.detach().clone() for name, p in params.items()})
 
@@ -121,7 +148,7 @@ def test_multiswa_averages_the_tail_of_each_member(xor, method):
         ({"rank": 41}, "rank must be between 2 and snapshots"),
         ({"average_from": 1.0}, "average_from must be a share"),
         ({"snapshots": 0}, "rank must be between"),
-        ({"epochs": 2, "batch_size": None}, r"the tail had 1 steps.*fewer than rank = 20"),
+        ({"epochs": 2, "batch_size": None}, r"the tail has 1 steps.*fewer than rank = 20"),
     ],
 )
 def test_bad_settings(xor, change, message):

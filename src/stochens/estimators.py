@@ -27,6 +27,7 @@ from stochens.errors import InputError, Unsuited
 from stochens.likelihoods import Gaussian, Likelihood
 from stochens.methods import MethodLike
 from stochens.networks import MLP
+from stochens.randomness.seeds import seeded
 from stochens.training.auto import Auto
 from stochens.training.fit import fit
 
@@ -127,7 +128,8 @@ class _Ensemble(BaseEstimator, abc.ABC):  # type: ignore[misc]
     def _network(self, features: int, outputs: int) -> nn.Module | Callable[[], nn.Module]:
         kind = DTYPES[self.dtype_]
         if self.net is None:
-            return MLP(features, *self.hidden_layer_sizes, outputs).to(kind)
+            with seeded(0):  # members have starts of their own, and other threads their stream
+                return MLP(features, *self.hidden_layer_sizes, outputs).to(kind)
         if isinstance(self.net, nn.Module):
             return copy.deepcopy(self.net).to(kind)
         if not callable(self.net):

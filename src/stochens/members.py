@@ -7,6 +7,7 @@ all `Params`; nothing downstream knows who made them.
 import contextlib
 import copy
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -267,13 +268,14 @@ def _run(
 
 def watch(net: nn.Module, x: Tensor, hooks: dict[nn.Module, Callable[..., None]]) -> None:
     """One forward pass of a single network with hooks on some modules, leaving no trace of it."""
-    handles = [module.register_forward_hook(hook) for module, hook in hooks.items()]
-    try:
-        with torch.no_grad(), plain_attention(), seeded(0, x.device):
+    with torch.no_grad(), plain_attention(), seeded(0, x.device):
+        # Inside, where no other thread calls the network, or it would call the hooks as well.
+        handles = [module.register_forward_hook(hook) for module, hook in hooks.items()]
+        try:
             net(x)
-    finally:
-        for handle in handles:
-            handle.remove()
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 def _places(net: nn.Module) -> dict[str, str]:
@@ -290,13 +292,40 @@ def _places(net: nn.Module) -> dict[str, str]:
     return places
 
 
-@contextlib.contextmanager
-def plain_attention() -> Iterator[None]:
+def plain_attention() -> contextlib.AbstractContextManager[None]:
     """Attention by its plain formula.
 
     nn.TransformerEncoderLayer's inference fast path reads weights past the layers that own them,
     and so past their noise; and vmap runs the fused attention kernels one member at a time.
     """
+    # torch.compile and torch.export trace what is done inside, and no lock.
+    return _plain_attention() if torch.compiler.is_compiling() else _plain_for_all_threads()
+
+
+_switch = threading.Lock()
+_inside = 0  # how many blocks there are now, in all threads
+_undo = contextlib.ExitStack()
+
+
+@contextlib.contextmanager
+def _plain_for_all_threads() -> Iterator[None]:
+    """The first that comes turns the switches, which all threads share, and the last one back."""
+    global _inside
+    with _switch:
+        if _inside == 0:
+            _undo.enter_context(_plain_attention())
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _switch:
+            _inside -= 1
+            if _inside == 0:
+                _undo.close()
+
+
+@contextlib.contextmanager
+def _plain_attention() -> Iterator[None]:
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

@@ -358,7 +358,7 @@ def bootstrap(
     apart = metric in (ood_auroc, ood_auroc_mi)
     if not arrays or 0 in sizes or (len(set(sizes)) > 1 and not apart):
         raise InputError(f"arrays must share a first axis B >= 1, got {shapes}; use movedim(1, 0)")
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(int(seed))
     values = torch.empty(resamples, dtype=torch.double)
     for r in range(resamples):
         drawn = [torch.randint(n, (n,), generator=generator) for n in sizes[: 2 if apart else 1]]

@@ -366,7 +366,8 @@ def test_a_damaged_last_checkpoint_costs_only_the_time_since_the_one_before(tmp_
     folder = tmp_path / "kept"
     whole = stochens.fit(stochens.MLP(2, 4, 2), data, checkpoint=folder, **options)
     last = sorted(folder.glob("members-*/0*"))[-1] / storage.TENSORS
-    last.write_bytes(last.read_bytes()[:-1] + b"?")
+    *rest, end = last.read_bytes()
+    last.write_bytes(bytes([*rest, end ^ 1]))
     with pytest.warns(UserWarning, match="the checkpoint before it is used"):
         again = stochens.fit(stochens.MLP(2, 4, 2), data, checkpoint=folder, **options)
     with warnings.catch_warnings():

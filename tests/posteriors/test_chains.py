@@ -1,7 +1,9 @@
 """Draws of chains are a Posterior like any other, and their chains are not forgotten."""
 
+import functools
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ import stochens
 from stochens import InputError, metrics
 from stochens.posteriors import engines
 from stochens.report.compare import halves
+from stochens.result.joining import join_chains
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +201,51 @@ def test_sgmcmc_goes_on_too(data, monkeypatch):
     run = stochens.hmc(nn.Linear(2, 2), data, chains=2, samples=2, warmup=2)
     with pytest.raises(InputError, match="no chains of its kind"):
         stochens.sgmcmc(nn.Linear(2, 2), data, resume=run, **options)
+
+
+@pytest.mark.parametrize("sample", [stochens.sgmcmc, stochens.nuts, stochens.hmc])
+def test_other_chains_are_not_gone_on_with(data, sample, tmp_path):
+    options = {"samples": 4, **({} if sample is stochens.sgmcmc else {"warmup": 4})}
+    net = nn.Linear(2, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # so few draws are troubled
+        first, others = (sample(net, data, chains=ids, **options) for ids in (2, [7, 8]))
+        with pytest.raises(InputError, match=r"chains was 2 there and is \[7, 8\] now"):
+            sample(net, data, chains=[7, 8], resume=first, **options)
+        with pytest.raises(InputError, match=r"chains was \[7, 8\] there and is 2 now"):
+            sample(net, data, chains=2, resume=others, **options)
+        others.save(tmp_path / "run")
+        back = stochens.load(tmp_path / "run", net)
+        more = [
+            sample(net, data, chains=[7, 8], resume=run, **options | {"samples": 6})
+            for run in (others, back)
+        ]
+    assert torch.equal(more[0].params["weight"], more[1].params["weight"])
+
+
+def test_chains_that_ran_apart_are_remembered_by_their_ids(data):
+    options = {"samples": 3, "burn_in": 2, "thin": 1}
+    parts = [stochens.sgmcmc(nn.Linear(2, 2), data, chains=ids, **options) for ids in ([0], [1])]
+    joined = join_chains(parts)
+    assert joined.chains.settings["chains"] == 2
+    more = stochens.sgmcmc(nn.Linear(2, 2), data, resume=joined, **options | {"chains": 2})
+    assert torch.equal(more.params["weight"], joined.params["weight"])
+
+
+def test_a_seed_may_be_one_of_numpys(data, tmp_path):
+    sample = functools.partial(stochens.sgmcmc, nn.Linear(2, 2), data, samples=2, burn_in=2)
+    run = sample(seed=np.int64(3))
+    assert torch.equal(run.params["weight"], sample(seed=3).params["weight"])
+    run.save(tmp_path / "run")
+    walk = functools.partial(stochens.langevin, nn.Linear(2, 2), data, members=2, steps=300)
+    seeds = (np.int64(3), 3)
+    one, two = (walk(seed=s, checkpoint=tmp_path / "walk") for s in seeds)
+    assert torch.equal(one.params["weight"], two.params["weight"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # so few draws are troubled
+        walk = functools.partial(stochens.nuts, nn.Linear(2, 2), data, samples=2, warmup=2)
+        one, two = (walk(seed=seed) for seed in seeds)
+    assert torch.equal(one.params["weight"], two.params["weight"])
 
 
 def test_progress_tells_speed_divergences_and_leapfrogs(data, capsys):

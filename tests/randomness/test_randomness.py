@@ -1,5 +1,6 @@
 """Seeds that depend only on what they are for."""
 
+import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +23,11 @@ def test_permutations_are_permutations_of_their_own(seed, n, epoch):
     both = permutations(n, seed=seed, members=[3, 9], epoch=epoch)
     assert torch.equal(both.sort(1).values, torch.arange(n).expand(2, n))
     assert torch.equal(permutations(n, seed=seed, members=[9], epoch=epoch)[0], both[1])
+
+
+def test_numpys_integers_are_integers():
+    for seed in (3, -1, 2**63 - 1):
+        assert derive(np.int64(seed), np.int64(2)) == derive(seed, 2)
 
 
 def test_members_never_share_a_seed():

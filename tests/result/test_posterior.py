@@ -1,16 +1,18 @@
 """Prediction, saving and loading."""
 
 import dataclasses
+import functools
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import stochens
-from stochens import MLP, Dropout, Gaussian, InputError, NPDropout
+from stochens import MLP, DropConnect, Dropout, Gaussian, InputError, NPDropout
 from stochens.files import storage
 from stochens.likelihoods import Categorical
 from stochens.members import builder, init
@@ -91,6 +93,55 @@ def test_dropout_is_fresh_for_each_example(xor):
     assert not torch.equal(p.probs[:, :10], p.probs[:, 10:20])
 
 
+class Deep(nn.Sequential):
+    def __init__(self, activation):
+        super().__init__(nn.Linear(2, 6), activation(), nn.Linear(6, 6), nn.Linear(6, 2))
+
+
+MIXED = [
+    [Dropout(0.5, skip="2"), DropConnect(0.3, skip="0")],
+    [DropConnect(0.3, skip="2"), Dropout(0.5, skip="0")],
+    [NPDropout(), Gaussian(0.5)],
+]
+
+
+@pytest.mark.parametrize("engine", ["fused", "vmap", "loop"])
+@pytest.mark.parametrize("method", MIXED)
+def test_noise_on_outputs_is_fresh_beside_noise_on_weights(xor, method, engine):
+    activation = nn.ReLU if engine == "fused" else nn.GELU
+    net = functools.partial(Deep, activation)
+    posterior = fit(xor, net, method=method, engine="auto" if engine == "fused" else engine)
+    x = xor[0][:1].expand(40, 2)
+    p = posterior.predict(x, batch_size=10)
+    for member in p.probs:
+        assert len(member.unique(dim=0)) > 4
+        assert not any(torch.equal(member[:10], member[k : k + 10]) for k in (10, 20, 30))
+    assert torch.equal(posterior.predict(x, batch_size=10).probs, p.probs)
+
+
+@pytest.mark.parametrize("engine", ["fused", "vmap", "loop"])
+def test_noise_on_weights_is_one_draw_beside_noise_on_outputs(xor, engine):
+    """What is left where the outputs' noise is tiny is one function of x."""
+    activation = nn.ReLU if engine == "fused" else nn.GELU
+    net = functools.partial(Deep, activation)
+    options = {"method": [NPDropout(), Gaussian(1e-6)], "epochs": 20, "lr": 0.05}
+    posterior = fit(xor, net, engine="auto" if engine == "fused" else engine, **options)
+    p = posterior.predict(xor[0][:1].expand(20, 2), batch_size=3)
+    torch.testing.assert_close(p.probs, p.probs[:, :1].expand_as(p.probs), rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        posterior.predict(xor[0]).probs[:, 0], p.probs[:, 0], rtol=0, atol=1e-4
+    )
+    of_one = posterior.predict(xor[0][:1], draws=9).probs[::3, 0, 0]  # the weights have noise
+    assert float(of_one.max() - of_one.min()) > 0.01
+
+
+def test_a_seed_may_be_one_of_numpys(xor):
+    posterior = fit(xor, method=Dropout(0.5))
+    p, same = (posterior.predict(xor[0], seed=seed) for seed in (3, np.int64(3)))
+    assert torch.equal(p.probs, same.probs)
+    assert torch.equal(p.sample(2, seed=np.int64(3)), p.sample(2, seed=3))
+
+
 def test_a_loader_is_predicted_in_its_order(xor):
     posterior = fit(xor)
     loader = DataLoader(TensorDataset(*xor), batch_size=7)
@@ -110,8 +161,12 @@ def test_many_members_over_many_points_keep_only_sums(xor, monkeypatch):
 
 def test_bad_inputs_of_predict(xor):
     posterior = fit(xor)
-    with pytest.raises(InputError, match="draws must be at least 1, got 0"):
-        posterior.predict(xor[0], draws=0)
+    for draws in (0, 2.0):
+        with pytest.raises(InputError, match=f"draws must be a whole number.*got {draws}"):
+            posterior.predict(xor[0], draws=draws)
+    for rows in (0, -1, 2.0):
+        with pytest.raises(InputError, match=f"batch_size must be a whole number.*got {rows}"):
+            posterior.predict(xor[0], batch_size=rows)
     with pytest.raises(InputError, match="x is empty"):
         posterior.predict(xor[0][:0])
     with pytest.raises(InputError, match=r"fails on x \(60, 1\).*; it was trained on x \[N, 2\]"):

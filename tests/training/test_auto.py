@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import signal
 
 import pytest
@@ -16,8 +17,9 @@ from stochens.files.checkpoints import alone_in
 from stochens.predict.predictive import GaussianPredictive, Predictive
 from stochens.result.trials import Trial, Trials
 from stochens.training import fit as fitting
-from stochens.training.auto import _error, _split, choice, label
+from stochens.training.auto import _error, _rows, _split, choice, label
 from stochens.training.loop import train
+from stochens.training.outcomes import Outcome
 
 SMALL = Auto(candidates=["regular", Dropout(0.1), Dropout(0.9)], members=4, draws=4)
 
@@ -125,6 +127,28 @@ def test_the_rules_where_they_have_little_to_go_by():
     trials = Trials(tuple(ROWS), "a", "why")
     assert [r.label for r in trials.by_kl()] == ["c", "b", "a"]
     assert [r.label for r in trials.by_held_out()] == ["a", "d", "b", "c"]
+
+
+@pytest.mark.parametrize("by", ["kl", "held-out", "both"])
+def test_a_candidate_without_numbers_loses_wherever_it_stands(by):
+    lost = row("lost", math.nan, math.nan, math.nan, math.nan)
+    for rows in ([lost, *ROWS], [*ROWS, lost], [ROWS[0], lost, *ROWS[1:]]):
+        assert choice(rows, by)[0] == choice(ROWS, by)[0]
+        trials = Trials(tuple(rows), "a", "why")
+        assert trials.by_kl()[-1] is lost
+        assert trials.by_held_out()[-1] is lost
+
+
+def test_gaps_are_to_the_best_that_is_a_number():
+    weights = torch.full((4,), 0.25, dtype=torch.float64)
+    one = torch.zeros(2, dtype=torch.float64)
+    found = {
+        name: Outcome(torch.full((4,), value), one, one, one[0], torch.tensor(True))
+        for name, value in {"lost": math.nan, "a": -1.0, "b": -0.5}.items()
+    }
+    gaps = {trial.label: trial.gap for trial in _rows(found, weights)}
+    assert gaps["a"] == 0.5
+    assert gaps["b"] == 0.0
 
 
 def unranked(trial):

@@ -19,6 +19,7 @@ from torch.utils.data import (
 
 from stochens.errors import InputError
 from stochens.files.checkpoints import digest
+from stochens.randomness.seeds import seeded
 
 READ = 1024  # rows of a Dataset at a time
 
@@ -108,7 +109,8 @@ def source(data: Any, sample_weight: Any = None) -> Source:
 
 
 def _streamed(loader: "DataLoader[Any]") -> Source:
-    batch = next(iter(loader), None)
+    with seeded(0):  # a shuffle draws from torch's generator, which threads share
+        batch = next(iter(loader), None)
     if batch is None:
         raise InputError("the DataLoader is empty")
     x, y = _pair(batch)
@@ -174,10 +176,15 @@ def weighting(sample_weight: Any) -> str | None:
 
 
 def _read(data: "Dataset[Any]") -> tuple[Tensor, Tensor]:
-    blocks = [_pair(batch) for batch in DataLoader(data, batch_size=READ)]
+    blocks = [_pair(batch) for batch in _in_order(data)]
     if not blocks:
         raise InputError("the data set is empty")
     return torch.cat([x for x, _ in blocks]), torch.cat([y for _, y in blocks])
+
+
+def _in_order(data: "Dataset[Any]") -> "DataLoader[Any]":
+    # A generator of its own, since even this loader draws a number, of torch's where it has none.
+    return DataLoader(data, batch_size=READ, generator=torch.Generator())
 
 
 def _pair(data: Any) -> tuple[Tensor, Tensor]:
@@ -234,7 +241,7 @@ def inputs(given: Any) -> Tensor:
 
 
 def _all_inputs(data: "Dataset[Any] | DataLoader[Any]") -> Tensor:
-    loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=READ)
+    loader = data if isinstance(data, DataLoader) else _in_order(data)
     _refuse_disorder(loader)
     blocks = [b[0] if isinstance(b, (tuple, list)) and len(b) else b for b in loader]
     if not blocks:

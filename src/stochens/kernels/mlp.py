@@ -10,6 +10,7 @@
 import contextlib
 import ctypes
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, Unpack
 
@@ -123,6 +124,8 @@ def outputs(
 # Threads -----------------------------------------------------------------------------------------
 
 _threads = 0  # of the kernel; 0: as many as torch has
+_inside = 0  # trainings that are alone on the cores now, each in a thread of Python's
+_counting = threading.Lock()
 
 
 def threads() -> int:
@@ -138,15 +141,20 @@ def alone_on_the_cores() -> Iterator[None]:
     threads wait for each other by spinning: on a core that something else uses too, each operation
     then costs milliseconds (measured: a step of 5 ms took 100).
     """
-    global _threads
-    before, torch_before = _threads, torch.get_num_threads()
-    _threads = before or torch_before
+    global _threads, _inside
+    with _counting:
+        if _inside == 0:
+            _threads = torch.get_num_threads()
+        _inside, before = _inside + 1, _threads
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        _threads = before
-        torch.set_num_threads(torch_before)
+        torch.set_num_threads(before)  # not what it was on entry: perhaps 1, by another thread
+        with _counting:
+            _inside -= 1
+            if _inside == 0:
+                _threads = 0
 
 
 # The call into mlp.cpp ---------------------------------------------------------------------------

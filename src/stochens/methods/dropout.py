@@ -32,7 +32,7 @@ class DropoutLayer(StochasticLayer):
     def perturb(self, y: Tensor) -> Tensor:
         # z has the output's shape [B, C, *positions], or [B, C, 1, ...] where a channel is the node
         shape = (*y.shape[:2], *[1] * (y.dim() - 2)) if self.by_channel else y.shape
-        z = bernoulli(1 - self.output_rate, shape, y)
+        z = bernoulli(1 - self.output_rate, shape, y, fresh=True)
         return y * z / (1 - self.output_rate)
 
     def mixtures(self, omega: Params) -> list[Mixture]:

@@ -97,7 +97,7 @@ class GaussianLayer(StochasticLayer):
         squared = x if isinstance(self.plain, LOOKUP) else x.square()
         variances = {name: s.square() for name, s in self.sigmas().items()}
         variance = functional_call(self.plain, variances, (squared, *rest), kwargs)
-        return y + (variance + VARIANCE_FLOOR).sqrt() * normal(y)
+        return y + (variance + VARIANCE_FLOOR).sqrt() * normal(y, fresh=True)
 
     def mixtures(self, omega: Params) -> list[Mixture]:
         """The inner layer's components, each with this sigma."""

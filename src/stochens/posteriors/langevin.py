@@ -192,7 +192,7 @@ def _walked(
     data_term, context = data_term_for(problem, way, bf16=bf16)
     gradient = Gradient(problem, data_term)
     q = flatten(problem.start)  # [M, D]
-    keys = [derive(seed, SAMPLER, member, STREAM) for member in ids]
+    keys = [derive(problem.seed, SAMPLER, member, STREAM) for member in ids]
     key = torch.tensor(keys, device=q.device)  # [M]
     p = normal(key, torch.full_like(key, -1), MOMENTUM, q.shape[1]).to(q)  # [M, D]
     g = prior_precision * q  # of U_0, which is the prior's alone

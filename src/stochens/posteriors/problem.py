@@ -27,6 +27,7 @@ from stochens.members import (
 from stochens.memory import chosen_device
 from stochens.methods import stochastic_layers
 from stochens.randomness.seeds import derive, seeded
+from stochens.result.chains import told
 from stochens.result.posterior import Posterior
 from stochens.result.recipe import Inputs, Recipe
 from stochens.training.starts import refuse_other_shapes
@@ -81,7 +82,7 @@ class Problem(NamedTuple):
         first = next(iter(self.start.values()))
         shapes = ", ".join(f"{name} {tuple(shape)}" for name, shape in self.shapes.items())
         return {
-            "chains": len(first),
+            "chains": told(self.ids),
             "seed": self.seed,
             "prior_precision": self.prior_precision,
             "dtype": str(first.dtype),
@@ -106,7 +107,7 @@ def prepare(
 ) -> Problem:
     """Check everything that can be checked before the first step."""
     positive(prior_precision=prior_precision)
-    ids = chain_ids(chains)
+    ids, seed = chain_ids(chains), int(seed)
     if dtype not in (None, torch.float32, torch.float64):
         raise InputError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
     like = likelihoods.resolve(likelihood)

@@ -24,7 +24,8 @@ def multiswa(
     """Members that are the running average of their own tail; one inference each.
 
     The tail is the part of training after the share `average_from`; `snapshots` of it are averaged,
-    evenly spaced. Other options are those of `fit`; the learning rate is constant by default.
+    evenly spaced, or all of its steps where it has fewer. Other options are those of `fit`; the
+    learning rate is constant by default.
 
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
     >>> posterior = multiswa(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), members=3, epochs=4)
@@ -89,11 +90,24 @@ class Tail:
         self.scatter: Params = {}  # sum of squared deviations from the mean, by Welford's update
         self.deviations: list[Params] = []
 
+    def begin(self, *, steps: int) -> None:
+        count = min(self.snapshots, self._tail(steps))
+        if self.rank is not None and count < self.rank:
+            raise InputError(
+                f"the tail has {count} steps to take snapshots of, fewer than rank = {self.rank}; "
+                "train longer, or ask for a smaller rank"
+            )
+
+    def _tail(self, steps: int) -> int:
+        """How many of the steps are its."""
+        return steps - int(self.average_from * steps)
+
     def update(self, params: Params, *, step: int, steps: int) -> None:
-        first = int(self.average_from * steps)
-        every = max(1, (steps - first) // self.snapshots)
-        # counted back from the last step, so that the end of training is always a snapshot
-        if step > first and (steps - step) % every == 0:
+        length = self._tail(steps)
+        count = min(self.snapshots, length)
+        at = step - (steps - length)
+        # `count` of the steps 1 to `length` of the tail, and the last is always one of them
+        if at > 0 and at * count // length > (at - 1) * count // length:
             self.snapshot({name: p.detach() for name, p in params.items()})
 
     def snapshot(self, params: Params) -> None:
@@ -136,11 +150,6 @@ class Tail:
         mean = {name: self.mean[name] for name in params}  # in their order, not a file's
         if self.rank is None:
             return mean, None
-        if len(self.deviations) < self.rank:
-            raise InputError(
-                f"the tail had {self.count} steps to take snapshots of, fewer than rank = "
-                f"{self.rank}; train longer, or ask for a smaller rank"
-            )
         variance = {name: self.scatter[name] / self.count for name in params}
         columns = {
             name: torch.stack([d[name] for d in self.deviations], dim=1) for name in params

@@ -84,7 +84,7 @@ class Predictive:
     def sample(self, n: int = 1, *, seed: int = 0) -> Tensor:
         """Labels drawn from the predictive, [n, B]; each row from one draw of the network, so that
         inputs covary as the posterior says (from the mean where the draws were not kept)."""
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(int(seed))
         if self.draws is None:
             rows = self.mean.expand(n, -1, -1)
         else:
@@ -182,7 +182,7 @@ class GaussianPredictive:
     def sample(self, n: int = 1, *, seed: int = 0) -> Tensor:
         """y drawn from the predictive, [n, B, D]; each row from one draw of the network."""
         means, variances = self.components()
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(int(seed))
         rows = torch.randint(len(means), (n,), generator=generator)
         noise = torch.randn(n, *means.shape[1:], generator=generator, dtype=means.dtype)
         return means[rows] + variances[rows].sqrt() * noise

@@ -1,7 +1,6 @@
 """Prediction in batches: some members and some rows of x at a time, as memory allows."""
 
-import threading
-import weakref
+import contextlib
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +16,7 @@ from stochens.memory import activation_bytes, free_bytes
 from stochens.methods import stochastic_layers
 from stochens.predict.predictive import sums_for
 from stochens.predict.shared_noise import noise_of_draw, noise_requests
+from stochens.randomness.noise import same_noise
 from stochens.randomness.seeds import PREDICTION, derive, seeded
 from stochens.spread import Spread, params_of_draw
 
@@ -36,14 +36,6 @@ class Ask(NamedTuple):
     bf16: bool
     seed: int
     shared_noise: bool
-
-
-_locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
-
-
-def alone_with(net: nn.Module) -> threading.RLock:
-    """Held while members' tensors are in the network, which is one object for all threads."""
-    return _locks.setdefault(net, threading.RLock())
 
 
 def plan(
@@ -106,6 +98,7 @@ def predictive(
     )
     layers = stochastic_layers(net).values()
     shared = any(layer.shared_by_batch() for layer in layers)
+    apart = (1,) if shared else ()  # noise on outputs has no numbers of what batches share
     net.eval()
     requests = (noise_requests(net, x[:1]) if ask.shared_noise else None) or None
     with torch.no_grad():
@@ -114,13 +107,14 @@ def predictive(
             own = None if requests is None else noise_of_draw(requests, members, number, seed=seed)
             for first in range(0, members, chunk):
                 block = take(theta, slice(first, first + chunk))
+                # A draw that a batch shares is the same for every batch: one function.
+                same = derive(seed, PREDICTION, number, first, 0) if shared else None
                 for top in range(0, len(x), rows):
-                    # A draw that a batch shares is the same for every batch: one function.
-                    place = 0 if shared else first_row + top
-                    stream = derive(seed, PREDICTION, number, first, place)
+                    place = first_row + top
+                    stream = derive(seed, PREDICTION, number, first, place, *apart)
                     part = _padded(x[top : top + rows], rows).to(device)
                     mine = own and [t[first : first + chunk].to(device) for t in own]
-                    outputs = _forward(net, block, part, stream, ask.bf16, engine, mine)
+                    outputs = _forward(net, block, part, stream, same, ask.bf16, engine, mine)
                     at = slice(top, min(top + rows, len(x)))
                     got = outputs[:, : at.stop - at.start]  # [m, b, C] of [m, rows, C]
                     sums.add(got, rows=at, first_draw=number * members + first)
@@ -138,11 +132,15 @@ def _forward(
     params: Params,
     x: Tensor,
     stream: int,
+    same: int | None,  # the stream of what all batches share
     bf16: bool,
     engine: Engine,
     noise: list[Tensor] | None,
 ) -> Tensor:
-    with seeded(stream, x.device):
+    # Members' tensors are in the network meanwhile, which is one object for all threads, and
+    # `seeded` lets in one at a time.
+    always = contextlib.nullcontext() if same is None else same_noise(same, x.device)
+    with seeded(stream, x.device), always:
         if engine == "vmap" and noise is None:
             fused = fused_forward(net, params, x, seed=stream)
             if fused is None and bf16:

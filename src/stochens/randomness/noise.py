@@ -3,7 +3,8 @@
 Layers ask for `bernoulli` masks and `normal` numbers. Inside `member_noise` a draw depends only on
 (member, seed of the pass, how many draws came before), so that a member sees the same noise in
 whatever block it is trained, and on whatever device. Inside `given` each request takes the next of
-some tensors, so that a stochastic network is a plain function of its inputs and its noise.
+some tensors, so that a stochastic network is a plain function of its inputs and its noise. Inside
+`same_noise` batches of a prediction share what is not fresh for each example.
 Elsewhere (through torch.compile, in prediction) torch draws for all members at once.
 """
 
@@ -34,21 +35,25 @@ class Source(Protocol):
 _sources: dict[int, Source] = {}  # of each thread that has one; torch.compile sees it empty
 
 
-def _source() -> Source | None:
-    return _sources.get(threading.get_ident()) if _sources else None
+def _source(*, fresh: bool = False) -> Source | None:
+    source = _sources.get(threading.get_ident()) if _sources else None
+    return None if fresh and isinstance(source, _Same) else source
 
 
-def bernoulli(keep: float, shape: Shape, like: Tensor) -> Tensor:
-    """z ~ Bernoulli(keep), as a boolean mask; fresh for each member under vmap."""
-    source = _source()
+def bernoulli(keep: float, shape: Shape, like: Tensor, *, fresh: bool = False) -> Tensor:
+    """z ~ Bernoulli(keep), as a boolean mask; fresh for each member under vmap.
+
+    `fresh`: for each example too, so that no two batches of a prediction have the same.
+    """
+    source = _source(fresh=fresh)
     if source is None:
         return torch.rand(shape, device=like.device) < keep
     return source.mask(keep, shape, like)
 
 
-def normal(like: Tensor) -> Tensor:
+def normal(like: Tensor, *, fresh: bool = False) -> Tensor:
     """eps ~ N(0, 1) of the shape, type and device of `like`, likewise."""
-    source = _source()
+    source = _source(fresh=fresh)
     return torch.randn_like(like) if source is None else source.normal(like)
 
 
@@ -145,6 +150,29 @@ def one_by_one(call: Callable[[int], Tensor], count: int) -> Tensor:
         outputs.append(call(k))
     now.turn = now.members
     return torch.stack(outputs)
+
+
+# -- the same for all batches ---------------------------------------------------------------------
+
+
+class _Same:
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def mask(self, keep: float, shape: Shape, like: Tensor) -> Tensor:
+        return torch.rand(shape, device=like.device, generator=self._generator) < keep
+
+    def normal(self, like: Tensor) -> Tensor:
+        own = self._generator
+        return torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=own)
+
+
+@contextlib.contextmanager
+def same_noise(seed: int, device: torch.device) -> Iterator[None]:
+    """Inside, noise on weights comes from a stream of its own, whatever torch's is; what is fresh
+    for each example still comes from torch's."""
+    with _from(_Same(torch.Generator(device).manual_seed(seed))):
+        yield
 
 
 # -- noise as an input ----------------------------------------------------------------------------

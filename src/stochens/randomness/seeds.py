@@ -5,6 +5,7 @@ can be added, removed, chunked or sent to another machine without changing the r
 """
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -25,9 +26,9 @@ def derive(seed: int, *purpose: int) -> int:
     >>> derive(0, 1) != derive(0, 2) and derive(0, 1) == derive(0, 1)
     True
     """
-    state = seed & _MASK
+    state = int(seed) & _MASK  # numpy's integers would overflow
     for number in (*purpose, len(purpose)):
-        state = (state + 0x9E3779B97F4A7C15 + (number & _MASK)) & _MASK
+        state = (state + 0x9E3779B97F4A7C15 + (int(number) & _MASK)) & _MASK
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
         state ^= state >> 31
@@ -81,12 +82,18 @@ def _order(keys: Tensor, index: Tensor, low: int) -> Tensor:
     return numbers & low
 
 
+_one_at_a_time = threading.RLock()  # torch has one generator for all threads
+
+
 @contextlib.contextmanager
 def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Run a block on its own random stream and leave the caller's as it was."""
+    """Run a block on its own random stream and leave the caller's as it was.
+
+    One thread at a time, the others wait; what draws outside of such blocks is not held back.
+    """
     device = torch.device(device)
     cuda = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda):
+    with _one_at_a_time, torch.random.fork_rng(devices=cuda):
         # Not torch.manual_seed: before CUDA is up it queues itself there, stack trace and all.
         torch.default_generator.manual_seed(seed)
         if cuda:

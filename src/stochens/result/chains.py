@@ -50,6 +50,7 @@ class Chains:
     def join(cls, parts: "Sequence[Chains]") -> "Chains":
         """Chains that ran apart, one part after the other."""
         first, count = parts[0], sum(part.count for part in parts)
+        ids = [chain for part in parts for chain in _asked(part.settings["chains"])]
 
         def together(kind: Callable[[Chains], dict[str, Tensor]]) -> dict[str, Tensor]:
             return {
@@ -62,5 +63,19 @@ class Chains:
             count=count,
             stats=together(lambda part: part.stats),
             state=together(lambda part: part.state),
-            settings={**first.settings, "chains": count},
+            settings={**first.settings, "chains": told(ids)},
         )
+
+
+def told(ids: Sequence[int]) -> int | list[int]:
+    """Chains as one would ask for them: how many, where they are the first, or else which.
+
+    >>> told([0, 1, 2]), told([7, 8])
+    (3, [7, 8])
+    """
+    return len(ids) if list(ids) == list(range(len(ids))) else list(ids)
+
+
+def _asked(chains: int | list[int]) -> list[int]:
+    """The inverse of `told`."""
+    return list(range(chains)) if isinstance(chains, int) else chains

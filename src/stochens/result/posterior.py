@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stochens import objective
-from stochens.checks import whole
+from stochens.checks import whole, whole_or_none
 from stochens.cluster.connect import Engines, asked
 from stochens.cluster.prediction import on_machines
 from stochens.data.source import inputs
@@ -18,7 +18,7 @@ from stochens.members import Builder, Engine, Params, join, move, size, take
 from stochens.methods import stochastic_layers
 from stochens.predict.export import Predictor, write
 from stochens.predict.shared_noise import noise_by_name, noise_requests
-from stochens.predict.streaming import Ask, alone_with, plan, predictive
+from stochens.predict.streaming import Ask, plan, predictive
 from stochens.result import saved
 from stochens.result.chains import Chains
 from stochens.result.history import History
@@ -100,12 +100,15 @@ class Posterior:
         stay as they are. `engine`: "ray" or Ray(...) for batches on many machines, which draw the
         same numbers where they have the same kind of device; `device` is theirs, "cpu" or "cuda"
         (if not given, CPUs for a posterior on the CPU), and `progress` shows them.
+
+        Threads may predict and train at the same time, and each gets what it would get alone; only
+        what draws from torch's own generator meanwhile, as building a network does, can change it.
         """
         x, cluster = inputs(x), None if engine is None else asked(engine)
         if noise not in ("fresh", "shared"):
             raise InputError(f"noise must be 'fresh' or 'shared', got {noise!r}")
-        if draws < 1:
-            raise InputError(f"draws must be at least 1, got {draws}")
+        whole(draws=draws)
+        whole_or_none(batch_size=batch_size)
         if engine is not None and cluster is None:
             raise InputError(f"engine must be None, 'ray' or Ray(...), got {engine!r}")
         if device is not None and cluster is None:
@@ -115,14 +118,14 @@ class Posterior:
         here = next(iter(self.params.values())).device
         if bf16 and here.type != "cuda" and cluster is None:
             raise InputError(f"bf16 is for CUDA, and this posterior is on {here.type!r}")
-        with alone_with(self.net):
-            trained_on = None if self.inputs is None else self.inputs.shape
-            rows, chunk = plan(self.net, self.params, x, batch_size, trained_on)
-            groups = self.chains.count if self.chains is not None and draws == 1 else 1
-            ask = Ask(len(x), rows, chunk, draws, groups, keep_draws, bf16, seed, noise == "shared")
-            if cluster is not None:
-                return on_machines(self, x, ask, cluster, device, progress)
-            return self._predictive(x, ask)
+        trained_on = None if self.inputs is None else self.inputs.shape
+        rows, chunk = plan(self.net, self.params, x, batch_size, trained_on)
+        groups = self.chains.count if self.chains is not None and draws == 1 else 1
+        shared = noise == "shared"
+        ask = Ask(len(x), rows, chunk, draws, groups, keep_draws, bf16, int(seed), shared)
+        if cluster is not None:
+            return on_machines(self, x, ask, cluster, device, progress)
+        return self._predictive(x, ask)
 
     def _predictive(self, x: Tensor, ask: Ask, *, first_row: int = 0) -> Any:
         """At some of the rows that were asked for: those from a multiple of `ask.rows` on."""

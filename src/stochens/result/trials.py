@@ -1,6 +1,7 @@
 """What short trials of the methods said, kept beside the posterior that they led to."""
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 from rich import box
@@ -47,12 +48,12 @@ class Trials:
 
     def by_kl(self) -> list[Trial]:
         """Best first, without those that have no rank by it."""
-        ranked = [(row.kl, k) for k, row in enumerate(self.rows) if row.kl is not None]
-        return [self.rows[k] for _, k in sorted(ranked)]
+        ranked = [(worth(-row.kl), row) for row in self.rows if row.kl is not None]
+        return [row for _, row in sorted(ranked, key=lambda pair: pair[0], reverse=True)]
 
     def by_held_out(self) -> list[Trial]:
         """Best first."""
-        return sorted(self.rows, key=lambda row: -row.held_out)
+        return sorted(self.rows, key=lambda row: worth(row.held_out), reverse=True)
 
     def table(self) -> Group:
         """For rich, the best by held-out likelihood first: held-out likelihoods, below them the
@@ -94,6 +95,15 @@ class Trials:
             return None
         rows = tuple(Trial(**row) for row in about["rows"])
         return cls(rows, about["chosen"], about["reason"], about["skipped"])
+
+
+def worth(value: float) -> tuple[bool, float]:
+    """To compare by, higher is better: what is no number is below all numbers.
+
+    >>> max([math.nan, -math.inf, -2.0], key=worth)
+    -2.0
+    """
+    return not math.isnan(value), value
 
 
 def _table(*heads: str) -> Table:

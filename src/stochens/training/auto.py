@@ -31,7 +31,7 @@ from stochens.methods import (
 from stochens.randomness.seeds import TRIALS, derive, seeded
 from stochens.result.posterior import Posterior
 from stochens.result.recipe import described
-from stochens.result.trials import Trial, Trials
+from stochens.result.trials import Trial, Trials, worth
 from stochens.training.outcomes import Outcome, kept_outcomes
 from stochens.training.schedules import rate_for
 
@@ -234,7 +234,7 @@ def _outcome(posterior: Posterior, log_p: Tensor) -> Outcome:
 
 def _rows(found: dict[str, Outcome], weights: Tensor) -> tuple[Trial, ...]:
     means = {name: float((weights * one.log_p).sum()) for name, one in found.items()}
-    best = max(means, key=lambda name: means[name])
+    best = max(means, key=lambda name: worth(means[name]))
     rows = []
     for name, one in found.items():
         loss = one.loss  # [M]
@@ -264,7 +264,7 @@ def _error(values: Tensor, weights: Tensor) -> float:
 
 def choice(rows: Sequence[Trial], by: str) -> tuple[str, str]:
     """The label of the candidate that the rule takes, and the rule's words for it."""
-    best = max(rows, key=lambda row: row.held_out)
+    best = max(rows, key=lambda row: worth(row.held_out))
     ranked = [row for row in rows if row.kl is not None]
     if by == "kl":
         if not ranked:
@@ -287,4 +287,4 @@ def choice(rows: Sequence[Trial], by: str) -> tuple[str, str]:
 
 
 def _kl(row: Trial) -> float:
-    return math.inf if row.kl is None else row.kl
+    return math.inf if row.kl is None or math.isnan(row.kl) else row.kl

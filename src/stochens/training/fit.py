@@ -179,6 +179,7 @@ def fit(
     params = first_params(template, prepared, start, here, seed, prior_precision)
     chosen = choose_engine(way, template, params, few)
     batch = min(batch_size or given.size, given.size)
+    at_once = batch if given.loader is None else len(given.x)  # a loader has batches of its own
     settings = Settings(
         epochs=epochs,
         batch_size=batch,
@@ -197,10 +198,10 @@ def fit(
         compile=way == "compile",
     )
     if cluster is not None:
-        each = member_bytes(template, few, batch_size=batch)
+        each = member_bytes(template, few, batch_size=at_once)
         return _on_machines(cluster, options, ids, chunk, each)
     together = size_kept(checkpoint, ids, chunk) or chunk
-    together = together or members_that_fit(template, few, batch_size=batch, device=place)
+    together = together or members_that_fit(template, few, batch_size=at_once, device=place)
     if repulsion is not None and together < len(ids):
         raise InputError(
             f"repulsion couples all {len(ids)} members, but only {together} fit into memory at "

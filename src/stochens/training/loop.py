@@ -20,7 +20,7 @@ from stochens.kernels.mlp import alone_on_the_cores
 from stochens.kernels.noise import words
 from stochens.kernels.resnet import resnet_nll
 from stochens.likelihoods import Likelihood
-from stochens.members import Engine, Params
+from stochens.members import Engine, Params, size
 from stochens.progress import Bar, Log
 from stochens.randomness.noise import member_noise
 from stochens.randomness.seeds import NOISE, derive, member_seed, permutations, seeded
@@ -33,6 +33,9 @@ from stochens.training.step import Batch, Eager, Loss, LossOf, Step, replayed
 
 class Collector(Protocol):
     """Watches the parameters of a block of members while they train (SWA, SWAG)."""
+
+    def begin(self, *, steps: int) -> None:
+        """Before the first step: the place to refuse what so many steps cannot give."""
 
     def update(self, params: Params, *, step: int, steps: int) -> None: ...
 
@@ -100,6 +103,8 @@ def train(
     rate = schedule_named(settings.schedule)
     per_epoch = steps_per_epoch(data, settings)
     steps = settings.epochs * per_epoch
+    if collector is not None:
+        collector.begin(steps=steps)
     fresh = restarts(settings.schedule, steps)
     recorder = Recorder(len(members), settings.device)
     optimizer = optimizer_named(
@@ -110,10 +115,12 @@ def train(
         capturable=_recordable(data, settings),
     )
     move: Step = Eager(params, loss_of, optimizer, recorder)
-    held = (params, optimizer, recorder, collector, settings.device)
     net.train()
+    draws = _draws(loss_of, params, data, settings)
+    held = (params, optimizer, recorder, collector, settings.device if draws else None)
     seed = member_seed(settings.seed, members[0], NOISE)
-    with context, _on(settings.device), seeded(seed, settings.device):
+    stream = seeded(seed, settings.device) if draws else contextlib.nullcontext()
+    with context, _on(settings.device), stream:
         step = _go_on(keep, held)
         bar.advance(step * len(members))
         done, began = step, time.monotonic()
@@ -159,7 +166,8 @@ def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
-Held = tuple[Params, torch.optim.Optimizer, Recorder, Collector | None, torch.device]
+# the device whose random numbers training draws, or None
+Held = tuple[Params, torch.optim.Optimizer, Recorder, Collector | None, torch.device | None]
 
 
 def _taken(step: int, held: Held) -> Params:
@@ -172,6 +180,19 @@ def _go_on(keep: Keeper, held: Held) -> int:
         return 0
     put_back(keep.found, *held)
     return int(keep.found["step"])
+
+
+def _draws(loss_of: LossOf, params: Params, data: Source, settings: Settings) -> bool:
+    """Whether training draws from torch's own generator, as a network's own dropout does and a
+    DataLoader. Threads share that, so that such trainings wait for each other; on a GPU all do,
+    since no other thread may call it while a graph is recorded."""
+    if data.loader is not None or settings.compile or settings.device.type != "cpu":
+        return True
+    rows = torch.zeros(size(params), 4, dtype=torch.int64)
+    with torch.no_grad(), seeded(0):
+        before = torch.get_rng_state()
+        loss_of(params, rows, 0)
+        return not torch.equal(torch.get_rng_state(), before)
 
 
 def _recordable(data: Source, settings: Settings) -> bool:

@@ -25,17 +25,20 @@ def taken(
     optimizer: torch.optim.Optimizer,
     recorder: Recorder,
     collector: Stateful | None,
-    device: torch.device,
+    device: torch.device | None,
 ) -> Named:
-    """Everything that the next step depends on, or that is asked for at the end."""
+    """Everything that the next step depends on, or that is asked for at the end.
+
+    `device`: where training draws from torch's generator; None: it does not.
+    """
     parts: dict[str, Named] = {
         "params": {name: p.detach() for name, p in params.items()},
         "optimizer": _optimizer_state(optimizer),
         "recorder": recorder.state(),
-        "random": {"cpu": torch.get_rng_state()},
+        "random": {} if device is None else {"cpu": torch.get_rng_state()},
         "collector": {} if collector is None else collector.state(),
     }
-    if device.type == "cuda":
+    if device is not None and device.type == "cuda":
         parts["random"]["cuda"] = torch.cuda.get_rng_state(device)
     return {f"{part}/{name}": t for part, named in parts.items() for name, t in named.items()}
 
@@ -46,7 +49,7 @@ def put_back(
     optimizer: torch.optim.Optimizer,
     recorder: Recorder,
     collector: Stateful | None,
-    device: torch.device,
+    device: torch.device | None,
 ) -> None:
     """The inverse of `taken`, into parameters and an optimiser that have not moved yet."""
     with torch.no_grad():
@@ -56,9 +59,13 @@ def put_back(
     recorder.restore(_part(named, "recorder"))
     if collector is not None:
         state = _part(named, "collector")
-        collector.restore({name: t.to(device) for name, t in state.items()})
+        here = next(iter(params.values())).device
+        collector.restore({name: t.to(here) for name, t in state.items()})
+    if device is None:
+        return
     random = _part(named, "random")
-    torch.set_rng_state(random["cpu"])
+    if "cpu" in random:  # not where the work was begun without
+        torch.set_rng_state(random["cpu"])
     if "cuda" in random and device.type == "cuda":
         torch.cuda.set_rng_state(random["cuda"], device)
 
