@@ -253,12 +253,31 @@ def test_a_likelihood_of_ones_own_is_given_again(xor, tmp_path, kind):
     assert torch.equal(again.predict(xor[0]).probs, posterior.predict(xor[0]).probs)
 
 
+@dataclasses.dataclass(frozen=True)
+class Named(Dropout):
+    """Has the name of one of ours."""
+
+
+def test_a_method_of_ones_own_is_given_again(xor, tmp_path):
+    posterior = fit(xor, method=[Named(0.2), Gaussian(0.1)])
+    posterior.save(tmp_path / "run")
+    with pytest.raises(InputError, match=r"a method of your own, Named; give it: .*method="):
+        stochens.load(tmp_path / "run", MLP(2, 6, 2))
+    with pytest.raises(InputError, match="made with 2 methods, not 1"):
+        stochens.load(tmp_path / "run", MLP(2, 6, 2), method=Named(0.2))
+    with pytest.raises(InputError, match="another method: its class is 'Named' there, and None"):
+        stochens.load(tmp_path / "run", MLP(2, 6, 2), method=[Dropout(0.2), Gaussian(0.1)])
+    again = stochens.load(tmp_path / "run", MLP(2, 6, 2), method=[Named(0.2), Gaussian(0.1)])
+    assert again.recipe == posterior.recipe
+    assert torch.equal(again.predict(xor[0]).probs, posterior.predict(xor[0]).probs)
+
+
 def test_one_of_ours_may_be_given_and_one_that_json_cannot_hold_is_refused(xor, tmp_path):
     fit(xor).save(tmp_path / "run")
     again = stochens.load(tmp_path / "run", MLP(2, 6, 2), likelihood=Categorical())
     assert again.likelihood == Categorical()
     strange = fit(xor, likelihood=Smooth(torch.tensor(0.1)))
-    with pytest.raises(InputError, match="the likelihood Smooth cannot be saved"):
+    with pytest.raises(InputError, match="Smooth cannot be saved"):
         strange.save(tmp_path / "strange")
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
 

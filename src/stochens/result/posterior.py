@@ -15,7 +15,7 @@ from stochens.data.source import inputs
 from stochens.errors import InputError
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder, Engine, Params, join, move, size, take
-from stochens.methods import stochastic_layers
+from stochens.methods import MethodLike, stochastic_layers
 from stochens.predict.export import Predictor, write
 from stochens.predict.shared_noise import noise_by_name, noise_requests
 from stochens.predict.streaming import Ask, plan, predictive
@@ -264,13 +264,14 @@ def load(
     path: Any,
     net: nn.Module | Builder,
     *,
+    method: MethodLike | None = None,
     likelihood: Likelihood | None = None,
     device: torch.device | str = "cpu",
 ) -> Posterior:
     """Read a saved posterior into the network it belongs to (the plain one, as given to `fit`).
 
     Never runs a pickle. Another network is refused by the first parameter that differs.
-    `likelihood`: the one given to `fit`, where it is of a class of your own.
+    `method`, `likelihood`: those given to `fit`, where they are of a class of your own.
 
     >>> import stochens, tempfile
     >>> net, data = stochens.MLP(2, 5, 2), stochens.toy_set("a", n=40)
@@ -279,4 +280,4 @@ def load(
     >>> load(folder, net).params["0.weight"].shape  # [M, 5, 2]
     torch.Size([3, 5, 2])
     """
-    return Posterior(**saved.read(path, net, likelihood)).to(device)
+    return Posterior(**saved.read(path, net, method, likelihood)).to(device)

@@ -1,6 +1,5 @@
 """The folder that a posterior is saved in: what is written there, read back and checked."""
 
-import json
 from typing import Any
 
 import torch
@@ -10,11 +9,11 @@ from stochens.errors import InputError
 from stochens.files import storage
 from stochens.likelihoods import LIKELIHOODS, Likelihood
 from stochens.members import Builder, Params, builder, shared_by_all, trainable
-from stochens.methods import stochastic
+from stochens.methods import MethodLike, resolve, stochastic
 from stochens.randomness.seeds import derive, seeded
 from stochens.result.chains import Chains
 from stochens.result.history import History
-from stochens.result.recipe import Inputs, Recipe, described
+from stochens.result.recipe import Inputs, Recipe, kept, made_again
 from stochens.result.trials import Trials
 from stochens.spread import Spread
 
@@ -47,7 +46,7 @@ def _description(posterior: Any) -> dict[str, Any]:
     """Everything else."""
     return {
         **posterior.recipe.description(),
-        "likelihood": _named(posterior.likelihood),
+        "likelihood": kept(posterior.likelihood, LIKELIHOODS),
         "members": list(posterior.members),
         "data_size": posterior.data_size,
         "sample_weight": posterior.sample_weight,
@@ -60,40 +59,11 @@ def _description(posterior: Any) -> dict[str, Any]:
     }
 
 
-def _named(likelihood: Likelihood) -> dict[str, Any]:
-    """By its name and options, and by its class where that is the user's own."""
-    own = type(likelihood)
-    try:
-        about: dict[str, Any] = json.loads(json.dumps(described(likelihood)))
-    except (AttributeError, TypeError, ValueError) as error:
-        raise InputError(
-            f"the likelihood {own.__qualname__} cannot be saved: {error}. It needs a name, and "
-            "options() that JSON can hold, as a dataclass of plain fields has them"
-        ) from error
-    return about if LIKELIHOODS.get(likelihood.name) is own else about | {"class": own.__qualname__}
-
-
-def _likelihood(then: dict[str, Any], given: Likelihood | None, path: Any) -> Likelihood:
-    """The one of which `_named` gave `then`; who made their own must give it."""
-    if given is None and then["name"] in LIKELIHOODS and "class" not in then:
-        return LIKELIHOODS[then["name"]](**then["options"])
-    if given is None:
-        raise InputError(
-            f"{path} was made with a likelihood of your own, {then.get('class', then['name'])}; "
-            "give it: stochens.load(path, net, likelihood=...)"
-        )
-    now = _named(given)
-    for what, value in then.items():
-        if now.get(what) != value:
-            raise InputError(
-                f"{path} was made with another likelihood: its {what} is {value!r} there, and "
-                f"{now.get(what)!r} of the one given"
-            )
-    return given
-
-
-def read(path: Any, net: nn.Module | Builder, likelihood: Likelihood | None) -> dict[str, Any]:
-    """The fields of the posterior, on the CPU, for the plain network that it belongs to."""
+def read(
+    path: Any, net: nn.Module | Builder, method: MethodLike | None, likelihood: Likelihood | None
+) -> dict[str, Any]:
+    """The fields of the posterior, on the CPU, for the plain network that it belongs to; method and
+    likelihood where they are the user's own."""
     found, about = storage.read_folder(path, FORMAT)
     kinds: dict[str, dict[str, Tensor]] = {}
     for key, tensor in found.items():
@@ -101,8 +71,8 @@ def read(path: Any, net: nn.Module | Builder, likelihood: Likelihood | None) -> 
         kinds.setdefault(kind, {})[name] = tensor
     params, common = kinds.get("params", {}), kinds.get("shared", {})
     with storage.reading(path):
-        recipe = Recipe.read(about)
-        likelihood = _likelihood(about["likelihood"], likelihood, path)
+        recipe = Recipe.read(about, None if method is None else resolve(method), path)
+        likelihood = made_again(about["likelihood"], likelihood, LIKELIHOODS, "likelihood", path)
         seed = derive(about["seed"])  # the same as in `fit`
     with seeded(seed):
         template = builder(net)()
