@@ -19,6 +19,7 @@ from stochens.data.hmc_reference import hmc_reference
 from stochens.data.image_sets import SETS, normalised
 from stochens.data.images import find, load_images
 from stochens.errors import InputError
+from stochens.experiments.cifar_config import Config
 from stochens.experiments.cifar_measures import (
     aligned,
     closeness_to,
@@ -65,40 +66,8 @@ from stochens.training.schedules import rate_for, schedule_named
 REFERENCE = "HMC"
 NAMES = ("cifar10", "cifar100")
 TIMED_BLOCK = 10  # members of a block where time is limited and none is asked for
-PAPER_IMAGES = 40_960  # of 50,000, which the authors trained on
 MEMBER_COUNTS = (1, 2, 3, 5, 10, 15, 20, 25, 30, 40, 50, 75, 100)
 INFERENCES = (1, 4, 16)  # of each member; the paper saw little change
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """What a run is made of. The defaults are the paper's and its authors' code's."""
-
-    data: Path
-    name: str = "cifar10"
-    method: str = "dropout"
-    rate: float = 0.1  # of dropout and DropConnect
-    node: str = "position"  # of dropout and non-parametric dropout: what a convolution's node is
-    start: Path | None = None  # a run whose members to begin with
-    members: int = 50
-    epochs: int = 300
-    batch_size: int = 64
-    lr: float = 0.1
-    schedule: str = "step"
-    images: int | None = PAPER_IMAGES  # the first so many; None: all
-    test_images: int | None = None  # likewise
-    prior_precision: float = 5.0  # Izmailov et al. 2021
-    block: int | None = None  # members trained together; None: as many as fit
-    minutes: float | None = None  # no new block is begun that would not end in time
-    draws: int = 1  # inferences of each member
-    inferences: bool = False  # the curve over inferences too
-    corruptions: bool = False  # the 80 corrupted test sets too
-    resamples: int = 300  # of the bootstrap over images
-    seed: int = 0
-    device: str | None = None
-    engine: str = "auto"
-    address: str | None = None  # of the Ray cluster, with engine = "ray"
-    out: Path = Path("runs/cifar")
 
 
 WHERE = {"device", "engine", "address"}

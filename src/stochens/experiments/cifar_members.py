@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stochens.errors import InputError
-from stochens.experiments.cifar_rows import RULES, Net, Options
+from stochens.experiments.cifar_config import Config
+from stochens.experiments.cifar_rows import RULES, Net
 from stochens.members import Params, trainable
 from stochens.methods import stochastic
 from stochens.result.joining import join_posteriors
@@ -71,7 +72,7 @@ def _numbers(name: str) -> list[int]:
 
 
 def to_begin_with(
-    start: Path, copy: Path, options: Options, net: Net, ids: list[int]
+    start: Path, copy: Path, options: Config, net: Net, ids: list[int]
 ) -> Posterior | None:
     """The members with these numbers in the run `start`, or in the copy of them that a run which
     was stopped has of its own; None where none is needed. Nothing is written."""
@@ -96,7 +97,7 @@ def _copied(copy: Path, net: Net, ids: list[int]) -> Posterior | None:
     return _some(there, ids) if set(ids) <= set(there.members) else None
 
 
-def _found(start: Path, options: Options, net: Net, ids: list[int]) -> Posterior:
+def _found(start: Path, options: Config, net: Net, ids: list[int]) -> Posterior:
     blocks = list(saved(start, net, "cpu").values())
     if not blocks:
         raise InputError(f"start = {start}, but there are no members of a run")

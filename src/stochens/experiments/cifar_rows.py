@@ -3,11 +3,12 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from stochens.cluster.connect import Engines
+from stochens.experiments.cifar_config import Config
 from stochens.experiments.rows import engine_of
 from stochens.members import Params
 from stochens.methods import DropConnect, Dropout, Method, NPDropout, Regular
@@ -25,33 +26,6 @@ CYCLES = 5  # of a chain of SGHMC; each gives one draw
 EXPLORATION = 0.8  # the share of a cycle without noise (Zhang et al. 2020)
 
 
-class Options(Protocol):
-    """What a block needs to know of a Config."""
-
-    @property
-    def method(self) -> str: ...
-    @property
-    def rate(self) -> float: ...
-    @property
-    def node(self) -> str: ...
-    @property
-    def epochs(self) -> int: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def lr(self) -> float: ...
-    @property
-    def schedule(self) -> str: ...
-    @property
-    def prior_precision(self) -> float: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def engine(self) -> str: ...
-    @property
-    def address(self) -> str | None: ...
-
-
 class Block(NamedTuple):
     """Which members to make, of what, where."""
 
@@ -63,10 +37,10 @@ class Block(NamedTuple):
     start: Params | None = None  # what to begin with, [len(ids), ...]
 
 
-Make = Callable[[Options, Block], Posterior]
+Make = Callable[[Config, Block], Posterior]
 
 
-def _common(options: Options, block: Block) -> dict[str, Any]:
+def _common(options: Config, block: Block) -> dict[str, Any]:
     return {
         "members": block.ids,
         "epochs": options.epochs,
@@ -82,14 +56,14 @@ def _common(options: Options, block: Block) -> dict[str, Any]:
     }
 
 
-def _engine(options: Options, device: str) -> Engines:
+def _engine(options: Config, device: str) -> Engines:
     """The kernels have all but two convolutions at each node, which torch.compile does fastest."""
     two = options.method == "np-dropout" and options.node == "position"
     within = "compile" if two and device.startswith("cuda") else "auto"
     return engine_of(options.engine, options.address, within=within)
 
 
-def _by_fit(options: Options, block: Block) -> Posterior:
+def _by_fit(options: Config, block: Block) -> Posterior:
     return fit(
         block.net,
         block.data,
@@ -100,7 +74,7 @@ def _by_fit(options: Options, block: Block) -> Posterior:
     )
 
 
-def _by_swa(options: Options, block: Block) -> Posterior:
+def _by_swa(options: Config, block: Block) -> Posterior:
     """From scratch, or from members that are trained: then all of it is the tail."""
     return multiswa(
         block.net,
@@ -111,7 +85,7 @@ def _by_swa(options: Options, block: Block) -> Posterior:
     )
 
 
-def _by_sghmc(options: Options, block: Block) -> Posterior:
+def _by_sghmc(options: Config, block: Block) -> Posterior:
     """Chains of CYCLES draws each, as many as make the block; its members are those draws."""
     chains = -(-len(block.ids) // CYCLES)
     steps = options.epochs * -(-len(block.data[0]) // options.batch_size) // CYCLES  # of a cycle
@@ -138,7 +112,7 @@ def _by_sghmc(options: Options, block: Block) -> Posterior:
     return dataclasses.replace(first, members=tuple(block.ids), seed=options.seed)
 
 
-RULES: dict[str, Callable[[Options], Method]] = {  # what the members' layers follow
+RULES: dict[str, Callable[[Config], Method]] = {  # what the members' layers follow
     "regular": lambda options: Regular(),
     "multiswa": lambda options: Regular(),
     "dropout": lambda options: Dropout(options.rate, node=options.node),
@@ -164,12 +138,12 @@ ROWS = {  # as the paper names them
 }
 
 
-def row_name(options: Options) -> str:
+def row_name(options: Config) -> str:
     """As the paper has it, and what differs from the authors' choice of nodes."""
     noted = options.node == "channel" and options.method in ("dropout", "np-dropout")
     return ROWS[options.method].format(rate=options.rate) + (" by channel" if noted else "")
 
 
-def block_of(options: Options, block: Block) -> Posterior:
+def block_of(options: Config, block: Block) -> Posterior:
     """The block's members, trained."""
     return METHODS[options.method](options, block)
