@@ -50,9 +50,6 @@ class Clock:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def begin(self, *, steps: int) -> None:
-        pass
-
     def update(self, params: Params, *, step: int, steps: int) -> None:
         pass
 

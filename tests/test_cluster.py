@@ -413,9 +413,6 @@ class Hook:
     def __init__(self, told: Path | None = None, seconds: float = 0.0):
         self.told, self.seconds, self.begun = told, seconds, False
 
-    def begin(self, *, steps):
-        pass
-
     def update(self, params, *, step, steps):
         time.sleep(self.seconds)
         if self.told is not None and not self.begun:

@@ -297,8 +297,14 @@ def test_a_block_that_was_begun_goes_on_as_it_was_cut(data, tmp_path, monkeypatc
         patched.setattr(cifar_rows, "fit", stopped)
         with pytest.raises(KeyboardInterrupt):
             cifar.run(config)
-    notes = []
+    notes, epochs = [], []
+
+    def watched(*args, **options):
+        return stochens.fit(*args, **options, log=lambda epoch, _: epochs.append(epoch))
+
+    monkeypatch.setattr(cifar_rows, "fit", watched)
     cifar.run(cifar.resumed(config.out, members=3), resume=True, note=notes.append)
+    assert epochs == [1, 2, 0, 1, 2]  # the first epoch of members 0 and 1 is not done again
     assert [note for note in notes if "epochs" in note] == [
         "SE1 0.1: members 0 to 1, 3 epochs",
         "SE1 0.1: members 2 to 2, 3 epochs",

@@ -29,9 +29,6 @@ ENGINES = [
 class Watch:
     """Sees everything and does nothing."""
 
-    def begin(self, *, steps):
-        pass
-
     def update(self, params, *, step, steps):
         assert steps == STEPS
 
@@ -55,9 +52,6 @@ class Poison(Watch):
         self.member, self.step, self.where, self.value = member, step, where, value
         self.given = False
         self.hooks = []
-
-    def begin(self, *, steps):
-        pass
 
     def update(self, params, *, step, steps):
         for hook in self.hooks:

@@ -90,21 +90,14 @@ class Tail:
         self.scatter: Params = {}  # sum of squared deviations from the mean, by Welford's update
         self.deviations: list[Params] = []
 
-    def begin(self, *, steps: int) -> None:
-        count = min(self.snapshots, self._tail(steps))
-        if self.rank is not None and count < self.rank:
+    def update(self, params: Params, *, step: int, steps: int) -> None:
+        length = steps - int(self.average_from * steps)
+        count = min(self.snapshots, length)
+        if self.rank is not None and count < self.rank:  # known at the first step
             raise InputError(
                 f"the tail has {count} steps to take snapshots of, fewer than rank = {self.rank}; "
                 "train longer, or ask for a smaller rank"
             )
-
-    def _tail(self, steps: int) -> int:
-        """How many of the steps are its."""
-        return steps - int(self.average_from * steps)
-
-    def update(self, params: Params, *, step: int, steps: int) -> None:
-        length = self._tail(steps)
-        count = min(self.snapshots, length)
         at = step - (steps - length)
         # `count` of the steps 1 to `length` of the tail, and the last is always one of them
         if at > 0 and at * count // length > (at - 1) * count // length:

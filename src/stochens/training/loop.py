@@ -34,9 +34,6 @@ from stochens.training.step import Batch, Eager, Loss, LossOf, Step, replayed
 class Collector(Protocol):
     """Watches the parameters of a block of members while they train (SWA, SWAG)."""
 
-    def begin(self, *, steps: int) -> None:
-        """Before the first step: the place to refuse what so many steps cannot give."""
-
     def update(self, params: Params, *, step: int, steps: int) -> None: ...
 
     def finish(self, params: Params) -> tuple[Params, Spread | None]: ...
@@ -103,8 +100,6 @@ def train(
     rate = schedule_named(settings.schedule)
     per_epoch = steps_per_epoch(data, settings)
     steps = settings.epochs * per_epoch
-    if collector is not None:
-        collector.begin(steps=steps)
     fresh = restarts(settings.schedule, steps)
     recorder = Recorder(len(members), settings.device)
     optimizer = optimizer_named(
