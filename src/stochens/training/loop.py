@@ -133,7 +133,7 @@ def train(
                 if data.loader is None and step % per_epoch:  # a loader has no place inside
                     keep(step, lambda: _taken(step, held))  # noqa: B023, called at once
             recorder.end_epoch()
-            if bar.watched:  # a look at the loss waits for the GPU
+            if bar.wants_note:  # a look at the loss waits for the GPU
                 speed = (step - done) * len(members) / (time.monotonic() - began)
                 bar.note(f"loss {recorder.mean_loss():.4g}, {speed:,.0f} member-steps/s")
             if log is not None:
