@@ -11,8 +11,8 @@ import stochens
 from stochens import DropConnect, Dropout, Gaussian, NPDropout, Regular, methods
 from stochens.kernels import conv, mlp, resnet
 from stochens.kernels.drawn import all_drawn
-from stochens.members import builder, forward_each, init
-from stochens.networks import ResNet20FRN, SmallResNetFRN
+from stochens.members import builder, forward_each, init, trainable
+from stochens.networks import FRN, ResidualBlock, ResNet20FRN, SmallResNetFRN
 from stochens.randomness.seeds import seeded
 
 GPU = conv.available()
@@ -49,6 +49,66 @@ def test_everything_else_is_left_to_vmap():
         assert not taken(stochens.stochastic(ResNet20FRN(), method))
     with_head = stochens.stochastic(ResNet20FRN(), Dropout(0.2, rates={"head": 0.2}))
     assert not taken(with_head)
+
+
+def exchanged(change) -> nn.Module:
+    net = ResNet20FRN()
+    change(net)
+    return net
+
+
+class Relu(ResidualBlock):
+    def forward(self, x):
+        return super().forward(x).relu()
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net: setattr(net, "norm", FRN(16, eps=1e-2)),
+        lambda net: setattr(net, "conv", nn.Conv2d(3, 16, 3, padding=1, padding_mode="circular")),
+        lambda net: setattr(net, "conv", nn.Conv2d(6, 16, 3, padding=1)),  # images have 4 at most
+        lambda net: setattr(net.blocks[4], "conv1", nn.Conv2d(32, 32, 3, padding=2, dilation=2)),
+        lambda net: setattr(net.blocks[4], "conv1", nn.Conv2d(32, 32, 3, padding=1, groups=2)),
+        lambda net: net.blocks.__setitem__(1, net.blocks[0]),  # one block, called twice
+        lambda net: net.blocks.__setitem__(1, Relu(16, 16)),
+        lambda net: net.blocks.append(nn.Identity()),
+        lambda net: setattr(net, "head", Doubled(64, 10)),
+        lambda net: setattr(net, "head", nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 10))),
+        lambda net: setattr(net, "forward", lambda x: x.mean((2, 3))),
+        lambda net: setattr(net.norm, "forward", lambda x: x),
+        lambda net: net.conv.register_forward_hook(lambda *_: None),  # stays inside the noise
+    ],
+)
+def test_networks_with_other_parts_are_left_to_vmap(change):
+    net = exchanged(change)
+    assert not taken(net)
+    assert not taken(stochens.stochastic(net, Dropout(0.2)))
+
+
+def test_fewer_colours_and_other_classes_are_taken():
+    grey = exchanged(lambda net: setattr(net, "conv", nn.Conv2d(1, 16, 3, padding=1)))
+    assert taken(grey)
+    assert taken(exchanged(lambda net: setattr(net, "head", nn.Linear(64, 3))))
+
+
+@pytest.mark.parametrize("what", ["frozen", "tied", "double"])
+def test_parameters_that_the_kernels_cannot_stack_are_left_to_vmap(what):
+    net = ResNet20FRN()
+    if what == "frozen":
+        net.conv.weight.requires_grad_(False)
+    elif what == "tied":
+        net.blocks[1].conv1.weight = net.blocks[0].conv1.weight
+    else:
+        net.double()
+    steps = resnet.steps_of(net, (32, 32))
+    assert steps is not None
+    assert not resnet._fits(net, steps, trainable(net))
 
 
 def test_the_cpu_is_left_to_vmap():

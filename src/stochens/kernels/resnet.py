@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stochens.kernels import conv
+from stochens.kernels.changed import changed
 from stochens.kernels.conv import Kept, Noise, Norm
 from stochens.kernels.conv_plan import QUAD, Layer, plan_for
 from stochens.kernels.drawn import all_drawn
@@ -122,9 +123,7 @@ def run(
 
 def steps_of(net: nn.Module, image: tuple[int, ...]) -> tuple[Step, ...] | None:
     """The network's convolutions in order, for images [H, W]; None if it is no ResNet20FRN."""
-    if type(net) is not ResNet20FRN or any(
-        m._forward_hooks or m._forward_pre_hooks for m in net.modules()
-    ):
+    if type(net) is not ResNet20FRN or not _as_written(net):
         return None
     height, width = image
     steps: list[Step] = []
@@ -142,8 +141,6 @@ def steps_of(net: nn.Module, image: tuple[int, ...]) -> tuple[Step, ...] | None:
         steps.append(Step(path, norm, layer, rate, source, **options))
         return len(steps)
 
-    if not all(_taken(m) for m in net.modules()):
-        return None
     h = add("conv", "norm", (height, width), 0)
     for name, block in net.blocks.named_children():
         path = f"blocks.{name}."
@@ -156,6 +153,36 @@ def steps_of(net: nn.Module, image: tuple[int, ...]) -> tuple[Step, ...] | None:
         h = add(path + "conv2", path + "norm2", after, inner, residual=residual)
     fit = all(plan_for(s.layer, k) for s in steps for k in conv.KERNELS)
     return tuple(steps) if fit else None
+
+
+def _as_written(net: ResNet20FRN) -> bool:
+    """Whether all parts of the network are as its class makes them, but for noise.
+
+    A part may have been exchanged (another padding, FRN's eps, a block that computes more), used
+    twice or hooked into: vmap calls what is there, and the kernels know only the original.
+    """
+    inputs, classes = getattr(net.conv, "in_channels", 0), getattr(net.head, "out_features", 0)
+    parts = dict(net.named_modules())
+    return (
+        0 < inputs <= QUAD
+        and classes > 0
+        and _settings(parts) == _original(inputs, classes)
+        and all(_taken(m) and not changed(m) for m in parts.values())
+    )
+
+
+@functools.cache
+def _original(inputs: int, classes: int) -> dict[str, tuple[type, str]]:
+    with torch.device("meta"):
+        net = ResNet20FRN(classes)
+        net.conv = nn.Conv2d(inputs, net.conv.out_channels, 3, padding=1)
+    return _settings(dict(net.named_modules()))
+
+
+def _settings(parts: dict[str, nn.Module]) -> dict[str, tuple[type, str]]:
+    """What each part is: its type, and all its options, which torch's modules name in full."""
+    plain = {p: m.plain if isinstance(m, StochasticLayer) else m for p, m in parts.items()}
+    return {path: (type(module), module.extra_repr()) for path, module in plain.items()}
 
 
 def _taken(module: nn.Module) -> bool:
