@@ -143,6 +143,19 @@ def test_thresholds_elsewhere_differ_in_the_elements_that_rounding_moves():
     assert_equal(computed(tensors, dy, noise=noise(0.2)), known, rounding=0.1)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_member_that_is_no_number_stays_none(value):
+    """The threshold of FRN must not make one of it: training looks for losses that are none."""
+    tensors = call(16, 16, 8, 8)
+    tensors["weight"][1, 3] = value
+    dy = torch.ones_like(tensors["residual"])
+    found, known = (way(tensors, dy, noise=noise(0.3)) for way in (computed, expected))
+    assert known["y"][1, :, 3].isnan().all()
+    assert torch.equal(found["y"].isnan(), known["y"].isnan())
+    assert not found["weight"][0].isnan().any()
+    assert found["weight"][1, 3].isnan().all()
+
+
 @pytest.mark.parametrize("shape", [(3, 16, 32, 32), (3, 32, 6, 33), (1, 16, 9, 7)])
 def test_a_first_layer_takes_images_of_few_channels(shape):
     tensors = call(*shape, tau=-1e3)
