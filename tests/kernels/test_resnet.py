@@ -1,6 +1,7 @@
 """All members of a ResNet20FRN through the kernels: which networks, and what they compute."""
 
 import statistics
+import types
 
 import pytest
 import torch
@@ -109,6 +110,32 @@ def test_parameters_that_the_kernels_cannot_stack_are_left_to_vmap(what):
     steps = resnet.steps_of(net, (32, 32))
     assert steps is not None
     assert not resnet._fits(net, steps, trainable(net))
+
+
+@pytest.mark.parametrize(
+    ("major", "shared", "takes"),
+    [(9, 227 << 10, True), (10, 227 << 10, True), (12, 99 << 10, False), (8, 163 << 10, False)],
+    ids=["H200", "B200", "RTX 5090", "A100"],
+)
+def test_devices_without_the_shared_memory_are_left_to_vmap(major, shared, takes, monkeypatch):
+    about = types.SimpleNamespace(major=major, minor=0, shared_memory_per_block_optin=shared)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: about)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (major, 0))
+    monkeypatch.setattr(torch.cuda, "_compile_kernel", None, raising=False)
+    assert conv.available() is takes
+    monkeypatch.setenv("STOCHENS_KERNELS", "off")
+    assert not conv.available()
+
+
+def test_kernels_that_cannot_be_compiled_are_left_to_vmap(monkeypatch, caplog):
+    def fails(*_):
+        raise RuntimeError("NVRTC: unknown architecture")
+
+    monkeypatch.setattr(conv, "kernel", fails)
+    steps = resnet.steps_of(ResNet20FRN(), (20, 20))  # no other test has them compiled
+    assert not resnet._compiled(steps, torch.device(DEVICE), backward=True)
+    assert "run by vmap, which is slower: NVRTC" in caplog.text
 
 
 def test_the_cpu_is_left_to_vmap():

@@ -5,6 +5,7 @@ bf16 layout and gradients that meet are added inside a kernel.
 """
 
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +25,8 @@ from stochens.methods.dropout import DropoutLayer
 from stochens.methods.np_dropout import NPDropoutLayer
 from stochens.networks import ResNet20FRN
 from stochens.randomness.seeds import NOISE, derive
+
+log = logging.getLogger("stochens")
 
 PARTS = ("weight", "bias", "weight", "bias", "tau")  # of a convolution, then of its FRN
 
@@ -59,14 +62,15 @@ def resnet_forward(
     images of up to 4 channels and float32 parameters. Dropout depends only on (seed, member id);
     noise on weights comes from where randomness/noise.py says.
     """
-    if not x.is_cuda or not conv.available():
+    if not x.is_cuda or not conv.available(x.device):
         return None
     steps = steps_of(net, x.shape[-2:])
     if steps is None or not _fits(net, steps, params):
         return None
     shared = x.dim() == 4
     backward = torch.is_grad_enabled() and any(p.requires_grad for p in params.values())
-    compile_steps(steps, x.device, backward=backward, shared=shared)
+    if not _compiled(steps, x.device, backward=backward, shared=shared):
+        return None
     images = conv.quads(x[None] if shared else x)
     return run(steps, all_drawn(net, params), images, seed=seed, members=members)
 
@@ -83,12 +87,13 @@ def resnet_nll(
 
     The step chooses the noise; inside a CUDA graph it is a tensor [1] that the replays change.
     """
-    if not x.is_cuda or x.dim() != 4 or not conv.available():
+    if not x.is_cuda or x.dim() != 4 or not conv.available(x.device):
         return None
     steps = steps_of(net, x.shape[-2:])
     if steps is None or not _fits(net, steps, trainable(net)):
         return None
-    compile_steps(steps, x.device, backward=True)
+    if not _compiled(steps, x.device, backward=True):
+        return None
     images = conv.quads(x[None])[0]  # [N, H, W, 4]: made once, gathered at each step
     ids = torch.tensor(members, dtype=torch.int32, device=x.device)
     first = torch.tensor([derive(seed, NOISE)], device=x.device)
@@ -202,6 +207,21 @@ def _fits(net: nn.Module, steps: tuple[Step, ...], params: Params) -> bool:
     for path, layer in stochastic_layers(net).items():
         names |= {f"{path}.{name}" for name in layer.names}
     return names == set(params) and all(p.dtype == torch.float32 for p in params.values())
+
+
+@functools.cache
+def _compiled(
+    steps: tuple[Step, ...], device: torch.device, *, backward: bool, shared: bool = False
+) -> bool:
+    """Whether the steps could be compiled; where not, vmap does the work."""
+    try:
+        compile_steps(steps, device, backward=backward, shared=shared)
+    except torch.OutOfMemoryError:
+        raise  # fewer members may fit
+    except (RuntimeError, AttributeError) as error:  # of NVRTC; of a torch that is another
+        log.warning("convolutions run by vmap, which is slower: %s", error)
+        return False
+    return True
 
 
 @functools.cache
