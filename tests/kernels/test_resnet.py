@@ -9,10 +9,11 @@ from tests.kernels import emulated
 from torch import nn
 
 import stochens
-from stochens import DropConnect, Dropout, Gaussian, NPDropout, Regular, methods
+from stochens import DropConnect, Dropout, Gaussian, NPDropout, Regular, methods, objective
 from stochens.kernels import conv, mlp, resnet
 from stochens.kernels.drawn import all_drawn
-from stochens.members import builder, forward_each, init, trainable
+from stochens.likelihoods import Categorical
+from stochens.members import builder, forward, forward_each, init, trainable
 from stochens.networks import FRN, ResidualBlock, ResNet20FRN, SmallResNetFRN
 from stochens.randomness.seeds import seeded
 
@@ -191,6 +192,60 @@ def test_outputs_and_gradients_are_those_of_vmap(method, monkeypatch):
     assert statistics.median(errors.values()) < 0.06
     assert max(errors.values()) < 0.15
     assert all(not found[0][name].any() for name in found[0] if "tau" in name)
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """The kernels, on a GPU or emulated."""
+    if not GPU:
+        if not mlp.available():
+            pytest.skip("neither a Hopper GPU nor a C++ compiler here")
+        monkeypatch.setattr(conv, "kernel", emulated.kernel)
+        monkeypatch.setattr(resnet, "_runs_here", lambda x: True)
+        monkeypatch.setattr(resnet, "_compiled", lambda *_, **__: True)  # each at its first call
+
+
+def small(members):
+    """Images that make the emulated network quick, and members that saw no training."""
+    torch.manual_seed(0)
+    x, y = torch.randn(5, 3, 8, 8, device=DEVICE), torch.tensor([0, 2, 1, 1, 0], device=DEVICE)
+    params = init(builder(lambda: ResNet20FRN(classes=3)), members=members, seed=0)
+    return x, y, {name: p.to(DEVICE) for name, p in params.items()}
+
+
+@pytest.mark.parametrize("rows", [None, [[4, 0, 0], [1, 3, 2]], [[2], [4]]])
+def test_the_loss_is_that_of_vmap(rows, here):
+    x, y, params = small(range(2))
+    rows = None if rows is None else torch.tensor(rows, device=DEVICE)
+    net = ResNet20FRN(classes=3).to(DEVICE)
+    nll = resnet.resnet_nll(net, Categorical(), x, y, (0, 1), 0)
+    known = objective.mean_nll(net, Categorical(), engine="vmap")(params, x, y, rows)
+    torch.testing.assert_close(nll(params, rows, 0), known, rtol=0.03, atol=0)  # bf16, in 20 layers
+
+
+def test_the_noise_of_a_loss_is_of_the_seed_the_member_and_the_step(here):
+    x, y, params = small((3, 8))
+    net = stochens.stochastic(ResNet20FRN(classes=3), Dropout(0.3)).to(DEVICE)
+
+    def losses(step, members=(3, 8), seed=0):
+        nll = resnet.resnet_nll(net, Categorical(), x, y, members, seed)
+        return nll({n: p[-len(members) :] for n, p in params.items()}, None, step)
+
+    first = losses(7)
+    assert torch.equal(losses(torch.tensor([7], device=DEVICE)), first)  # as a graph has it
+    assert torch.equal(losses(7, members=(8,)), first[1:])  # in a block of its own
+    for other in (losses(8), losses(7, seed=1), losses(7, members=(4, 9))):
+        assert not (other == first).any()
+
+
+def test_predictions_are_those_of_vmap(here):
+    x, _, params = small(range(2))
+    net, seed = ResNet20FRN(classes=3).to(DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    with torch.no_grad():
+        found, known = resnet.resnet_forward(net, params, x, seed=seed), forward(net, params, x)
+        alone = resnet.resnet_forward(net, params, x[:1], seed=seed)
+    assert (found - known).norm() < 0.02 * known.norm()  # bf16, in 20 layers
+    torch.testing.assert_close(alone, found[:, :1])  # the head's products in another order
 
 
 def test_every_weight_is_drawn_by_its_layer():

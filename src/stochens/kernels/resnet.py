@@ -62,7 +62,7 @@ def resnet_forward(
     images of up to 4 channels and float32 parameters. Dropout depends only on (seed, member id);
     noise on weights comes from where randomness/noise.py says.
     """
-    if not x.is_cuda or not conv.available(x.device):
+    if not _runs_here(x):
         return None
     steps = steps_of(net, x.shape[-2:])
     if steps is None or not _fits(net, steps, params):
@@ -87,7 +87,7 @@ def resnet_nll(
 
     The step chooses the noise; inside a CUDA graph it is a tensor [1] that the replays change.
     """
-    if not x.is_cuda or x.dim() != 4 or not conv.available(x.device):
+    if x.dim() != 4 or not _runs_here(x):
         return None
     steps = steps_of(net, x.shape[-2:])
     if steps is None or not _fits(net, steps, trainable(net)):
@@ -106,6 +106,10 @@ def resnet_nll(
         return likelihood.nll(outputs, y.expand(len(ids), *y.shape) if everything else y[rows])
 
     return nll
+
+
+def _runs_here(x: Tensor) -> bool:
+    return x.is_cuda and conv.available(x.device)
 
 
 def run(
