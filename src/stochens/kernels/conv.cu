@@ -67,7 +67,9 @@ template <int BYTES> DEVICE void copy(void *to, const void *from) {
                  "l"(from), "n"(BYTES));
 }
 DEVICE void end_group() { asm volatile("cp.async.commit_group;"); }
-template <int N> DEVICE void wait_groups() { asm volatile("cp.async.wait_group %0;" ::"n"(N)); }
+template <int N> DEVICE void wait_groups() {  // nothing is read ahead of it
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
 DEVICE u32 lows(u32 a, u32 b) { return __byte_perm(a, b, 0x5410); }
 DEVICE u32 highs(u32 a, u32 b) { return __byte_perm(a, b, 0x7632); }
 #endif
