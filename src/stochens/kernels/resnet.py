@@ -32,7 +32,7 @@ PARTS = ("weight", "bias", "weight", "bias", "tau")  # of a convolution, then of
 
 
 class Step(NamedTuple):
-    """One convolution with its FRN: output `to` from activation `source`, plus `residual`."""
+    """One convolution with its FRN: the next activation from `source`, plus `residual`."""
 
     conv: str  # its path in the network
     norm: str
