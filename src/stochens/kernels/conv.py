@@ -92,7 +92,7 @@ def available(device: torch.device | None = None) -> bool:
         return False
     about = torch.cuda.get_device_properties(device)
     # a GeForce of a newer generation has 99 KiB
-    shared = getattr(about, "shared_memory_per_block_optin", 0)
+    shared = getattr(about, "shared_memory_per_block_optin", MOST_SHARED)
     return about.major >= 9 and shared >= MOST_SHARED
 
 
@@ -180,8 +180,8 @@ class Noise(NamedTuple):
 
     @property
     def threshold(self) -> int:
-        """The rate in 1 / 65536."""
-        return round(self.rate * 65536)
+        """The rate in 1 / 65536; something must be left, or what is kept is scaled by infinity."""
+        return min(round(self.rate * 65536), 65535)
 
 
 class Norm(NamedTuple):

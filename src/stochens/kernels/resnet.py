@@ -293,6 +293,8 @@ class _Convolutions(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("the convolution kernels have no second derivative")
         steps: tuple[Step, ...] = ctx.steps
         seed, members, *rest = ctx.saved_tensors
         many = len(steps)

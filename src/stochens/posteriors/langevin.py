@@ -95,7 +95,7 @@ def langevin(
     seed: int = 0,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
-    bf16: bool = False,
+    bf16: bool | None = None,
     engine: Engines = "auto",
     progress: Show = None,
     checkpoint: str | Path | None = None,
@@ -116,7 +116,8 @@ def langevin(
     anneal: the share of the steps over which the likelihood is let in.
     last_step: the size of the last step as a share of the first, which a cosine leads to over the
         second half; 1 when None, 0.1 with mini-batches, whose noise then dies away.
-    bf16: the network in bfloat16, on CUDA; parameters stay as they are.
+    bf16: the network in bfloat16, on CUDA; parameters stay as they are. None: only where
+        ResNet20FRN's kernels serve, as in fit.
     engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "compile", "vmap" or
         "loop", as in `fit`; "ray" or Ray(...) for blocks of members on many machines.
     checkpoint: a folder to save the run in once a minute; a run found there is gone on with.
@@ -148,7 +149,7 @@ def _walked(
     seed: int,
     device: str | torch.device | None,
     dtype: torch.dtype | None,
-    bf16: bool,
+    bf16: bool | None,
     engine: Engines,
     progress: Show,
     checkpoint: str | Path | None,

@@ -65,7 +65,7 @@ def sgmcmc(
     seed: int = 0,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
-    bf16: bool = False,
+    bf16: bool | None = None,
     engine: Engines = "auto",
     progress: Show = None,
     resume: Posterior | None = None,
@@ -108,7 +108,8 @@ def sgmcmc(
     start: "default" (the layers' own), "prior", a Posterior (its first members, one for each
         chain), or Params [chains, ...].
     dtype: float32 or float64; the network's own when None.
-    bf16: the network in bfloat16, on CUDA; parameters stay as they are.
+    bf16: the network in bfloat16, on CUDA; parameters stay as they are. None: only where
+        ResNet20FRN's kernels serve, as in fit.
     engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "compile", "vmap" or
         "loop", as in `fit`; "ray" or Ray(...) for blocks of chains on many machines.
     resume: what an interrupted call returned, or, without cycles, a finished one when more samples

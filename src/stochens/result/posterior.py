@@ -82,7 +82,7 @@ class Posterior:
         batch_size: int | None = None,
         keep_draws: bool | None = None,
         noise: str = "fresh",
-        bf16: bool = False,
+        bf16: bool | None = None,
         seed: int = 0,
         engine: Engines | None = None,
         device: str | None = None,
@@ -97,9 +97,10 @@ class Posterior:
         drawn once for all of x; noise on outputs is fresh for each example, or drawn once for all
         of x too by `noise="shared"`: each draw is one function then, whose value at an input does
         not depend on the inputs beside it. `bf16`: the network in bfloat16, on CUDA; the averages
-        stay as they are. `engine`: "ray" or Ray(...) for batches on many machines, which draw the
-        same numbers where they have the same kind of device; `device` is theirs, "cpu" or "cuda"
-        (if not given, CPUs for a posterior on the CPU), and `progress` shows them.
+        stay as they are. None: only where ResNet20FRN's kernels serve, as in `fit`. `engine`: "ray"
+        or Ray(...) for batches on many machines, which draw the same numbers where they have the
+        same kind of device; `device` is theirs, "cpu" or "cuda" (if not given, CPUs for a posterior
+        on the CPU), and `progress` shows them.
 
         Threads may predict and train at the same time, and each gets what it would get alone; only
         what draws from torch's own generator meanwhile, as building a network does, can change it.

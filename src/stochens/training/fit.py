@@ -68,7 +68,7 @@ def fit(
     lost: str = "retry",
     seed: int = 0,
     device: str | torch.device | None = None,
-    bf16: bool = False,
+    bf16: bool | None = None,
     chunk: int | None = None,
     engine: Engines = "auto",
     progress: Show = None,
@@ -105,9 +105,10 @@ def fit(
     lost: what becomes of members whose loss or parameters are no numbers any more: "retry" (they
         are trained again from other seeds, three times at most, and then left out), "drop" (left
         out) or "keep". The others are the same in any case.
-    bf16: the network in bfloat16, on CUDA; parameters, loss and optimiser stay as they are. Only so
-        do ResNet20FRN's kernels serve it (a Hopper GPU, data in memory, no sample_weight), with
-        engine="auto" and unless the environment has STOCHENS_KERNELS=off, which is for all kernels.
+    bf16: the network in bfloat16, on CUDA; parameters, loss and optimiser stay as they are. None:
+        only where ResNet20FRN's kernels serve (a Hopper GPU, data in memory, no sample_weight,
+        engine="auto"), which know no other; False or STOCHENS_KERNELS=off in the environment is
+        without them.
     chunk: members trained together; chosen by the memory that is free when None.
     engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "compile" (vmap through
         torch.compile: a minute to begin with, and then the fastest for large networks on a GPU),
