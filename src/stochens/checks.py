@@ -84,7 +84,7 @@ def probe(net: nn.Module, x: Tensor) -> Tensor:
             )
     if not isinstance(outputs, Tensor):
         raise InputError(f"the network must return one tensor, got {type(outputs).__name__}")
-    if outputs.dim() == 0 or len(outputs) != len(x):
+    if outputs.dim() > 1 and len(outputs) != len(x):  # other shapes are the likelihood's to refuse
         raise InputError(
             f"the network must return a row for each of its inputs, got {tuple(outputs.shape)} for "
             f"x {tuple(x.shape)}"
@@ -162,7 +162,8 @@ def probe_outputs(plain: nn.Module, few: Tensor) -> Tensor:
     try:
         with seeded(0, few.device), _no_recomputing():  # seeded: in one thread at a time
             outputs = probe(plain, few)
-            _refuse_mixed(plain, few)
+            if outputs.dim() > 1:
+                _refuse_mixed(plain, few)
             return outputs
     except InputError:
         raise
