@@ -30,7 +30,7 @@ from stochens.cluster.folder import refuse_url
 from stochens.errors import InputError
 from stochens.files.checkpoints import kept_in
 from stochens.likelihoods import Likelihood
-from stochens.members import Builder, Engine
+from stochens.members import Builder
 from stochens.memory import chosen_device
 from stochens.posteriors.problem import chain_ids, prepare
 from stochens.posteriors.sgmcmc_steps import (
@@ -175,6 +175,7 @@ def _walked(
         seed=seed,
         device=device if cluster is None else "cpu",
         dtype=dtype,
+        engine=way,
     )
     N = len(problem.x)
     batch = min(batch_size or N, N)
@@ -219,8 +220,7 @@ def _walked(
             bar.advance(len(ids))
             keep(step + 1, lambda: _named(q, p, g, step + 1))  # noqa: B023, called at once
         keep.now(steps, lambda: _named(q, p, g, steps))
-    later: Engine = "loop" if way == "loop" else "vmap"
-    posterior = problem.posterior(unflatten(q, problem.shapes), engine=later)
+    posterior = problem.posterior(unflatten(q, problem.shapes))
     return dataclasses.replace(posterior, members=ids), plan
 
 

@@ -30,7 +30,7 @@ from stochens.kernels.fused import fused_nll
 from stochens.kernels.graphs import Replayed
 from stochens.kernels.mlp import alone_on_the_cores
 from stochens.kernels.resnet import resnet_nll
-from stochens.members import Engine, Params
+from stochens.members import Params
 from stochens.posteriors.problem import Problem
 from stochens.posteriors.target import unflatten
 from stochens.progress import Bar
@@ -316,10 +316,8 @@ def data_term_for(
                 "engine='fused' runs chains of small Linear layers and activations on a CPU with a "
                 "C++ compiler, not this network; use engine='auto'"
             )
-    way: Engine = "loop" if engine == "loop" else "vmap"
-
     mean_nll = objective.mean_nll(
-        net, like, engine=way, bf16=bool(bf16), compiled=engine == "compile"
+        net, like, engine=problem.engine, bf16=bool(bf16), compiled=engine == "compile"
     )
 
     def data_term(params: Params, rows: Tensor | None, step: int | Tensor) -> Tensor:

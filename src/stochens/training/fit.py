@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,12 @@ from stochens import likelihoods, methods
 from stochens.checks import (
     check_network,
     member_ids,
+    not_negative,
     positive,
     probe_outputs,
     whole,
     whole_or_none,
+    whole_seed,
 )
 from stochens.cluster.connect import Engines, Ray, asked
 from stochens.cluster.folder import refuse_url
@@ -133,14 +134,13 @@ def fit(
         if asked(engine) is None:
             refuse_url(checkpoint)
         return fit_best(fit, net, data, method if isinstance(method, Auto) else Auto(), rest)
-    ids, seed = member_ids(members), int(seed)
+    ids, seed = member_ids(members), whole_seed(seed)
     cluster = asked(engine)
     way = cluster.within if cluster is not None else str(engine)
     whole(epochs=epochs)
     whole_or_none(batch_size=batch_size, chunk=chunk)
     positive(prior_precision=prior_precision)
-    if not 0 <= temperature < math.inf:
-        raise InputError(f"temperature must not be negative, got {temperature!r}")
+    not_negative(temperature=temperature, weight_decay=weight_decay)
     if repulsion is not None:
         positive(repulsion=repulsion)
     if lost not in ("retry", "drop", "keep"):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from stochens.checks import positive
 from stochens.errors import InputError, did_you_mean
 
 # The authors divide the rate by 10 at 1/2 and 3/4 of training, each time with a fresh optimiser.
@@ -41,8 +42,8 @@ def rate_for(optimizer: str, lr: float | None) -> float:
         raise InputError(
             f"unknown optimizer {optimizer!r}{hint or '.'} Known: {', '.join(DEFAULT_RATES)}"
         )
-    if lr is not None and not 0 < lr < math.inf:
-        raise InputError(f"lr must be a positive number, got {lr!r}")
+    if lr is not None:
+        positive(lr=lr)
     return DEFAULT_RATES[optimizer] if lr is None else lr
 
 
