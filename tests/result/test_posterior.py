@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -17,6 +18,7 @@ from stochens.files import storage
 from stochens.likelihoods import Categorical
 from stochens.members import builder, init
 from stochens.predict import streaming
+from stochens.result.fingerprint import fingerprint
 
 
 def fit(data, net=None, **options):
@@ -326,6 +328,65 @@ def test_another_network_is_refused_by_its_first_difference(xor, tmp_path):
     for net, message in cases:
         with pytest.raises(InputError, match=message):
             stochens.load(tmp_path / "run", net)
+
+
+class Features(nn.Module):
+    """Random features, which are no parameters; `known` makes them a buffer, or none at all."""
+
+    def __init__(self, known: bool) -> None:
+        super().__init__()
+        drawn = torch.randn(2, 8)
+        if known:
+            self.register_buffer("drawn", drawn)
+        else:
+            self.drawn = drawn
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(torch.cos(x @ self.drawn))
+
+
+@pytest.mark.parametrize("method", ["regular", "np-dropout", [Dropout(0.2), Gaussian(0.1)]])
+def test_a_network_that_computes_something_else_is_refused(xor, tmp_path, method):
+    nets = {
+        act: nn.Sequential(nn.Linear(2, 8), act(), nn.Linear(8, 2)) for act in (nn.Tanh, nn.ReLU)
+    }
+    posterior = stochens.fit(nets[nn.Tanh], xor, method=method, members=2, epochs=2)
+    posterior.save(tmp_path / "tanh")
+    stochens.load(tmp_path / "tanh", nets[nn.Tanh])
+    with pytest.raises(InputError, match="away from the saved ones"):
+        stochens.load(tmp_path / "tanh", nets[nn.ReLU])
+    plain = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
+    plain.load_state_dict(posterior.member(0))
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).sin()
+    found = fingerprint(posterior.net, posterior.params, posterior.inputs)
+    torch.testing.assert_close(found, plain(x).detach())
+
+
+def test_random_constants_must_be_those_of_the_saved_network(xor, tmp_path):
+    for known in (True, False):
+        posterior = stochens.fit(Features(known), xor, method="regular", members=2, epochs=2)
+        posterior.save(tmp_path / str(known))
+    again = stochens.load(tmp_path / "True", Features(True))  # a buffer is saved
+    assert again.predict(xor[0]).mean.shape == (len(xor[0]), 2)
+    with pytest.raises(InputError, match="random constants that are no buffers"):
+        stochens.load(tmp_path / "False", Features(False))
+
+
+def test_a_network_with_noise_of_its_own_or_without_outputs_has_no_fingerprint(xor, tmp_path):
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.head(F.dropout(x, 0.5))
+
+    posterior = stochens.fit(Noisy(), xor, method="regular", members=2, epochs=1)
+    assert fingerprint(posterior.net, posterior.params, posterior.inputs) is None
+    posterior.save(tmp_path / "noisy")
+    stochens.load(tmp_path / "noisy", Noisy())
+    assert fingerprint(nn.Linear(3, 2), {}, posterior.inputs) is None  # it fails at x [2, 2]
 
 
 def test_damaged_folders_are_refused(xor, tmp_path):

@@ -11,6 +11,7 @@ from stochens.members import Builder, Params, builder, shared_by_all, trainable
 from stochens.methods import MethodLike, resolve, stochastic
 from stochens.randomness.seeds import derive, seeded
 from stochens.result.chains import Chains
+from stochens.result.fingerprint import differs, fingerprint
 from stochens.result.history import History
 from stochens.result.recipe import Inputs, Recipe, kept, made_again
 from stochens.result.trials import Trials
@@ -38,6 +39,8 @@ def tensors(posterior: Any) -> dict[str, Tensor]:
         kinds |= {f"spread.{part}": v for part, v in posterior.spread._asdict().items()}
     if posterior.chains is not None:
         kinds |= posterior.chains.tensors()
+    if (outputs := fingerprint(posterior.net, posterior.params, posterior.inputs)) is not None:
+        kinds["fingerprint"] = {"outputs": outputs}
     return {f"{kind}/{name}": t for kind, named in kinds.items() for name, t in named.items()}
 
 
@@ -85,10 +88,14 @@ def read(
             t.data = t.data.to(kept.dtype)  # a sampler may have been asked for another
     template.load_state_dict(common, strict=False)
     names = list(trainable(template))  # the network's own order, which draws follow
+    params = {name: params[name] for name in names}
+    with storage.reading(path):
+        inputs = Inputs.read(about.get("inputs"))
+    _refuse_other_outputs(template, params, inputs, kinds.get("fingerprint", {}), path)
     with storage.reading(path):
         return {
             "net": template,
-            "params": {name: params[name] for name in names},
+            "params": params,
             "likelihood": likelihood,
             "recipe": recipe,
             "members": tuple(about["members"]),
@@ -100,7 +107,7 @@ def read(
             "spread": _spread(kinds, names),
             "engine": about["engine"],
             "chains": Chains.read(kinds, about.get("chains")),
-            "inputs": Inputs.read(about.get("inputs")),
+            "inputs": inputs,
             "trials": Trials.read(about.get("trials")),
         }
 
@@ -121,3 +128,18 @@ def _refuse_another(wanted: Params, found: Params, path: Any) -> None:
                 f"{path} holds another network: parameter {name!r} is {here} in the network given "
                 f"and {there} in the file"
             )
+
+
+def _refuse_other_outputs(
+    net: nn.Module, params: Params, inputs: Inputs | None, found: Params, path: Any
+) -> None:
+    """Of the same parameters another network makes other predictions, which nobody would notice."""
+    there, here = found.get("outputs"), fingerprint(net, params, inputs)
+    if there is None or here is None:  # of a version before this check, or it has noise of its own
+        return
+    if (apart := differs(there, here)) is not None:
+        raise InputError(
+            f"{path} holds another network: with the same parameters the one given has outputs up "
+            f"to {apart:.3g} away from the saved ones. Its activations, options or constants "
+            "differ; random constants that are no buffers are drawn anew when it is built"
+        )
