@@ -491,6 +491,17 @@ def test_join_refuses_what_does_not_belong_together(xor):
     assert some.history.loss.shape[1] == 1
 
 
+def test_places_of_members_that_are_not_there_are_refused(xor):
+    posterior = fit(xor)
+    assert posterior.take([-1]).members == posterior.take(slice(2, None)).members == (2,)
+    for places in ([], [3], 0, slice(3, 5), "0", [0.5]):
+        with pytest.raises(InputError, match="take wants a list or slice of places from 0 to 2"):
+            posterior.take(places)
+    for place in (3, -4, 0.5):
+        with pytest.raises(InputError, match="member must be a place from 0 to 2"):
+            posterior.member(place)
+
+
 def test_member_gives_back_the_plain_network(xor):
     posterior = fit(xor, method=[NPDropout(), Gaussian(0.1, learn=True)])
     net = MLP(2, 6, 2)

@@ -392,6 +392,7 @@ def test_progress_and_logging(xor, capsys):
         ({"start": "zeros"}, "start must be"),
         ({"skip": "haed"}, "pattern 'haed' matches no layer; the layers are 0, 2, 4"),
         ({"bf16": True, "device": "cpu"}, "bf16 is for CUDA"),
+        ({"checkpoint_every": -1.0}, "checkpoint_every must not be negative"),
         ({"log": "paper"}, "log must be a function"),
     ],
 )

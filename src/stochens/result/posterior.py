@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -209,6 +210,8 @@ class Posterior:
 
         The plain network has no noise: it is the member's centre, not its predictive.
         """
+        if not isinstance(k, Integral) or not -len(self) <= k < len(self):
+            raise InputError(f"member must be a place from 0 to {len(self) - 1}, got {k!r}")
         own = {id(p): name for name, p in self.net.named_parameters() if p.requires_grad}
         one = {  # a tied parameter under each of its names, and what all members share
             name: (self.params[own[id(t)]][k] if id(t) in own else t).detach().clone()
@@ -231,6 +234,15 @@ class Posterior:
 
     def take(self, members: slice | list[int]) -> "Posterior":
         """Some of the members, by their places, as a posterior of their own."""
+        places = range(len(self))
+        try:
+            chosen = places[members] if isinstance(members, slice) else [places[k] for k in members]
+        except (IndexError, TypeError):
+            chosen = ()
+        if not chosen:
+            raise InputError(
+                f"take wants a list or slice of places from 0 to {len(self) - 1}, got {members!r}"
+            )
         spread = self.spread and Spread(*(take(part, members) for part in self.spread))
         history = self.history and History(*(t[:, members] for t in self.history))
         return dataclasses.replace(
@@ -272,7 +284,8 @@ def load(
 ) -> Posterior:
     """Read a saved posterior into the network it belongs to (the plain one, as given to `fit`).
 
-    Never runs a pickle. Another network is refused by the first parameter that differs.
+    Never runs a pickle. Another network is refused by the first parameter that differs, or by its
+    outputs at fixed inputs.
     `method`, `likelihood`: those given to `fit`, where they are of a class of your own.
 
     >>> import stochens, tempfile

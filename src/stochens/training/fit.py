@@ -141,6 +141,8 @@ def fit(
     whole_or_none(batch_size=batch_size, chunk=chunk)
     positive(prior_precision=prior_precision)
     not_negative(temperature=temperature, weight_decay=weight_decay)
+    if not checkpoint_every >= 0:
+        raise InputError(f"checkpoint_every must not be negative, got {checkpoint_every!r}")
     if repulsion is not None:
         positive(repulsion=repulsion)
     if lost not in ("retry", "drop", "keep"):
