@@ -1,8 +1,8 @@
 """An approximate posterior: stacked parameters and the network they belong to."""
 
+import contextlib
 import copy
 import dataclasses
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -210,7 +210,7 @@ class Posterior:
 
         The plain network has no noise: it is the member's centre, not its predictive.
         """
-        if not isinstance(k, Integral) or not -len(self) <= k < len(self):
+        if k not in range(-len(self), len(self)):
             raise InputError(f"member must be a place from 0 to {len(self) - 1}, got {k!r}")
         own = {id(p): name for name, p in self.net.named_parameters() if p.requires_grad}
         one = {  # a tied parameter under each of its names, and what all members share
@@ -234,11 +234,11 @@ class Posterior:
 
     def take(self, members: slice | list[int]) -> "Posterior":
         """Some of the members, by their places, as a posterior of their own."""
-        places = range(len(self))
-        try:
-            chosen = places[members] if isinstance(members, slice) else [places[k] for k in members]
-        except (IndexError, TypeError):
-            chosen = ()
+        places, chosen = range(len(self)), []
+        with contextlib.suppress(IndexError, TypeError):
+            chosen = (
+                [*places[members]] if isinstance(members, slice) else [places[k] for k in members]
+            )
         if not chosen:
             raise InputError(
                 f"take wants a list or slice of places from 0 to {len(self) - 1}, got {members!r}"
