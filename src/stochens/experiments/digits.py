@@ -160,8 +160,7 @@ def run(
         with folder.timed(f"{SET}/{REFERENCE}"):
             reference = sample(net, data, config, folder)
             truth = {place: reference.predict(x, keep_draws=False) for place, x in places.items()}
-        told = summary(reference, places["test"][:DIAGNOSED])
-        folder.put(SAMPLER, (SET,), _written(told))
+        folder.put(SAMPLER, (SET,), summary(reference, places["test"][:DIAGNOSED]))
         _keep(folder, REFERENCE, truth)
         _put(folder, REFERENCE, measured(truth, labels, resamples=config.resamples))
         if config.chains > 1:
@@ -279,13 +278,6 @@ def _put(folder: RunFolder, method: str, rows: Mapping[str, Mapping[str, Interva
         for metric, interval in row.items():
             if all(map(math.isfinite, interval)):  # NLL is infinite where a label has probability 0
                 folder.put(METRICS, (SET, method, domain, metric), interval._asdict())
-
-
-def _written(value: Any) -> Any:
-    """Numbers that JSON has; R-hat of a chain that never moved is none."""
-    if isinstance(value, dict):
-        return {key: _written(part) for key, part in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _keep(folder: RunFolder, method: str, found: Mapping[str, Predictive]) -> None:

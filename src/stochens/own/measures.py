@@ -45,15 +45,8 @@ def measured(
     return rows | near
 
 
-def plain(interval: Interval) -> dict[str, float | None]:
-    """For JSON, which has no infinity: null."""
-    return {
-        name: value if math.isfinite(value) else None for name, value in interval._asdict().items()
-    }
-
-
 def from_plain(numbers: Mapping[str, float | None]) -> Interval:
-    """The inverse."""
+    """As JSON has it, which has no infinity: null."""
     found = (numbers[end] for end in Interval._fields)
     return Interval(*(math.inf if number is None else float(number) for number in found))
 
