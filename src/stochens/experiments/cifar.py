@@ -282,8 +282,7 @@ def _keep_reference(config: Config, folder: RunFolder, probs: Tensor, labels: Te
     folder.arrays[f"{prefix}/mean"] = probs.numpy()
     folder.arrays[f"{prefix}/entropy"] = p.entropy.numpy()
     known = of_labelled(p, labels, config.resamples)
-    for unknown in ("MI",):
-        known.pop(unknown, None)
+    known.pop("MI", None)
     _put(folder, (config.name, REFERENCE, "test"), known)
 
 

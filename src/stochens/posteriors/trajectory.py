@@ -70,10 +70,6 @@ class Record(NamedTuple):
     draws: Tensor  # [M, samples, D]
     stats: Tensor  # [M, warmup + samples, len(STATS)], float64
 
-    def end(self, rules: Rules) -> int:
-        """Transitions a chain makes before it rests."""
-        return self.stats.shape[1]
-
 
 class Point(NamedTuple):
     """Where a leapfrog step arrived."""
