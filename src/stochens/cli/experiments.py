@@ -86,7 +86,7 @@ def toy(
         "address": address,
     }
     if resume is not None:
-        _refuse_other_place(resume, out)
+        refuse_other_place(resume, out)
         config = toy_experiment.resumed(resume, preset=preset, **given)
     else:
         config = toy_experiment.configured(preset or "quick", out=_place(out, "toy"), **given)
@@ -113,7 +113,7 @@ def digits(
     given: dict[str, Any] = {"members": members, "seed": seed, "device": device}
     given |= {"engine": engine, "address": address}
     if resume is not None:
-        _refuse_other_place(resume, out)
+        refuse_other_place(resume, out)
         config = digits_experiment.resumed(resume, preset=preset, **given)
     else:
         config = digits_experiment.configured(preset or "quick", out=_place(out, "digits"), **given)
@@ -178,7 +178,7 @@ def cifar(
     """
     given = {k: v for k, v in locals().items() if k not in ("data", "resume", "out")}
     if resume is not None:
-        _refuse_other_place(resume, out)
+        refuse_other_place(resume, out)
         config = cifar_experiment.resumed(resume, data=data, **given)
     else:
         config = cifar_experiment.configured(data, out=_place(out, "cifar"), **given)
@@ -236,7 +236,7 @@ def _place(out: Path | None, name: str) -> Path:
     return Path("runs") / f"{name}-{time}" if out is None else out
 
 
-def _refuse_other_place(resume: Path, out: Path | None) -> None:
+def refuse_other_place(resume: Path, out: Path | None) -> None:
     if out is not None and out.resolve() != resume.resolve():
         raise InputError(f"--resume goes on in {resume} itself; leave --out {out} away")
 

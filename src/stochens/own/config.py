@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stochens.errors import InputError, did_you_mean
-from stochens.experiments.rows import check_device, engine_of, made_again, stopped_run
+from stochens.experiments.rows import check_device, engine_of, made_again, stopped_run, taken_over
 from stochens.likelihoods import LIKELIHOODS
 from stochens.methods import METHODS
 from stochens.methods.registry import PAPER_NAMES
@@ -17,7 +17,7 @@ TAILS = ("multiswa", "multiswag")  # averages of a plain training's tail
 RATED = ("dropout", "dropconnect")
 NAMES = (*METHODS, *TAILS)
 # of a run that goes on; its members do not see them
-CHANGEABLE = ("model", "data", "device", "address")
+CHANGEABLE = {"model", "data", "device", "address"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,16 +77,9 @@ def resumed(path: Path, **changes: Any) -> Config:
     """What the run in this folder was asked for; only what leaves its members alone may change."""
     before = stopped_run(path, EXPERIMENT)
     _check_types(before, path)
-    for name, value in changes.items():
-        if value is None or value == before.get(name):
-            continue
-        if name not in CHANGEABLE:
-            raise InputError(
-                f"{path} has --{name.replace('_', '-')} {before.get(name)}, which cannot be "
-                f"changed to {value}; begin another run"
-            )
-        before[name] = str(Path(value).resolve()) if name == "data" else value
-    config = made_again(Config, before)
+    if changes.get("data") is not None:
+        changes["data"] = str(Path(changes["data"]).resolve())
+    config = made_again(Config, taken_over(path, before, changes, CHANGEABLE))
     check(config)
     return config
 
