@@ -31,8 +31,6 @@ def measured(
 ) -> dict[str, Interval]:
     """Every measure of one prediction."""
     if isinstance(p, GaussianPredictive):
-        if reference is not None or ood is not None:
-            raise InputError("--reference and --ood are for classes, and this run is a regression")
         return compare({"p": p}, y, resamples=resamples, show=False).rows["p"]
     assert ood is None or isinstance(ood, Predictive)
     far = None if ood is None else {"p": ood}
