@@ -15,13 +15,12 @@ from torch import Tensor
 
 from stochens.checks import positive
 from stochens.data.corruptions import CORRUPTIONS, INTENSITIES, corrupt
-from stochens.data.hmc_reference import hmc_reference
+from stochens.data.hmc_reference import check_aligned, hmc_reference
 from stochens.data.image_sets import SETS, normalised
 from stochens.data.images import find, load_images
 from stochens.errors import InputError
 from stochens.experiments.cifar_config import Config
 from stochens.experiments.cifar_measures import (
-    aligned,
     closeness_to,
     corrupted_mean,
     inferences_curve,
@@ -175,7 +174,9 @@ def _reference(config: Config, images: Images) -> Tensor | None:
         if "has no HMC reference" in str(error):
             return None
         raise
-    return aligned(probs[: config.test_images], images.test[1])
+    probs = probs[: config.test_images]
+    check_aligned(probs, images.test[1])
+    return probs
 
 
 # Training -----------------------------------------------------------------------------------------
@@ -220,8 +221,7 @@ def _trained(
         posterior.save(path)
         folder.write()
         blocks[path] = posterior
-    ordered = [blocks[path] for path in sorted(blocks)]
-    return join_posteriors(ordered) if len(ordered) > 1 else ordered[0], whole
+    return join_posteriors([blocks[path] for path in sorted(blocks)]), whole
 
 
 # Measuring ----------------------------------------------------------------------------------------

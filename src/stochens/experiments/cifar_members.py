@@ -101,7 +101,7 @@ def _found(start: Path, options: Config, net: Net, ids: list[int]) -> Posterior:
     blocks = list(saved(start, net, "cpu").values())
     if not blocks:
         raise InputError(f"start = {start}, but there are no members of a run")
-    there = join_posteriors(blocks) if len(blocks) > 1 else blocks[0]
+    there = join_posteriors(blocks)
     names = ", ".join(method.name for method in there.recipe.methods)
     if options.method == "multiswa" and names != "regular":
         raise InputError(f"{start} is of {names}; multiswa begins with regular")
