@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stochens.cluster.connect import Engines, Ray, connect, room
-from stochens.errors import InputError, did_you_mean
+from stochens.errors import InputError, check_known
 from stochens.memory import chosen_device
 from stochens.posteriors.diagnostics import diagnose
 from stochens.report.run_folder import Run, RunFolder, shown
@@ -150,9 +150,7 @@ def fields(
     presets: Mapping[str, dict[str, Any]], preset: str, changes: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Of a Config: those of the preset, and those that are changed; None leaves one as it is."""
-    if preset not in presets:
-        hint = did_you_mean(preset, presets)
-        raise InputError(f"unknown preset {preset!r}{hint or '.'} Known: {', '.join(presets)}")
+    check_known("preset", preset, presets)
     return presets[preset] | {name: v for name, v in changes.items() if v is not None}
 
 

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from stochens.errors import InputError, did_you_mean
+from stochens.errors import InputError, check_known, did_you_mean
 from stochens.experiments.rows import check_device, engine_of, made_again, stopped_run, taken_over
 from stochens.likelihoods import LIKELIHOODS
 from stochens.methods import METHODS
@@ -92,10 +92,7 @@ def check(config: Config) -> None:
         raise InputError(
             f"unknown --method {config.method!r}{hint or '.'} Known: {', '.join(NAMES)}"
         )
-    if config.likelihood not in LIKELIHOODS:
-        hint = did_you_mean(config.likelihood, LIKELIHOODS)
-        known = ", ".join(LIKELIHOODS)
-        raise InputError(f"unknown --likelihood {config.likelihood!r}{hint or '.'} Known: {known}")
+    check_known("--likelihood", config.likelihood, LIKELIHOODS)
     if config.rate is not None and method_name(config) not in RATED:
         raise InputError(f"--rate is for {' and '.join(RATED)}, not for {config.method}")
     if not 0 <= config.validation < 1:
