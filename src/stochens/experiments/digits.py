@@ -96,9 +96,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def configured(preset: str, **changes: Any) -> Config:
+def configured(preset: str | None = None, **changes: Any) -> Config:
     """A preset, with some of its fields changed; None leaves one as it is."""
-    return Config(preset=preset, **fields(PRESETS, preset, changes))
+    return Config(**fields(PRESETS, preset, changes))
 
 
 Data = tuple[Tensor, Tensor]  # x [N, 1, 8, 8], y [N]

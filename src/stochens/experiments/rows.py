@@ -147,11 +147,13 @@ def stopped_run(path: Path, experiment: str) -> dict[str, Any]:
 
 
 def fields(
-    presets: Mapping[str, dict[str, Any]], preset: str, changes: Mapping[str, Any]
+    presets: Mapping[str, dict[str, Any]], preset: str | None, changes: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Of a Config: those of the preset, and those that are changed; None leaves one as it is."""
+    preset = preset or "quick"
     check_known("preset", preset, presets)
-    return presets[preset] | {name: v for name, v in changes.items() if v is not None}
+    changed = {name: v for name, v in changes.items() if v is not None}
+    return {"preset": preset} | presets[preset] | changed
 
 
 def schedule(examples: int, steps: int) -> dict[str, Any]:
