@@ -190,14 +190,13 @@ def _one_set(
         note(f"set {set_name}, draw {number}: {REFERENCE}")
         draws.append(_sampled(config, folder, replicates, set_name, number, places))
         replicates.write(folder)
-        folder.write()
     for row in trainings(config, set_name):
         note(f"set {set_name}: {row.name}, {row.steps} steps")
         with folder.timed(f"{set_name}/{row.name}"):
             trained = list(_ensembles(config, folder, set_name, row, draws))
         for k, (draw, posterior) in enumerate(trained):
-            kept = k == 0
-            wanted = places if kept else {d: places[d] for d in DOMAINS}
+            shown = k == 0  # on the maps and in the tables of training
+            wanted = places if shown else {d: places[d] for d in DOMAINS}
             found = {place: posterior.predict(x) for place, x in wanted.items()}
             for domain in DOMAINS:
                 key = (set_name, row.name, domain)
@@ -206,16 +205,14 @@ def _one_set(
                     replicates.curve(key, row.steps, found[domain], draw.truth[domain])
             if config.curve and row.name == "SE3":
                 replicates.distance(set_name, row.steps, set_distance(posterior.params))
-            if kept:
+            if shown:
                 for place, p in found.items():
                     folder.predictive((set_name, row.name, place), p)
                 folder.put(TRAINING, (set_name, row.name), course(posterior, row))
         replicates.write(folder)
-        folder.write()
     if not config.only:
         _curve(config, folder, replicates, set_name, draws, places, note)
-    replicates.write(folder)
-    folder.write()
+        replicates.write(folder)
 
 
 def _sampled(
