@@ -10,15 +10,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stochens.cluster.connect import Engines, Ray, connect, room
+from stochens.data.source import source
 from stochens.errors import InputError, check_known
 from stochens.memory import chosen_device
+from stochens.methods import DropConnect, Dropout, Gaussian, Method, NPDropout, Regular
 from stochens.posteriors.diagnostics import diagnose
+from stochens.posteriors.swag import multiswa
 from stochens.report.run_folder import Run, RunFolder, shown
 from stochens.result.posterior import Posterior
 from stochens.training.engines import refuse_unknown
+from stochens.training.fit import fit
 
 BATCH, RATE = 100, 0.01  # the authors' code: Adam, divided by 10 at 1/2 and 3/4, fresh each time
 LAST_PART = 0.2  # of training, over which the loss and its fluctuation are told
@@ -168,7 +172,30 @@ def schedule(examples: int, steps: int) -> dict[str, Any]:
     }
 
 
-Train = Callable[..., Posterior]  # (data, *, members, steps, start, seed, device)
+Train = Callable[..., Posterior]  # (net, data, *, steps, and options of `fit`)
+
+
+def _by_fit(method: Method) -> Train:
+    def train(net: nn.Module, data: Any, *, steps: int, **options: Any) -> Posterior:
+        settings = schedule(source(data).size, steps)
+        return fit(net, data, method=method, **settings, **options)
+
+    return train
+
+
+def _by_swa(net: nn.Module, data: Any, *, steps: int, **options: Any) -> Posterior:
+    settings = schedule(source(data).size, steps) | {"schedule": "constant"}
+    return multiswa(net, data, **settings, **options)
+
+
+ENSEMBLES: dict[str, Train] = {
+    "regular": _by_fit(Regular()),
+    "MultiSWA": _by_swa,
+    "SE1": _by_fit(Dropout(0.1)),
+    "SE2": _by_fit(DropConnect(0.1)),
+    "SE3": _by_fit(NPDropout()),
+    "gaussian": _by_fit(Gaussian(0.1, learn=True)),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +203,7 @@ class Training:
     """One row of the table: a method under a schedule."""
 
     name: str
-    train: Train
+    train: Callable[..., Posterior]
     steps: int
     start: str = "default"
     replicas: bool = True  # whether it takes several data draws at once
