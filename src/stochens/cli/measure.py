@@ -21,7 +21,7 @@ from stochens.cli.own import (
     warnings_as_notes,
 )
 from stochens.errors import InputError
-from stochens.experiments.rows import device_named
+from stochens.experiments.runs import device_named
 from stochens.own import evaluation
 from stochens.own.fitted import fitted, model_of
 from stochens.own.measures import RESAMPLES

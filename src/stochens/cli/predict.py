@@ -24,7 +24,7 @@ from stochens.cli.own import (
     warnings_as_notes,
 )
 from stochens.data.pictures import file_names
-from stochens.experiments.rows import device_named
+from stochens.experiments.runs import device_named
 from stochens.own import prediction
 from stochens.own.fitted import fitted, model_of
 

@@ -39,11 +39,10 @@ from stochens.experiments.cifar_members import (
     to_begin_with,
 )
 from stochens.experiments.cifar_rows import METHODS, RULES, Block, Net, block_of, row_name
-from stochens.experiments.rows import (
+from stochens.experiments.rows import Training, course
+from stochens.experiments.runs import (
     CHECKPOINTS,
-    Training,
     begun,
-    course,
     finished,
     kept,
     made_again,

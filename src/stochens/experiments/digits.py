@@ -16,10 +16,8 @@ from torch import Tensor, nn
 from stochens import metrics
 from stochens.data.digits import digits, noisy, photo_patches, rotated
 from stochens.errors import InputError
-from stochens.experiments.rows import (
-    ENSEMBLES,
-    Training,
-    course,
+from stochens.experiments.rows import ENSEMBLES, Training, course, summary
+from stochens.experiments.runs import (
     engine_of,
     fields,
     finished,
@@ -29,7 +27,6 @@ from stochens.experiments.rows import (
     opened,
     reached,
     stopped_run,
-    summary,
     taken_over,
 )
 from stochens.members import Params

@@ -16,11 +16,9 @@ from stochens.data.toy import IN_DOMAIN, OUT_OF_DOMAIN, grid, toy_set, uniform_p
 from stochens.errors import InputError
 from stochens.experiments.parts import side_by_side
 from stochens.experiments.replicates import Replicates
-from stochens.experiments.rows import (
-    BATCH,
+from stochens.experiments.rows import BATCH, Training, course, summary
+from stochens.experiments.runs import (
     PARTS,
-    Training,
-    course,
     engine_of,
     fields,
     finished,
@@ -30,7 +28,6 @@ from stochens.experiments.rows import (
     opened,
     reached,
     stopped_run,
-    summary,
     taken_over,
 )
 from stochens.experiments.toy_rows import METHODS, SIZES, rows_of

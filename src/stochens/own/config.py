@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stochens.errors import InputError, check_known, did_you_mean
-from stochens.experiments.rows import check_device, engine_of, made_again, stopped_run, taken_over
+from stochens.experiments.runs import check_device, engine_of, made_again, stopped_run, taken_over
 from stochens.likelihoods import LIKELIHOODS
 from stochens.methods import METHODS
 from stochens.methods.registry import PAPER_NAMES

@@ -19,16 +19,8 @@ from torch import Tensor
 from stochens.checks import check_network, probe_outputs
 from stochens.data.examples import Examples, Layout, first_read
 from stochens.errors import InputError
-from stochens.experiments.rows import (
-    CHECKPOINTS,
-    Training,
-    course,
-    engine_of,
-    finished,
-    kept,
-    opened,
-    reached,
-)
+from stochens.experiments.rows import Training, course
+from stochens.experiments.runs import CHECKPOINTS, engine_of, finished, kept, opened, reached
 from stochens.files.checkpoints import digest, refuse_other
 from stochens.files.storage import CHECKSUMS, DESCRIPTION, LOCK
 from stochens.members import builder
