@@ -113,36 +113,25 @@ def method_name(config: Config) -> str:
     return PAPER_NAMES.get(config.method, config.method)
 
 
-KINDS: dict[str, tuple[type, ...]] = {
-    "str": (str,),
-    "str | None": (str, type(None)),
-    "bool": (bool,),
-    "int": (int,),
-    "float": (int, float),
-    "float | None": (int, float, type(None)),
-    "tuple[str, ...]": (list, tuple),
-    "Path": (Path,),
-}
-
-
 def _check_types(fields: dict[str, Any], path: Path) -> None:
     """run.json is a file like any other: what it says may be anything. Lists become tuples."""
     for field in dataclasses.fields(Config):
         if field.name not in fields:
             continue
         value = fields[field.name]
-        kind = field.type if isinstance(field.type, str) else _written(field.type)
-        texts = value if isinstance(value, (list, tuple)) else ()
-        good = isinstance(value, KINDS[kind]) and all(isinstance(text, str) for text in texts)
-        if not good or (isinstance(value, bool) and kind != "bool"):
+        if not _fits(value, field.type):
             raise InputError(f"{path} is damaged: {field.name} is {value!r:.80}")
         if isinstance(value, list):
             fields[field.name] = tuple(value)
 
 
-def _written(kind: Any) -> str:
+def _fits(value: Any, kind: Any) -> bool:
     """
-    >>> _written(str), _written(str | None), _written(tuple[str, ...])
-    ('str', 'str | None', 'tuple[str, ...]')
+    >>> _fits(1, float | None), _fits(True, int), _fits(["a"], tuple[str, ...])
+    (True, False, True)
     """
-    return kind.__name__ if isinstance(kind, type) and kind is not tuple else str(kind)
+    if kind == tuple[str, ...]:
+        return isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, kind) or (isinstance(value, int) and isinstance(0.0, kind))
