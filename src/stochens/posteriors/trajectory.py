@@ -257,8 +257,5 @@ def _leapfrogs(state: State, rules: Rules) -> Tensor:
 
 def choose(mask: Tensor, yes: State, no: State) -> State:
     """Chain by chain, mask [M]."""
-    parts = (
-        pick(mask, a, b) if isinstance(a, Tensor) else a
-        for a, b in zip(yes[:-1], no[:-1], strict=True)
-    )
+    parts = (pick(mask, a, b) for a, b in zip(yes[:-1], no[:-1], strict=True))
     return State._make([*parts, adaptation.where(mask, yes.adaptation, no.adaptation)])
