@@ -51,6 +51,7 @@ from stochens.experiments.runs import (
     stopped_run,
     taken_over,
 )
+from stochens.members import device_of
 from stochens.methods.base import check_node
 from stochens.metrics import Interval
 from stochens.networks import ResNet20FRN
@@ -236,7 +237,7 @@ def _measure(
     note: Callable[[str], None],
 ) -> None:
     x_test, y_test = images.test
-    device = next(iter(ensemble.params.values())).device
+    device = device_of(ensemble.params)
     ask = {"draws": config.draws, "seed": config.seed, "bf16": device.type == "cuda"}
 
     def predicted(x: Tensor, **options: Any) -> Predictive:

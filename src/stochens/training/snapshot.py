@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from stochens.members import Params
+from stochens.members import Params, device_of, move
 from stochens.result.history import Recorder
 
 Named = dict[str, Tensor]
@@ -57,8 +57,7 @@ def put_back(named: Named, held: Held) -> int:
     recorder.restore(_part(named, "recorder"))
     if collector is not None:
         state = _part(named, "collector")
-        here = next(iter(params.values())).device
-        collector.restore({name: t.to(here) for name, t in state.items()})
+        collector.restore(move(state, device_of(params)))
     random = {} if device is None else _part(named, "random")
     if "cpu" in random:  # not where the work was begun without
         torch.set_rng_state(random["cpu"])
