@@ -9,6 +9,7 @@ second: members x batch / seconds of a step.
 """
 
 import argparse
+import importlib.metadata
 import json
 import os
 import statistics
@@ -264,6 +265,13 @@ def ceilings() -> dict[str, float]:
     }
 
 
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--members", type=int, nargs="*", default=[1, 10, 25, 50, 100])
@@ -271,8 +279,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--quick", action="store_true", help="50 members, the loop and ours")
-    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "gpu.json")
+    parser.add_argument("--json", type=Path, help="gpu.json here, or with --quick none")
     args = parser.parse_args()
+    file: Path | None = args.json or (None if args.quick else Path(__file__).parent / "gpu.json")
     members: list[int] = [50] if args.quick else args.members
     ways: list[str] = ["loop", "ours"] if args.quick else args.ways
     cases = []
@@ -280,6 +289,8 @@ def main() -> None:
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
+        "jax": _version("jax"),
+        "stochens": stochens.__version__,
         **ceilings(),
     }
     print(", ".join(f"{name} {value}" for name, value in about.items()), flush=True)
@@ -307,7 +318,8 @@ def main() -> None:
                 f"{case['member_images_per_s']:16,}   {min(speeds):,.0f} to {max(speeds):,.0f}",
                 flush=True,
             )
-            args.json.write_text(json.dumps({**about, "cases": cases}, indent=2) + "\n")
+            if file is not None:
+                file.write_text(json.dumps({**about, "cases": cases}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,13 @@ from torch.utils.checkpoint import checkpoint
 
 import stochens
 from stochens import FRN, InputError, keep_dropout
-from stochens.checks import SilentNoiseWarning, check_network, own_dropout, probe
+from stochens.checks import (
+    SilentNoiseWarning,
+    check_network,
+    own_dropout,
+    probe,
+    probe_outputs,
+)
 
 BATCH_NORMS = [
     nn.BatchNorm1d(4),
@@ -44,6 +50,7 @@ def test_batchnorm_alone_is_named_too() -> None:
         (nn.Sequential(nn.InstanceNorm2d(3, track_running_stats=True)), "'0' is a InstanceNorm2d"),
         (nn.Sequential(nn.Linear(2, 3), nn.LazyLinear(4)), "'1' is lazy and has no shape yet"),
         (nn.LazyConv2d(4, 3), "the network itself is lazy"),
+        (nn.Sequential(nn.Embedding(5, 3, sparse=True)), "'0' has sparse=True"),
         (nn.ReLU(), "no trainable parameter"),
         (nn.Linear(2, 2).requires_grad_(False), "no trainable parameter"),
     ],
@@ -63,6 +70,97 @@ def test_what_else_is_refused(net: nn.Module, message: str) -> None:
 )
 def test_fine_networks_pass(net: nn.Module) -> None:
     check_network(net)
+
+
+# -- what a pass must leave alone ------------------------------------------------------------------
+
+
+class Pass(nn.Module):
+    """A network that does something else besides."""
+
+    def __init__(self, before: Any) -> None:
+        super().__init__()
+        self.before, self.layer, self.head = before, nn.Linear(3, 4), nn.Linear(4, 2)
+        self.register_buffer("seen", torch.zeros(3))
+        self.recurrent = nn.GRU(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.layer(self.before(self, x))))
+
+
+def counts(net: nn.Module, x: Tensor) -> Tensor:
+    net.seen += x.detach().mean(0)
+    return x
+
+
+def counts_in_training(net: nn.Module, x: Tensor) -> Tensor:
+    if net.training:
+        net.seen = 0.9 * net.seen + 0.1 * x.detach().mean(0)
+    return x - net.seen
+
+
+@pytest.mark.parametrize(
+    ("before", "message"),
+    [
+        (lambda net, x: x.mul_(0.5), "changes its input in place"),
+        (lambda net, x: F.relu(x, inplace=True), "changes its input in place"),
+        (lambda net, x: x.view(-1, 3).masked_fill_(x.isnan(), 0), "changes its input in place"),
+        (lambda net, x: x - x.mean(0), "depends on the rows beside it"),
+        (lambda net, x: x / x.std(0) if net.training else x, "depends on the rows beside it"),
+        (lambda net, x: net.recurrent(x.unsqueeze(1))[0].squeeze(1), "depends on the rows beside"),
+        (lambda net, x: x.softmax(0), "is a layer without batch_first=True"),
+    ],
+)
+@pytest.mark.parametrize("train", [stochens.fit, stochens.langevin])
+def test_what_a_pass_must_leave_alone(before: Any, message: str, train: Any) -> None:
+    """Training would go on, on other data or with members that are no functions of x."""
+    x, y = torch.randn(20, 3), torch.arange(20) % 2
+    given = x.clone()
+    with pytest.raises(InputError, match=f"(?i){message}"):
+        train(lambda: Pass(before), (x, y), members=2)
+    assert torch.equal(x, given)
+
+
+@pytest.mark.parametrize("before", [counts, counts_in_training])
+def test_state_that_members_would_share_is_refused(before: Any) -> None:
+    data = torch.randn(20, 3), torch.arange(20) % 2
+    with pytest.raises(InputError, match="changes the buffer 'seen', which all members share"):
+        stochens.fit(lambda: Pass(before), data, members=2)
+
+
+@pytest.mark.parametrize(
+    ("before", "message"),
+    [
+        (lambda net, x: x.repeat(2, 1), r"a row for each of its inputs, got \(8, 2\) for x \(4, 3"),
+        (lambda net, x: x.no_such_thing, "network fails on x .* no attribute 'no_such_thing'"),
+        (lambda net, x: {}["key"], "network fails on x .*'key'"),
+        (lambda net, x: [][0:1].pop(), "network fails on x .*pop from empty list"),
+    ],
+)
+def test_whatever_a_network_raises_is_one_error(before: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        probe_outputs(Pass(before), torch.randn(4, 3))
+
+
+def fills(net: nn.Module, x: Tensor) -> Tensor:
+    if not net.seen.any():
+        net.seen.fill_(2.0)
+    return x * net.seen
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        fills,  # a cache, filled once
+        lambda net, x: x.clone().mul_(0.5),
+        lambda net, x: x + torch.randn_like(x),
+        lambda net, x: net.recurrent(x.unsqueeze(0))[0].squeeze(0) * 0 + x,
+    ],
+)
+def test_what_a_pass_may_do(before: Any) -> None:
+    net = Pass(before)
+    assert probe_outputs(net, torch.randn(4, 3)).shape == (4, 2)
+    assert net.training
 
 
 # -- dropout of the network's own -----------------------------------------------------------------

@@ -30,7 +30,7 @@ from stochens import MLP, InputError, Ray
 from stochens.cluster import connect as connecting
 from stochens.cluster import folder as folders
 from stochens.cluster import prediction
-from stochens.cluster.view import LINES, Seen, View
+from stochens.cluster.view import LINES, Seen, View, view
 from stochens.experiments import digits, runs, toy
 from stochens.files import storage
 from stochens.files.checkpoints import Checkpoints, alone_in
@@ -278,6 +278,15 @@ def test_the_view_has_a_line_for_the_whole_and_for_each_block_at_work():
     assert "1 of 40 blocks done, 28 at work, 10 wait for a place, 1 failed" in text
     assert "10.0.0.1: loss 1.5" in text
     assert "members 2: begun again on 10.0.0.9, attempt 2" in text
+
+
+def test_a_log_file_gets_the_count_of_blocks(monkeypatch, capsys):
+    monkeypatch.setattr("stochens.progress.BETWEEN", 0.0)
+    with view("members", 4, show=None) as count:
+        count.show({"members 0"}, {"members 1"})
+    said = capsys.readouterr().err
+    assert said.startswith("members: 50% after 0:00:00")
+    assert said.endswith("; 1 of 4 blocks done, 1 failed\n")
 
 
 # On a cluster -------------------------------------------------------------------------------------

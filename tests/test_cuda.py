@@ -5,8 +5,10 @@ import torch
 from torch import nn
 
 import stochens
-from stochens import FRN, MLP, Dropout, Gaussian, NPDropout
+from stochens import FRN, MLP, DropConnect, Dropout, Gaussian, NPDropout
+from stochens.kernels import conv, resnet
 from stochens.kernels.noise import words
+from stochens.networks import ResNet20FRN
 from stochens.randomness.noise import hashed_words
 from stochens.randomness.seeds import permutations
 
@@ -132,6 +134,40 @@ def test_what_no_graph_can_hold_is_trained_without_one(caplog):
     plain = stochens.fit(Asks, data, engine="vmap", **options)
     for name, p in plain.params.items():
         torch.testing.assert_close(posterior.params[name], p, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not conv.available(), reason="no Hopper GPU here")
+@pytest.mark.parametrize(
+    "method", ["regular", Dropout(0.2), DropConnect(0.05), NPDropout(node="channel")]
+)
+def test_a_resnet_runs_by_its_kernels_unless_they_are_off(method, monkeypatch, caplog):
+    calls, run = [], resnet.run
+
+    def counted(*args, **options):
+        calls.append(len(args))
+        return run(*args, **options)
+
+    monkeypatch.setattr(resnet, "run", counted)
+    x = torch.randn(64, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    data = x, (x[:, 0].mean((1, 2)) > 0).long()
+    # of 64: the last batch is another graph; at so small a rate the start decides the loss
+    options = {"members": 3, "epochs": 2, "batch_size": 24, "lr": 1e-4, "optimizer": "sgd"}
+    options |= {"method": method, "device": "cuda"}
+    found = []
+    for switch, bf16 in (("", None), ("off", True), ("", False)):
+        monkeypatch.setenv("STOCHENS_KERNELS", switch)
+        calls.clear()
+        posterior = stochens.fit(lambda: ResNet20FRN(classes=2), data, bf16=bf16, **options)
+        trained = len(calls)
+        found.append((posterior.history.nll.mean(), posterior.predict(x, bf16=bf16).mean))
+        assert (trained > 0) is (len(calls) > trained) is (bf16 is None)
+    assert "without a CUDA graph" not in caplog.text
+    (loss, probs), *others = found
+    assert loss.isfinite()
+    if method == "regular":  # without noise only bf16 is between them
+        for plain_loss, plain_probs in others:
+            torch.testing.assert_close(loss, plain_loss, rtol=0.05, atol=0)
+            torch.testing.assert_close(probs, plain_probs, rtol=0, atol=0.05)
 
 
 def test_orders_are_those_of_the_cpu():

@@ -114,6 +114,7 @@ def test_targets_as_nll_wants_them() -> None:
         (Categorical(), torch.zeros(3), "labels must be integers, got torch.float32; use y.long"),
         (Categorical(), torch.zeros(3, 2).long(), r"labels must be \[N\], got \(3, 2\); one-hot"),
         (Homoscedastic(), torch.zeros(3, 2, 1), r"must be \[N\] or \[N, D\], got \(3, 2, 1\)"),
+        (Homoscedastic(), torch.zeros(3, dtype=torch.complex64), "must be real"),
         (Heteroscedastic(), torch.tensor([0.0, math.nan]), "must be finite; row 1 is .nan"),
         (Homoscedastic(), torch.tensor([[0.0, 1.0], [math.inf, 0.0]]), r"row 1 is \[inf, 0.0\]"),
     ],

@@ -53,6 +53,29 @@ def test_a_function_and_a_module_give_the_same_distribution():
         assert abs(p.std() - by_module[name].std()) < 2 * error
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_members_that_would_begin_alike_are_refused():
+    """Old spectral norm keeps what is trained under another name, which no reset reaches."""
+    with pytest.raises(InputError, match=r"'0\.weight_orig' stays what it was .* alike"):
+        builder(nn.Sequential(nn.utils.spectral_norm(nn.Linear(3, 3)), nn.Linear(3, 2)))()
+
+    class Forgets(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 2)
+            self.scale = nn.Parameter(torch.randn(2))
+
+    with pytest.raises(InputError, match="'scale' stays what it was"):
+        builder(Forgets())()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_network_that_cannot_be_copied_is_refused():
+    net = nn.utils.weight_norm(nn.Linear(3, 2))
+    net(torch.zeros(1, 3))
+    with pytest.raises(InputError, match="cannot be copied"):
+        builder(net)()
+
+
 def test_the_network_given_is_left_alone():
     net = MLP(2, 5, 2)
     before = copy.deepcopy(net.state_dict())

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import stochens
-from stochens import InputError
+from stochens import InputError, progress
 from stochens.progress import log_to, progress_bar
 
 
@@ -60,7 +60,7 @@ def test_what_is_not_installed_is_said(monkeypatch, name):
         log_to(name)
 
 
-def test_the_bar_is_silent_unless_asked_or_looked_at(capsys):
+def test_short_work_is_silent_unless_asked_or_looked_at(capsys):
     with progress_bar("working", total=3, show=None) as bar:  # stderr is no terminal here
         bar.advance(3)
     assert capsys.readouterr().err == ""
@@ -71,3 +71,49 @@ def test_the_bar_is_silent_unless_asked_or_looked_at(capsys):
     assert "working" in shown
     assert "100%" in shown
     assert "all done" in shown
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test sets forward."""
+    now = types.SimpleNamespace(seconds=0.0)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now.seconds)
+    return now
+
+
+def test_long_work_says_in_a_log_file_how_far_it_is(capsys, clock):
+    with progress_bar("training", total=200, show=None) as bar:
+        bar.advance(100)  # by the run before
+        for step in range(1, 101):
+            clock.seconds += 9.0
+            bar.advance(1)
+            if step == 30:
+                bar.note("loss 0.5")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "training: 54% after 0:01:03, 0:13:57 left"
+    assert lines[4].endswith("; loss 0.5")
+    assert lines[-1].startswith("training: 99% after 0:14:42, 0:00:18 left")
+    assert len(lines) == 900 // 63
+
+
+def test_a_log_file_gets_a_hundred_lines_at_most(capsys, clock):
+    with progress_bar("training", total=100_000, show=None) as bar:
+        for _ in range(10_000):
+            clock.seconds += 100.0
+            bar.advance(10)
+    assert 90 < len(capsys.readouterr().err.splitlines()) <= 100
+
+
+def test_a_note_that_costs_is_asked_for_ten_times_a_second_at_most(clock):
+    with progress_bar("training", total=100, show=None) as bar:
+        asked = 0
+        for _ in range(100):
+            clock.seconds += 0.03
+            bar.advance(1)  # which shows the last note again, and asks for none
+            if bar.wants_note:
+                asked += 1
+                bar.note("loss")
+        assert asked == 25
+    with progress_bar("training", total=100, show=False) as bar:
+        clock.seconds += 10.0
+        assert not bar.wants_note

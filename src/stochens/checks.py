@@ -3,10 +3,11 @@ and options that are out of their range."""
 
 import contextlib
 import math
+import operator
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from numbers import Integral
+from collections.abc import Iterator, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from stochens.conversions import OWN_DROPOUT, BatchNorm
 from stochens.errors import InputError
 from stochens.members import plain_attention
 from stochens.randomness.seeds import seeded
+
+ROUNDING = 1e-3  # of an output, relative to the largest, in whatever precision
 
 
 class SilentNoiseWarning(UserWarning):
@@ -44,6 +47,11 @@ def check_network(net: nn.Module) -> None:
         own = module.parameters(recurse=False)
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in own):
             raise InputError(f"{name} is lazy and has no shape yet; call the network once first")
+        if getattr(module, "sparse", False) and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            raise InputError(
+                f"{name} has sparse=True, and sparse gradients cannot be stacked for all members; "
+                "build it with sparse=False"
+            )
     if not any(p.requires_grad for p in net.parameters()):
         raise InputError("the network has no trainable parameter")
 
@@ -52,18 +60,42 @@ def probe(net: nn.Module, x: Tensor) -> Tensor:
     """Outputs of a forward pass in training mode; warns of dropout that is off in eval mode."""
     training = net.training
     on, still_on = _DropoutSpy(), _DropoutSpy()
+    x = x.clone()  # the user's own stay what they are, should the network change them
+    changes = x._version
     try:
         with torch.no_grad(), plain_attention(), seeded(0, x.device):
             with still_on:
                 net.eval()(x)
+            state = {name: t.clone() for name, t in net.named_buffers()}
             with on:
                 outputs = net.train()(x)
     finally:
         net.train(training)
+    if x._version != changes:
+        raise InputError(
+            "the network changes its input in place, which is your data, and would do so in every "
+            "pass; let it begin with x = x.clone(), or without an in-place operation on x"
+        )
+    for name, t in net.named_buffers():
+        if name in state and not _same(state[name], t):
+            raise InputError(
+                f"the forward pass changes the buffer {name!r}, which all members share, so that "
+                "they are no longer independent; let it stay as it is"
+            )
     if not isinstance(outputs, Tensor):
         raise InputError(f"the network must return one tensor, got {type(outputs).__name__}")
+    if outputs.dim() > 1 and len(outputs) != len(x):  # other shapes are the likelihood's to refuse
+        raise InputError(
+            f"the network must return a row for each of its inputs, got {tuple(outputs.shape)} for "
+            f"x {tuple(x.shape)}"
+        )
     _warn_silent(own_dropout(net), on.rates - still_on.rates)
     return outputs
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether it is what it was; of another size, it is a cache that was made anew."""
+    return one.shape != other.shape or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def own_dropout(net: nn.Module) -> list[str]:
@@ -129,20 +161,56 @@ def probe_outputs(plain: nn.Module, few: Tensor) -> Tensor:
     """`probe`, where a network that fails on the data is the user's to mend."""
     try:
         with seeded(0, few.device), _no_recomputing():  # seeded: in one thread at a time
-            return probe(plain, few)
+            outputs = probe(plain, few)
+            if outputs.dim() > 1:
+                _refuse_mixed(plain, few)
+            return outputs
     except InputError:
         raise
-    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+    except Exception as error:  # whatever the user's own code raises
         raise InputError(
             f"the network fails on x {tuple(few.shape)} of {few.dtype}, its parameters are "
-            f"{next(plain.parameters()).dtype}{dtype_remedy(plain, few)}: {error}"
+            f"{next(plain.parameters()).dtype}{dtype_remedy(plain, few)}: "
+            f"{str(error) or type(error).__name__}"
         ) from error
 
 
+def _refuse_mixed(net: nn.Module, x: Tensor) -> None:
+    """A row's output must be the same whatever rows are beside it: a member is a function of x."""
+    last = len(x) - 1
+    among = {k: x[[k if j == k or last < 2 else 1 for j in range(last + 1)]] for k in (0, last)}
+
+    def outputs(x: Tensor, seed: int = 0) -> Tensor:
+        with torch.no_grad(), plain_attention(), seeded(seed, x.device):
+            made: Tensor = net(x)
+            return made.double()
+
+    training = net.training
+    try:
+        for mode in (False, True):
+            net.train(mode)
+            own = outputs(x)
+            if not own.isfinite().all() or not torch.equal(own, outputs(x, seed=1)):
+                continue  # noise of its own hides what else may differ
+            for k, others in among.items():
+                apart = (own[k] - outputs(others)[k]).abs().max()
+                if not apart <= ROUNDING * own.abs().max():
+                    raise InputError(
+                        "the network's output for a row depends on the rows beside it, so that its "
+                        "members are no functions of x. Is a layer without batch_first=True, or is "
+                        "a mean taken over the batch? x comes as [B, ...]"
+                    )
+    finally:
+        net.train(training)
+
+
 def dtype_remedy(net: nn.Module, x: Tensor) -> str:
-    """For a float64 tensor, which was perhaps meant as one, and so is not converted."""
-    narrow = next(net.parameters()).dtype == torch.float32
-    return "; use x.float()" if narrow and x.dtype == torch.float64 else ""
+    """For a float64 tensor, which was perhaps meant as one, and so is not converted; and for
+    numpy's own float64, which is."""
+    kinds = next(net.parameters()).dtype, x.dtype
+    if kinds == (torch.float64, torch.float32):
+        return "; use torch.as_tensor(x).double()"
+    return "; use x.float()" if kinds == (torch.float32, torch.float64) else ""
 
 
 @contextlib.contextmanager
@@ -184,21 +252,37 @@ def whole_or_none(**values: Any) -> None:
     whole(**{name: value for name, value in values.items() if value is not None})
 
 
-def positive(**values: float) -> None:
+def positive(**values: Any) -> None:
     """Each a positive, finite number."""
     for name, value in values.items():
-        if not value > 0 or not math.isfinite(value):
+        if not isinstance(value, Real) or not 0 < float(value) < math.inf:
             raise InputError(f"{name} must be a positive number, got {value!r}")
+
+
+def not_negative(**values: Any) -> None:
+    """Each a finite number, 0 or more."""
+    for name, value in values.items():
+        if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
+            raise InputError(f"{name} must not be negative, got {value!r}")
+
+
+def whole_seed(seed: Any) -> int:
+    """Any whole number."""
+    if not isinstance(seed, Integral):
+        raise InputError(f"seed must be a whole number, got {seed!r}")
+    return int(seed)
 
 
 def member_ids(members: int | Sequence[int], which: str = "members") -> tuple[int, ...]:
     """Those that are asked for: how many, or which."""
-    if isinstance(members, Integral):  # numpy's integers too
-        ids = tuple(range(int(members)))
-    elif isinstance(members, Iterable):
-        ids = tuple(map(int, members))
-    else:
-        raise InputError(f"{which} must be a whole number or a list of them, got {members!r}")
+    asked: Any = members
+    try:
+        # numpy's integers too, but no text and no half of a member
+        each = range(int(asked)) if isinstance(asked, Integral) else asked
+        ids = tuple(map(operator.index, each))
+    except TypeError:
+        what = f"{which} must be a whole number or a list of them, got {members!r}"
+        raise InputError(what) from None
     if not ids:
         raise InputError(f"{which} must be at least 1, got {members!r}")
     if min(ids) < 0 or len(set(ids)) < len(ids):

@@ -128,8 +128,13 @@ class _Ensemble(BaseEstimator, abc.ABC):  # type: ignore[misc]
     def _network(self, features: int, outputs: int) -> nn.Module | Callable[[], nn.Module]:
         kind = DTYPES[self.dtype_]
         if self.net is None:
+            sizes = self.hidden_layer_sizes
+            if not isinstance(sizes, (tuple, list)):
+                raise InputError(f"hidden_layer_sizes must be a tuple, say (50,), got {sizes!r}")
+            for width in sizes:
+                whole(hidden_layer_sizes=width)
             with seeded(0):  # members have starts of their own, and other threads their stream
-                return MLP(features, *self.hidden_layer_sizes, outputs).to(kind)
+                return MLP(features, *sizes, outputs).to(kind)
         if isinstance(self.net, nn.Module):
             return copy.deepcopy(self.net).to(kind)
         if not callable(self.net):

@@ -116,6 +116,8 @@ class Gaussian(Likelihood):
         y = y.unsqueeze(1) if y.dim() == 1 else y
         if y.dim() != 2:
             raise InputError(f"regression targets must be [N] or [N, D], got {tuple(y.shape)}")
+        if y.is_complex():
+            raise InputError("regression targets must be real; give real and imaginary part as two")
         if not y.is_floating_point():
             y = y.to(torch.get_default_dtype())
         if not bool(y.isfinite().all()):
@@ -152,7 +154,13 @@ class Homoscedastic(Gaussian):
             raise InputError(f"noise must be a positive number or None, got {self.noise!r}")
 
     def prepare(self, net: nn.Module, y: Tensor) -> nn.Module:
-        if self.noise is None and not hasattr(net, "log_variance"):
+        done = _append_log_variance in net._forward_hooks.values()
+        if self.noise is None and not done:
+            if hasattr(net, "log_variance"):
+                raise InputError(
+                    "the network has a log_variance of its own, and likelihood='gaussian' adds one "
+                    "under that name; rename it, or use 'heteroscedastic'"
+                )
             net.register_parameter(
                 "log_variance", nn.Parameter(torch.zeros(y.shape[1], dtype=y.dtype))
             )

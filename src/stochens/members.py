@@ -7,6 +7,7 @@ all `Params`; nothing downstream knows who made them.
 import contextlib
 import copy
 import dataclasses
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
@@ -96,11 +97,28 @@ def builder(net: nn.Module | Builder) -> Factory:
     _refuse_unresettable(net)
 
     def rebuild() -> nn.Module:
-        fresh = copy.deepcopy(net)
+        fresh = copied(net)
+        for p in trainable(fresh).values():
+            p.data.fill_(math.nan)
         _reset(fresh)
+        for name, p in trainable(fresh).items():
+            if bool(p.isnan().any()):
+                raise InputError(
+                    f"parameter {name!r} stays what it was when its layers are reset, so that all "
+                    "members would begin alike (weight or spectral normalisation, pruning?). Pass "
+                    "a function that builds the network, e.g. fit(lambda: MyNet(), ...)"
+                )
         return fresh.cpu()  # wherever the user's is: members start on the CPU, the same everywhere
 
     return Factory(rebuild, _reset)
+
+
+def copied(net: nn.Module) -> nn.Module:
+    """A copy of the network, which must not hold what has none: a tensor with a history, a lock."""
+    try:
+        return copy.deepcopy(net)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"the network cannot be copied: {error}") from error
 
 
 def _reset(net: nn.Module) -> None:

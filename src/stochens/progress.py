@@ -1,6 +1,8 @@
 """A progress bar for long work, and loggers that users may have."""
 
 import contextlib
+import datetime
+import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +24,8 @@ Log = Callable[[int, dict[str, float]], None]  # (epoch, values by name)
 
 
 Report = Callable[[int, int, str | None], None]  # (done, total, note), to somebody elsewhere
-Show = bool | Report | None  # whether to show how far work is; None: where a person is looking
+Show = bool | Report | None  # a bar; None: a bar in a terminal, a line now and then elsewhere
+BETWEEN = 60.0  # seconds between two lines
 
 
 class Bar:
@@ -31,61 +34,95 @@ class Bar:
     def __init__(self, update: Callable[[int, str | None], None] | None) -> None:
         self._update = update  # (how much more is done, the note or None for the last one)
         self._pending = 0
-        self._shown = time.monotonic()
+        self._shown = self._noted = time.monotonic()
 
     def advance(self, amount: int) -> None:
         self._pending += amount
-        if self.watched and time.monotonic() - self._shown > 0.1:
+        if self._update is not None and time.monotonic() - self._shown > 0.1:
             self.note(None)
 
     @property
-    def watched(self) -> bool:
-        """Whether anybody sees what is noted."""
-        return self._update is not None
+    def wants_note(self) -> bool:
+        """Whether a note that costs something is worth its price."""
+        return self._update is not None and time.monotonic() - self._noted > 0.1
 
     def note(self, text: str | None) -> None:
         if self._update is None:
             return
         self._update(self._pending, text)
         self._pending, self._shown = 0, time.monotonic()
+        if text is not None:
+            self._noted = self._shown
 
 
 @contextlib.contextmanager
 def progress_bar(what: str, *, total: int, show: Show) -> Iterator[Bar]:
-    """A bar on stderr: when asked for, or by itself where a person is looking."""
-    if callable(show):
-        bar = Bar(_told(show, total))
+    """On stderr: a bar when asked for or in a terminal, else lines for what takes long."""
+    with contextlib.ExitStack() as held:
+        if callable(show):
+            bar = Bar(_counted(lambda done, note: show(done, total, note)))
+        elif show is False:
+            bar = Bar(None)
+        elif live(show):
+            progress = held.enter_context(Progress(*columns(), console=Console(stderr=True)))
+            task = progress.add_task(what, total=total, note="")
+
+            def update(amount: int, text: str | None) -> None:
+                fields = {} if text is None else {"note": text}
+                progress.update(task, advance=amount, **fields)  # type: ignore[arg-type]
+
+            bar = Bar(update)
+        else:
+            bar = Bar(_counted(Lines(what, total)))
         yield bar
         bar.note(None)
-        return
-    if not shown(show):
-        yield Bar(None)
-        return
-    with Progress(*columns(), console=Console(stderr=True)) as progress:
-        task = progress.add_task(what, total=total, note="")
-
-        def update(amount: int, text: str | None) -> None:
-            fields = {} if text is None else {"note": text}
-            progress.update(task, advance=amount, **fields)  # type: ignore[arg-type]
-
-        bar = Bar(update)
-        yield bar
-        bar.note(None)
 
 
-def _told(report: Report, total: int) -> Callable[[int, str | None], None]:
+def _counted(tell: Callable[[int, str | None], None]) -> Callable[[int, str | None], None]:
+    """Of how much more is done, how much is done in all."""
     done = 0
 
     def update(amount: int, text: str | None) -> None:
         nonlocal done
         done += amount
-        report(done, total, text)
+        tell(done, text)
 
     return update
 
 
-def shown(show: bool | None) -> bool:
-    return sys.stderr.isatty() if show is None else show
+def live(show: bool | None) -> bool:
+    """Whether a bar may be redrawn: the processes of a run would write over each other's."""
+    alone = multiprocessing.parent_process() is None
+    return alone and sys.stderr.isatty() if show is None else show
+
+
+class Lines:
+    """How far work is, for a log file: a line a minute, and a hundred at most."""
+
+    def __init__(self, what: str, total: float) -> None:
+        if multiprocessing.parent_process() is not None:
+            what = f"{multiprocessing.current_process().name}: {what}"
+        self._what, self._total = what, max(total, 1)
+        self._began = self._last = time.monotonic()
+        self._first: tuple[float, float] | None = None  # a run before this one may have begun it
+        self._share = 0.0
+        self._note = ""
+
+    def __call__(self, done: float, note: str | None) -> None:
+        now, share = time.monotonic(), done / self._total
+        self._note = self._note if note is None else note
+        then, before = self._first = self._first or (now, done)
+        if now - self._last < BETWEEN or share < self._share + 0.01:
+            return
+        self._last, self._share = now, share
+        said = f"{self._what}: {share:.0%} after {_clock(now - self._began)}"
+        if done > before:
+            said += f", {_clock((now - then) * (self._total - done) / (done - before))} left"
+        print(said + (f"; {self._note}" if self._note else ""), file=sys.stderr, flush=True)
+
+
+def _clock(seconds: float) -> str:
+    return str(datetime.timedelta(seconds=round(seconds)))
 
 
 def columns() -> tuple[ProgressColumn, ...]:

@@ -69,6 +69,7 @@ def test_a_run_has_its_row_measured_everywhere(data, tmp_path, monkeypatch):
     assert told["members curve"]["NLL"][-1] == pytest.approx(whole)
     assert run.about["complete"]
     assert "HMC" not in run.metrics["cifar10"]  # there is no reference
+    assert "cifar10/SE1 0.1: predictions of corrupted images" in run.about["timings"]
     block = load(run.path / "members" / "0001-0001", ResNet20FRN)
     assert block.members == (1,)
 

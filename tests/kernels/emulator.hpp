@@ -94,6 +94,7 @@ inline unsigned rounded(float v) {  // to bf16, ties to even
 }
 inline unsigned pack(float low, float high) { return rounded(low) | rounded(high) << 16; }
 inline float tanh_of(float u) { return std::tanh(u); }
+inline float at_least(float v, float bound) { return v < bound || bound != bound ? bound : v; }
 inline unsigned lows(unsigned a, unsigned b) { return (a & 0xffff) | b << 16; }
 inline unsigned highs(unsigned a, unsigned b) { return a >> 16 | (b & 0xffff0000u); }
 

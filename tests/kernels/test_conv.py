@@ -8,8 +8,8 @@ import torch
 from tests.kernels import emulated, one_layer
 
 from stochens.kernels import conv, conv_reference, mlp
-from stochens.kernels.conv import Noise
-from stochens.kernels.conv_plan import Layer, Plan, plan_for, share
+from stochens.kernels.conv import Noise, Norm
+from stochens.kernels.conv_plan import TUNED, Layer, Plan, plan_for, share
 from stochens.kernels.conv_reference import fragments, image_fragments
 
 GPU = conv.available()
@@ -92,6 +92,7 @@ SHAPES = [
     (16, 32, 9, 5, 2),
     (48, 16, 5, 20, 1, 1),
     (16, 32, 9, 13, 2, 1),
+    *(tuple(layer) for layer in dict.fromkeys(layer for _, layer in TUNED)),
 ]
 
 
@@ -143,6 +144,19 @@ def test_thresholds_elsewhere_differ_in_the_elements_that_rounding_moves():
     assert_equal(computed(tensors, dy, noise=noise(0.2)), known, rounding=0.1)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_member_that_is_no_number_stays_none(value):
+    """The threshold of FRN must not make one of it: training looks for losses that are none."""
+    tensors = call(16, 16, 8, 8)
+    tensors["weight"][1, 3] = value
+    dy = torch.ones_like(tensors["residual"])
+    found, known = (way(tensors, dy, noise=noise(0.3)) for way in (computed, expected))
+    assert known["y"][1, :, 3].isnan().all()
+    assert torch.equal(found["y"].isnan(), known["y"].isnan())
+    assert not found["weight"][0].isnan().any()
+    assert found["weight"][1, 3].isnan().all()
+
+
 @pytest.mark.parametrize("shape", [(3, 16, 32, 32), (3, 32, 6, 33), (1, 16, 9, 7)])
 def test_a_first_layer_takes_images_of_few_channels(shape):
     tensors = call(*shape, tau=-1e3)
@@ -152,6 +166,21 @@ def test_a_first_layer_takes_images_of_few_channels(shape):
     options = {"noise": noise(0.25)}
     found = computed(tensors, dy, gradient_in_x=False, **options)
     assert_equal(found, expected(tensors, dy, **options))
+
+
+@pytest.mark.parametrize("shape", [(16, 16, 8, 8), (32, 16, 11, 19, 2), (16, 32, 9, 5, 2, 1)])
+def test_gradients_that_meet_are_added_inside_the_kernel(shape):
+    """Two layers have the same input: the second adds to the gradient of the first, in place."""
+    layer, tensors = Layer(*shape), {n: t.float() for n, t in call(*shape).items()}
+    norm = Norm(*(tensors[name] for name in ("gamma", "beta", "tau")))
+    forwards, backwards = conv.pack(layer, tensors["weight"], dx=True)
+    given = (layer, conv.blocked(tensors["x"]), forwards, tensors["bias"], norm, None, noise(0.3))
+    y, kept = conv.forward(*given, silu=True, keep=True)
+    given = (layer, torch.randn_like(y), kept, None, backwards, norm, noise(0.3))
+    alone = conv.backward(*given, silu=True)[2]
+    first = torch.randn_like(alone)
+    both = conv.backward(*given, silu=True, dx=first.clone())[2]
+    assert_equal({"x": both}, {"x": first.double() + alone.double()})
 
 
 def test_noise_depends_on_the_member_and_the_seed_alone():

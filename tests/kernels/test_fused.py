@@ -7,7 +7,7 @@ from torch import nn
 import stochens
 from stochens import MLP, DropConnect, Dropout, Gaussian, Heteroscedastic, Homoscedastic, NPDropout
 from stochens.kernels import mlp
-from stochens.kernels.fused import chain, fused_forward, fused_nll
+from stochens.kernels.fused import chain, fused_forward, fused_nll, likelihood_for
 from stochens.likelihoods import Categorical
 from stochens.members import builder, forward_each, init
 
@@ -47,8 +47,44 @@ def test_everything_else_is_left_to_vmap():
         nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Tanh(), nn.Linear(4, 2)),
         MLP(2, 1000, 2),
         hooked,
+        stochens.stochastic(hooked, Dropout(0.2)),  # the hook is on the layer inside now
     ):
         assert not taken(net)
+
+
+def test_parts_that_stand_twice_are_called_twice():
+    relu, square = nn.ReLU(), nn.Linear(4, 4)
+    net = nn.Sequential(nn.Linear(2, 4), relu, nn.Linear(4, 4), relu, nn.Linear(4, 2))
+    assert [step.activation for step in chain(net)] == ["relu", "relu", "identity"]
+    assert not taken(nn.Sequential(square, relu, square))
+    tied = nn.Sequential(nn.Linear(4, 4), relu, nn.Linear(4, 4))
+    tied[2].weight = tied[0].weight
+    assert not taken(tied)
+
+
+@needs_compiler
+def test_a_shared_activation_trains_as_by_vmap(float64, xor):
+    relu = nn.ReLU()
+    net = nn.Sequential(nn.Linear(2, 6), relu, nn.Linear(6, 6), relu, nn.Linear(6, 2))
+    data, options = (xor[0].double(), xor[1]), {"method": "regular", "members": 2, "epochs": 20}
+    one, two = (
+        stochens.fit(net, data, lr=0.01, engine=engine, device="cpu", **options).history.loss
+        for engine in ("fused", "vmap")
+    )
+    torch.testing.assert_close(one, two, rtol=1e-8, atol=1e-10)  # float64 rounding over 20 steps
+
+
+class Smoothed(Categorical):
+    """Beside the label, every class has a share."""
+
+    def nll(self, outputs, y, weights=None):
+        everything = outputs.log_softmax(-1).mean((-2, -1))
+        return 0.9 * super().nll(outputs, y, weights) - 0.1 * everything
+
+
+def test_likelihoods_of_ones_own_are_left_to_vmap():
+    assert likelihood_for(Categorical()) == "categorical"
+    assert likelihood_for(Smoothed()) is None
 
 
 @needs_compiler

@@ -1,6 +1,7 @@
 """All members of a ResNet20FRN through the kernels: which networks, and what they compute."""
 
 import statistics
+import types
 
 import pytest
 import torch
@@ -8,11 +9,12 @@ from tests.kernels import emulated
 from torch import nn
 
 import stochens
-from stochens import DropConnect, Dropout, Gaussian, NPDropout, Regular, methods
+from stochens import DropConnect, Dropout, Gaussian, NPDropout, Regular, methods, objective
 from stochens.kernels import conv, mlp, resnet
 from stochens.kernels.drawn import all_drawn
-from stochens.members import builder, forward_each, init
-from stochens.networks import ResNet20FRN, SmallResNetFRN
+from stochens.likelihoods import Categorical
+from stochens.members import builder, forward, forward_each, init, trainable
+from stochens.networks import FRN, ResidualBlock, ResNet20FRN, SmallResNetFRN
 from stochens.randomness.seeds import seeded
 
 GPU = conv.available()
@@ -49,6 +51,92 @@ def test_everything_else_is_left_to_vmap():
         assert not taken(stochens.stochastic(ResNet20FRN(), method))
     with_head = stochens.stochastic(ResNet20FRN(), Dropout(0.2, rates={"head": 0.2}))
     assert not taken(with_head)
+
+
+def exchanged(change) -> nn.Module:
+    net = ResNet20FRN()
+    change(net)
+    return net
+
+
+class Relu(ResidualBlock):
+    def forward(self, x):
+        return super().forward(x).relu()
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net: setattr(net, "norm", FRN(16, eps=1e-2)),
+        lambda net: setattr(net, "conv", nn.Conv2d(3, 16, 3, padding=1, padding_mode="circular")),
+        lambda net: setattr(net, "conv", nn.Conv2d(6, 16, 3, padding=1)),  # images have 4 at most
+        lambda net: setattr(net.blocks[4], "conv1", nn.Conv2d(32, 32, 3, padding=2, dilation=2)),
+        lambda net: setattr(net.blocks[4], "conv1", nn.Conv2d(32, 32, 3, padding=1, groups=2)),
+        lambda net: net.blocks.__setitem__(1, net.blocks[0]),  # one block, called twice
+        lambda net: net.blocks.__setitem__(1, Relu(16, 16)),
+        lambda net: net.blocks.append(nn.Identity()),
+        lambda net: setattr(net, "head", Doubled(64, 10)),
+        lambda net: setattr(net, "head", nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 10))),
+        lambda net: setattr(net, "forward", lambda x: x.mean((2, 3))),
+        lambda net: setattr(net.norm, "forward", lambda x: x),
+        lambda net: net.conv.register_forward_hook(lambda *_: None),  # stays inside the noise
+    ],
+)
+def test_networks_with_other_parts_are_left_to_vmap(change):
+    net = exchanged(change)
+    assert not taken(net)
+    assert not taken(stochens.stochastic(net, Dropout(0.2)))
+
+
+def test_fewer_colours_and_other_classes_are_taken():
+    grey = exchanged(lambda net: setattr(net, "conv", nn.Conv2d(1, 16, 3, padding=1)))
+    assert taken(grey)
+    assert taken(exchanged(lambda net: setattr(net, "head", nn.Linear(64, 3))))
+
+
+@pytest.mark.parametrize("what", ["frozen", "tied", "double"])
+def test_parameters_that_the_kernels_cannot_stack_are_left_to_vmap(what):
+    net = ResNet20FRN()
+    if what == "frozen":
+        net.conv.weight.requires_grad_(False)
+    elif what == "tied":
+        net.blocks[1].conv1.weight = net.blocks[0].conv1.weight
+    else:
+        net.double()
+    steps = resnet.steps_of(net, (32, 32))
+    assert steps is not None
+    assert not resnet._fits(net, steps, trainable(net))
+
+
+@pytest.mark.parametrize(
+    ("major", "shared", "takes"),
+    [(9, 227 << 10, True), (10, 227 << 10, True), (12, 99 << 10, False), (8, 163 << 10, False)],
+    ids=["H200", "B200", "RTX 5090", "A100"],
+)
+def test_devices_without_the_shared_memory_are_left_to_vmap(major, shared, takes, monkeypatch):
+    about = types.SimpleNamespace(major=major, minor=0, shared_memory_per_block_optin=shared)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: about)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (major, 0))
+    monkeypatch.setattr(torch.cuda, "_compile_kernel", None, raising=False)
+    assert conv.available() is takes
+    monkeypatch.setenv("STOCHENS_KERNELS", "off")
+    assert not conv.available()
+
+
+def test_kernels_that_cannot_be_compiled_are_left_to_vmap(monkeypatch, caplog):
+    def fails(*_):
+        raise RuntimeError("NVRTC: unknown architecture")
+
+    monkeypatch.setattr(conv, "kernel", fails)
+    steps = resnet.steps_of(ResNet20FRN(), (20, 20))  # no other test has them compiled
+    assert not resnet._compiled(steps, torch.device(DEVICE), backward=True)
+    assert "run by vmap, which is slower: NVRTC" in caplog.text
 
 
 def test_the_cpu_is_left_to_vmap():
@@ -104,6 +192,60 @@ def test_outputs_and_gradients_are_those_of_vmap(method, monkeypatch):
     assert statistics.median(errors.values()) < 0.06
     assert max(errors.values()) < 0.15
     assert all(not found[0][name].any() for name in found[0] if "tau" in name)
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """The kernels, on a GPU or emulated."""
+    if not GPU:
+        if not mlp.available():
+            pytest.skip("neither a Hopper GPU nor a C++ compiler here")
+        monkeypatch.setattr(conv, "kernel", emulated.kernel)
+        monkeypatch.setattr(resnet, "_runs_here", lambda x: True)
+        monkeypatch.setattr(resnet, "_compiled", lambda *_, **__: True)  # each at its first call
+
+
+def small(members):
+    """Images that make the emulated network quick, and members that saw no training."""
+    torch.manual_seed(0)
+    x, y = torch.randn(5, 3, 8, 8, device=DEVICE), torch.tensor([0, 2, 1, 1, 0], device=DEVICE)
+    params = init(builder(lambda: ResNet20FRN(classes=3)), members=members, seed=0)
+    return x, y, {name: p.to(DEVICE) for name, p in params.items()}
+
+
+@pytest.mark.parametrize("rows", [None, [[4, 0, 0], [1, 3, 2]], [[2], [4]]])
+def test_the_loss_is_that_of_vmap(rows, here):
+    x, y, params = small(range(2))
+    rows = None if rows is None else torch.tensor(rows, device=DEVICE)
+    net = ResNet20FRN(classes=3).to(DEVICE)
+    nll = resnet.resnet_nll(net, Categorical(), x, y, (0, 1), 0)
+    known = objective.mean_nll(net, Categorical(), engine="vmap")(params, x, y, rows)
+    torch.testing.assert_close(nll(params, rows, 0), known, rtol=0.03, atol=0)  # bf16, in 20 layers
+
+
+def test_the_noise_of_a_loss_is_of_the_seed_the_member_and_the_step(here):
+    x, y, params = small((3, 8))
+    net = stochens.stochastic(ResNet20FRN(classes=3), Dropout(0.3)).to(DEVICE)
+
+    def losses(step, members=(3, 8), seed=0):
+        nll = resnet.resnet_nll(net, Categorical(), x, y, members, seed)
+        return nll({n: p[-len(members) :] for n, p in params.items()}, None, step)
+
+    first = losses(7)
+    assert torch.equal(losses(torch.tensor([7], device=DEVICE)), first)  # as a graph has it
+    assert torch.equal(losses(7, members=(8,)), first[1:])  # in a block of its own
+    for other in (losses(8), losses(7, seed=1), losses(7, members=(4, 9))):
+        assert not (other == first).any()
+
+
+def test_predictions_are_those_of_vmap(here):
+    x, _, params = small(range(2))
+    net, seed = ResNet20FRN(classes=3).to(DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    with torch.no_grad():
+        found, known = resnet.resnet_forward(net, params, x, seed=seed), forward(net, params, x)
+        alone = resnet.resnet_forward(net, params, x[:1], seed=seed)
+    assert (found - known).norm() < 0.02 * known.norm()  # bf16, in 20 layers
+    torch.testing.assert_close(alone, found[:, :1])  # the head's products in another order
 
 
 def test_every_weight_is_drawn_by_its_layer():

@@ -255,3 +255,32 @@ def test_progress_tells_speed_divergences_and_leapfrogs(data, capsys):
     shown = capsys.readouterr().err
     for part in ("nuts", "draws/s", "leapfrogs/draw", "diverged"):
         assert part in shown
+
+
+class Recurrent(nn.Module):
+    """A layer that vmap has no rule for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.GRU(1, 3, batch_first=True), nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x.unsqueeze(-1))[0][:, -1])
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("sampler", "options"),
+    [
+        (stochens.nuts, {"chains": 2, "samples": 2, "warmup": 2}),
+        (stochens.hmc, {"chains": 2, "samples": 2, "warmup": 2, "engine": "loop"}),
+        (stochens.sgmcmc, {"chains": 2, "samples": 2, "burn_in": 2}),
+        (stochens.langevin, {"members": 2, "steps": 2}),
+    ],
+)
+def test_networks_that_vmap_cannot_run_go_in_a_loop(data, sampler, options):
+    posterior = sampler(Recurrent, data, **options)
+    assert posterior.engine == "loop"
+    assert posterior.predict(data[0]).mean.shape == (60, 2)
+    with pytest.raises(InputError, match="vmap cannot run this network"):
+        sampler(Recurrent, data, **(options | {"engine": "vmap"}))

@@ -105,6 +105,15 @@ def test_regressions_and_sgmcmc_are_diagnosed_too():
     assert found.divergences == 0
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_one_chain_alone_has_no_r_hat():
+    data = stochens.toy_set("b", n=60)
+    one = stochens.nuts(torch.nn.Linear(2, 2), data, chains=1, samples=20, warmup=20)
+    troubles = stochens.diagnose(one, data[0]).troubles
+    assert any("one chain alone has no R-hat" in said for said in troubles)
+    assert not any("nan" in said for said in troubles)
+
+
 def test_without_chains_there_is_nothing_to_diagnose(xor):
     fitted = stochens.fit(stochens.MLP(2, 4, 2), xor, members=2, epochs=1)
     with pytest.raises(InputError, match="this posterior has none"):

@@ -139,6 +139,8 @@ def test_bad_exports_are_refused(images, tmp_path, monkeypatch):
     (tmp_path / "there.onnx").touch()
     with pytest.raises(InputError, match="exists; pass overwrite=True"):
         posterior.export(tmp_path / "there.onnx")
+    with pytest.raises(InputError, match=r"cannot write /proc/model\.pt2"):
+        posterior.export("/proc/model.pt2")
     with pytest.raises(InputError, match="draws must be a whole number"):
         posterior.export(tmp_path / "model.onnx", draws=0)
     with pytest.raises(InputError, match="pass an example"):  # as of an older folder

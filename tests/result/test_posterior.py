@@ -173,6 +173,9 @@ def test_bad_inputs_of_predict(xor):
         posterior.predict(xor[0][:, :1])
     with pytest.raises(InputError, match=r"of torch.float64; use x.float\(\): "):
         posterior.predict(xor[0].double())
+    for wrong in (-1, 2):
+        with pytest.raises(InputError, match=f"labels must be 0 to 1, got {wrong}..{wrong}"):
+            posterior.predict(xor[0]).log_prob(torch.full((60,), wrong))
     x = xor[0].clone()
     x[3, 0] = float("inf")
     with pytest.raises(InputError, match=r"x must be finite; x\[3, 0\] is inf"):
@@ -364,6 +367,30 @@ def test_saving_never_leaves_half_a_folder(xor, tmp_path, monkeypatch):
     posterior.save(tmp_path / "good", overwrite=True)
 
 
+def test_files_of_others_are_never_written_over(xor, tmp_path):
+    """`overwrite` is for a posterior of before: the folder is replaced whole."""
+    posterior = fit(xor)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for place, said in (("run", "holds 'notes.txt', which was not written by"), ("file", "a file")):
+        with pytest.raises(InputError, match=said):
+            posterior.save(tmp_path / place, overwrite=True)
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_posterior_is_loaded_in_the_precision_it_was_saved_in(xor, tmp_path):
+    """A sampler may be asked for another than the network's."""
+    x, y = xor
+    options = {"chains": 2, "samples": 4, "warmup": 4, "dtype": torch.float64}
+    like = "gaussian"
+    posterior = stochens.nuts(MLP(2, 6, 1), (x, y.float()), likelihood=like, **options)
+    posterior.save(tmp_path / "run")
+    again = stochens.load(tmp_path / "run", MLP(2, 6, 1))
+    assert torch.equal(again.predict(x.double()).mean, posterior.predict(x.double()).mean)
+
+
 def test_where_the_last_rename_fails_the_posterior_of_before_is_back(xor, tmp_path, monkeypatch):
     before, after = fit(xor), fit(xor, seed=1)
     before.save(tmp_path / "good")
@@ -409,6 +436,21 @@ def test_member_gives_back_the_plain_network(xor):
     net.load_state_dict(posterior.member(0))  # strict: exactly the plain names
     start = init(builder(MLP(2, 6, 2)), members=[0], seed=0)
     assert set(start) == set(posterior.member(0))
+
+
+def test_a_log_variance_of_the_networks_own_stays(xor):
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.log_variance = nn.Linear(2, 2), nn.Parameter(torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) * self.log_variance.exp()
+
+    posterior = fit(xor, net=Own, method="regular")
+    Own().load_state_dict(posterior.member(0))
+    with pytest.raises(InputError, match="has a log_variance of its own"):
+        fit((xor[0], torch.zeros(len(xor[0]), 2)), net=Own, method="regular", likelihood="gaussian")
 
 
 def test_a_copy_on_another_device_leaves_this_one_where_it_is():

@@ -13,7 +13,9 @@ import stochens
 from stochens import MLP, DropConnect, Dropout, Gaussian, InputError, NPDropout
 from stochens.kernels import mlp
 from stochens.members import builder, init
+from stochens.predict import streaming
 from stochens.randomness.seeds import permutations
+from stochens.training import loop
 
 NET = (2, 8, 8, 2)
 ENGINES = [
@@ -365,6 +367,14 @@ def test_progress_and_logging(xor, capsys):
     [
         ({"members": 0}, "members must be at least 1, got 0"),
         ({"members": [1, 1]}, "member ids must be distinct"),
+        ({"members": "3"}, "members must be a whole number or a list of them, got '3'"),
+        ({"members": [0.5, 1]}, "members must be a whole number or a list of them"),
+        ({"seed": 1.7}, "seed must be a whole number, got 1.7"),
+        ({"seed": None}, "seed must be a whole number, got None"),
+        ({"weight_decay": -1.0}, "weight_decay must not be negative"),
+        ({"temperature": "1"}, "temperature must not be negative, got '1'"),
+        ({"prior_precision": "1"}, "prior_precision must be a positive number, got '1'"),
+        ({"lr": "0.1"}, "lr must be a positive number, got '0.1'"),
         ({"epochs": 0}, "epochs must be a whole number, at least 1, got 0"),
         ({"epochs": 1.5}, "epochs must be a whole number, at least 1, got 1.5"),
         ({"batch_size": 0}, "batch_size must be a whole number"),
@@ -460,3 +470,15 @@ def test_a_compiled_step_is_the_step(float64, xor):
     for name, p in plain.params.items():
         # float64 rounding in another order
         torch.testing.assert_close(compiled.params[name], p, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(("bf16", "asked"), [(None, ["train", "predict"]), (False, [])])
+def test_the_kernels_of_a_resnet_are_asked_unless_float32_is(monkeypatch, bf16, asked):
+    said = []
+    monkeypatch.setattr(loop, "resnet_nll", lambda *_: said.append("train"))
+    monkeypatch.setattr(streaming, "resnet_forward", lambda *_, **__: said.append("predict"))
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
+    data = torch.randn(8, 1, 4, 4), torch.arange(8) % 2
+    posterior = stochens.fit(net, data, method="regular", members=2, epochs=1, bf16=bf16)
+    posterior.predict(data[0], bf16=bf16)
+    assert said == asked

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from stochens.cluster.connect import Ray, Room
-from stochens.cluster.view import EVERY, Reporter, Seen, View, board_class, view
+from stochens.cluster.view import EVERY, Count, Reporter, Seen, View, board_class, view
 from stochens.errors import InputError
 from stochens.progress import Report
 
@@ -97,7 +97,7 @@ def run_pieces(
     threads = 1 if where.gpu else options.cpus
     with view(what, len(pieces), show=show) as shown:
         board = None
-        if shown is not None:
+        if isinstance(shown, View):
             board = ray.remote(board_class()).options(num_cpus=0, scheduling_strategy=here).remote()
         dtype = torch.get_default_dtype()
         working = {
@@ -114,8 +114,10 @@ def run_pieces(
                         results[name] = ray.get(ref)
                     except Exception as error:  # whatever a piece raised, or how it ended
                         failed[name] = reason(ray, error, options)
-                if shown is not None:
+                if isinstance(shown, View):
                     _look(ray, board, shown, set(results), set(failed))
+                elif isinstance(shown, Count):
+                    shown.show(set(results), set(failed))
         except BaseException:
             _stop(ray, list(working))
             raise

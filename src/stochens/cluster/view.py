@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from stochens.progress import columns, shown
+from stochens.progress import Lines, columns, live
 
 EVERY = 0.5  # seconds between two reports of a piece
 LINES = 16  # of pieces at a time; more are counted
@@ -106,11 +106,25 @@ class View:
         self._progress.update(self._all, completed=share * WHOLE, note=", ".join(parts))
 
 
+class Count:
+    """Blocks that are over, for a log file: no board is kept to know more."""
+
+    def __init__(self, what: str, count: int) -> None:
+        self._lines, self._count = Lines(what, count), count
+
+    def show(self, done: set[str], failed: set[str]) -> None:
+        note = f"{len(done)} of {self._count} blocks done"
+        note += f", {len(failed)} failed" if failed else ""
+        self._lines(len(done | failed), note)
+
+
 @contextlib.contextmanager
-def view(what: str, count: int, *, show: bool | None) -> Iterator[View | None]:
-    """On stderr: when asked for, or by itself where a person is looking; None else."""
-    if not shown(show):
+def view(what: str, count: int, *, show: bool | None) -> Iterator[View | Count | None]:
+    """On stderr: live when asked for or in a terminal, else a line now and then."""
+    if show is False:
         yield None
-        return
-    with Progress(*columns(), console=Console(stderr=True)) as progress:
-        yield View(progress, what, count)
+    elif live(show):
+        with Progress(*columns(), console=Console(stderr=True)) as progress:
+            yield View(progress, what, count)
+    else:
+        yield Count(what, count)

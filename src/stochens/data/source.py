@@ -121,8 +121,14 @@ def _streamed(loader: "DataLoader[Any]") -> Source:
 def _rows(loader: "DataLoader[Any]") -> int:
     """How many rows the prior is weighed against: those that the loader shows sooner or later. Of a
     sampler that is not torch's own for all rows, it is known how many it shows in an epoch."""
+    if loader.batch_sampler is None:  # the data set makes the batches, and its length counts them
+        raise InputError(
+            "the DataLoader has batch_size=None, so that its data set has a length in batches, and "
+            "not in rows, which the prior is weighed against; give it single rows and a batch_size"
+        )
     data: Any = loader.dataset
-    sampler: Any = loader.sampler
+    batches: Any = loader.batch_sampler
+    sampler: Any = batches.sampler if isinstance(batches, BatchSampler) else loader.sampler
     try:
         if isinstance(data, IterableDataset) or isinstance(sampler, OF_ALL_ROWS):
             return len(data)
@@ -212,7 +218,11 @@ def _refuse_several(x: Any, *, rows: int | None) -> None:
 
 def _tensor(value: Any, name: str) -> Tensor:
     if isinstance(value, Tensor):
+        if value.layout != torch.strided:
+            raise InputError(f"{name} is a sparse tensor; use {name}.to_dense()")
         return value.detach()
+    if np.ma.is_masked(value):
+        raise InputError(f"{name} has masked values, which are missing; fill them in")
     try:
         array = np.asarray(value)
         if not array.flags.writeable:  # as pandas gives them: torch would warn

@@ -301,7 +301,9 @@ def _corrupted(
     for corruption in CORRUPTIONS:
         note(f"{row}: {corruption}")
         for intensity in range(1, INTENSITIES + 1):
-            p = predicted(corrupt(x, corruption, intensity, seed=config.seed), keep_draws=False)
+            corrupted = corrupt(x, corruption, intensity, seed=config.seed)
+            with folder.timed(f"{config.name}/{row}: predictions of corrupted images"):
+                p = predicted(corrupted, keep_draws=False)
             measured = of_corrupted(p.mean, y)
             found[corruption, intensity] = measured
             _put(folder, (config.name, row, f"{corruption}-{intensity}"), measured)

@@ -99,7 +99,7 @@ def _work(run: Callable[..., Path], waiting: list[PartConfig], jobs: int) -> Non
 def _begun(run: Callable[..., Path], part: PartConfig) -> Worker:
     context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
     said, say = context.Pipe(duplex=False)
-    process = context.Process(target=_quietly, args=(run, part, say))
+    process = context.Process(target=_quietly, args=(run, part, say), name=part.out.name)
     process.start()
     say.close()  # so that its end is the end of what is said
     return Worker(part, process, said)

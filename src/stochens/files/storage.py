@@ -78,6 +78,26 @@ def new_folder(path: str | Path) -> Path:
     return path
 
 
+def _refuse_loss(path: Path, *, overwrite: bool) -> None:
+    """What takes the place of a folder takes it whole, and must not take other files with it."""
+    try:
+        if not path.is_dir():
+            if path.exists():
+                raise InputError(f"{path} is a file, and no folder; choose another place")
+            return
+        names = sorted(inside.name for inside in path.iterdir())
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error}") from error
+    if names and not overwrite:
+        raise InputError(f"{path} exists and is not an empty folder; pass overwrite=True")
+    others = [name for name in names if name not in (TENSORS, DESCRIPTION, CHECKSUMS, LOCK)]
+    if others:
+        raise InputError(
+            f"{path} holds {others[0]!r}, which was not written by stochens and would be lost; "
+            "choose another folder, or move it away"
+        )
+
+
 def write_folder(
     path: str | Path,
     format: str,
@@ -91,8 +111,7 @@ def write_folder(
     What was moved there is on the disk, and not only on its way to it.
     """
     path = Path(path)
-    if path.exists() and not overwrite and (not path.is_dir() or any(path.iterdir())):
-        raise InputError(f"{path} exists and is not an empty folder; pass overwrite=True")
+    _refuse_loss(path, overwrite=overwrite)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         shutil.rmtree(part, ignore_errors=True)  # of a process that had our number and was killed

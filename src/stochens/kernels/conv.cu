@@ -50,6 +50,11 @@ DEVICE float tanh_of(float u) {  // one operation of the special-function unit; 
     asm("tanh.approx.f32 %0, %1;" : "=f"(tanh) : "f"(u));
     return tanh;
 }
+DEVICE float at_least(float v, float bound) {  // fmaxf would make a number of what is none
+    float larger;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(v), "f"(bound));
+    return larger;
+}
 DEVICE float sum_over_rows(float v) {  // the 8 lanes of the same columns
     for (int m = 4; m < 32; m *= 2) v += __shfl_xor_sync(0xffffffffu, v, m);
     return v;
@@ -62,7 +67,9 @@ template <int BYTES> DEVICE void copy(void *to, const void *from) {
                  "l"(from), "n"(BYTES));
 }
 DEVICE void end_group() { asm volatile("cp.async.commit_group;"); }
-template <int N> DEVICE void wait_groups() { asm volatile("cp.async.wait_group %0;" ::"n"(N)); }
+template <int N> DEVICE void wait_groups() {  // nothing is read ahead of it
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
 DEVICE u32 lows(u32 a, u32 b) { return __byte_perm(a, b, 0x5410); }
 DEVICE u32 highs(u32 a, u32 b) { return __byte_perm(a, b, 0x7632); }
 #endif
@@ -350,7 +357,7 @@ conv_forward(const bf16 *x, const uint4 *weights, const float *bias, const float
 #pragma unroll
                 for (int k = 0; k < 4; k++) {
                     u[k] = fmaf(factor[k], pairs[k / 2][2 * h + k % 2], betas[k]);
-                    u[k] = fmaxf(u[k], taus[k]);
+                    u[k] = at_least(u[k], taus[k]);
                     if (flags & HAS_RESIDUAL) u[k] = fmaf(q, add[k], u[k]);
                     if (flags & HAS_SILU) u[k] = fmaf(u[k], tanh_of(u[k]), u[k]);
                 }
@@ -451,7 +458,7 @@ conv_backward(const bf16 *dy, const bf16 *z, const float *rms, const bf16 *resid
                 for (int k = 0; k < 4; k++) {
                     const float above = fmaf(q * gammas[k] * inverse[h][k], v[k], betas[k]);
                     if (flags & HAS_SILU) {  // silu'(u) = (1 + tanh h) / 2 (1 + h - h tanh h)
-                        float half = fmaxf(above, taus[k]);
+                        float half = at_least(above, taus[k]);
                         if (flags & HAS_RESIDUAL) half = fmaf(0.5f, add[k], half);
                         const float tanh = tanh_of(half);
                         du[k] *= fmaf(0.5f, tanh, 0.5f) * (fmaf(-half, tanh, half) + 1.0f);

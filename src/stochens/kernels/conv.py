@@ -85,13 +85,15 @@ def _bind(device: torch.device) -> None:
         _threads.bound = device
 
 
-def available() -> bool:
-    """Whether the kernels can run on the current device: they are not switched off, it is new."""
-    return (
-        build.cuda_compiles()
-        and torch.cuda.is_available()
-        and torch.cuda.get_device_capability() >= (9, 0)  # shared memory; tested on Hopper alone
-    )
+def available(device: torch.device | None = None) -> bool:
+    """Whether the kernels can run on a device, the current one if None: they are not switched off,
+    it is new (they are tested on Hopper alone) and has the shared memory that plans count on."""
+    if not build.cuda_compiles() or not torch.cuda.is_available():
+        return False
+    about = torch.cuda.get_device_properties(device)
+    # a GeForce of a newer generation has 99 KiB
+    shared = getattr(about, "shared_memory_per_block_optin", MOST_SHARED)
+    return about.major >= 9 and shared >= MOST_SHARED
 
 
 def compile_all(jobs: Iterable[tuple[str, Layer, int]], device: torch.device) -> None:
@@ -178,8 +180,8 @@ class Noise(NamedTuple):
 
     @property
     def threshold(self) -> int:
-        """The rate in 1 / 65536."""
-        return round(self.rate * 65536)
+        """The rate in 1 / 65536; something must be left, or what is kept is scaled by infinity."""
+        return min(round(self.rate * 65536), 65535)
 
 
 class Norm(NamedTuple):

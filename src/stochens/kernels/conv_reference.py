@@ -39,7 +39,7 @@ def conv_frn_silu(
     n = z * torch.rsqrt(z.square().mean((-2, -1), keepdim=True) + EPS)
     gamma, beta, tau = (p[:, None, :, None, None] for p in (gamma, beta, tau))
     above = gamma * n + beta
-    t = torch.where(above > tau, above, tau)
+    t = torch.where(above <= tau, tau, above)  # what is no number stays none
     u = t if residual is None else t + residual
     return F.silu(u) if silu else u
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from stochens.kernels import mlp
+from stochens.kernels.changed import changed
 from stochens.kernels.drawn import drawn
 from stochens.likelihoods import Categorical, Heteroscedastic, Homoscedastic, Likelihood
 from stochens.members import Params, size
@@ -103,26 +104,29 @@ def chain(net: nn.Module) -> list[Step] | None:
         else:
             return None
     shapes = [s.layer.get_parameter("weight").shape for s in steps]
-    return steps if steps and max(max(shape) for shape in shapes) <= WIDEST else None
+    if not steps or max(max(shape) for shape in shapes) > WIDEST:
+        return None
+    own = {f"{s.prefix}{name}" for s in steps for name, _ in s.layer.named_parameters()}
+    return steps if own == {name for name, _ in net.named_parameters()} else None  # none is tied
 
 
 def _in_order(net: nn.Module, prefix: str) -> list[tuple[str, nn.Module]] | None:
     """The parts of nested nn.Sequential modules, in the order they are called."""
-    if net._forward_hooks or net._forward_pre_hooks:
+    if changed(net):
         return None
     if _is_linear(net):
         return [("", net)]
     if not isinstance(net, nn.Sequential) or type(net).forward is not nn.Sequential.forward:
         return None
     found: list[tuple[str, nn.Module]] = []
-    for name, module in net.named_children():
+    for name, module in net._modules.items():  # named_children has a shared activation once
+        if module is None or changed(module):
+            return None
         if isinstance(module, nn.Sequential):
             inside = _in_order(module, f"{prefix}{name}.")
             if inside is None:
                 return None
             found += inside
-        elif module._forward_hooks or module._forward_pre_hooks:
-            return None
         else:
             found.append((prefix + name, module))
     return found
@@ -180,8 +184,9 @@ def _variance(step: Step, params: Params) -> mlp.Variance | None:
 
 def likelihood_for(likelihood: Likelihood) -> mlp.Likelihood | None:
     """As the kernel names it, or None where it has none."""
-    if isinstance(likelihood, Categorical):
+    # not isinstance: a subclass may have an nll of its own
+    if type(likelihood) is Categorical:
         return "categorical"
-    if isinstance(likelihood, Homoscedastic) and likelihood.noise is not None:
+    if type(likelihood) is Homoscedastic and likelihood.noise is not None:
         return ("gaussian", likelihood.noise)
-    return "gaussian-heteroscedastic" if isinstance(likelihood, Heteroscedastic) else None
+    return "gaussian-heteroscedastic" if type(likelihood) is Heteroscedastic else None

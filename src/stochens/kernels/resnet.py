@@ -5,6 +5,7 @@ bf16 layout and gradients that meet are added inside a kernel.
 """
 
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stochens.kernels import conv
+from stochens.kernels.changed import changed
 from stochens.kernels.conv import Kept, Noise, Norm
 from stochens.kernels.conv_plan import QUAD, Layer, plan_for
 from stochens.kernels.drawn import all_drawn
@@ -24,11 +26,13 @@ from stochens.methods.np_dropout import NPDropoutLayer
 from stochens.networks import ResNet20FRN
 from stochens.randomness.seeds import NOISE, derive
 
+log = logging.getLogger("stochens")
+
 PARTS = ("weight", "bias", "weight", "bias", "tau")  # of a convolution, then of its FRN
 
 
 class Step(NamedTuple):
-    """One convolution with its FRN: output `to` from activation `source`, plus `residual`."""
+    """One convolution with its FRN: the next activation from `source`, plus `residual`."""
 
     conv: str  # its path in the network
     norm: str
@@ -58,14 +62,15 @@ def resnet_forward(
     images of up to 4 channels and float32 parameters. Dropout depends only on (seed, member id);
     noise on weights comes from where randomness/noise.py says.
     """
-    if not x.is_cuda or not conv.available():
+    if not _runs_here(x):
         return None
     steps = steps_of(net, x.shape[-2:])
     if steps is None or not _fits(net, steps, params):
         return None
     shared = x.dim() == 4
     backward = torch.is_grad_enabled() and any(p.requires_grad for p in params.values())
-    compile_steps(steps, x.device, backward=backward, shared=shared)
+    if not _compiled(steps, x.device, backward=backward, shared=shared):
+        return None
     images = conv.quads(x[None] if shared else x)
     return run(steps, all_drawn(net, params), images, seed=seed, members=members)
 
@@ -82,12 +87,13 @@ def resnet_nll(
 
     The step chooses the noise; inside a CUDA graph it is a tensor [1] that the replays change.
     """
-    if not x.is_cuda or x.dim() != 4 or not conv.available():
+    if x.dim() != 4 or not _runs_here(x):
         return None
     steps = steps_of(net, x.shape[-2:])
     if steps is None or not _fits(net, steps, trainable(net)):
         return None
-    compile_steps(steps, x.device, backward=True)
+    if not _compiled(steps, x.device, backward=True):
+        return None
     images = conv.quads(x[None])[0]  # [N, H, W, 4]: made once, gathered at each step
     ids = torch.tensor(members, dtype=torch.int32, device=x.device)
     first = torch.tensor([derive(seed, NOISE)], device=x.device)
@@ -100,6 +106,10 @@ def resnet_nll(
         return likelihood.nll(outputs, y.expand(len(ids), *y.shape) if everything else y[rows])
 
     return nll
+
+
+def _runs_here(x: Tensor) -> bool:
+    return x.is_cuda and conv.available(x.device)
 
 
 def run(
@@ -122,9 +132,7 @@ def run(
 
 def steps_of(net: nn.Module, image: tuple[int, ...]) -> tuple[Step, ...] | None:
     """The network's convolutions in order, for images [H, W]; None if it is no ResNet20FRN."""
-    if type(net) is not ResNet20FRN or any(
-        m._forward_hooks or m._forward_pre_hooks for m in net.modules()
-    ):
+    if type(net) is not ResNet20FRN or not _as_written(net):
         return None
     height, width = image
     steps: list[Step] = []
@@ -142,8 +150,6 @@ def steps_of(net: nn.Module, image: tuple[int, ...]) -> tuple[Step, ...] | None:
         steps.append(Step(path, norm, layer, rate, source, **options))
         return len(steps)
 
-    if not all(_taken(m) for m in net.modules()):
-        return None
     h = add("conv", "norm", (height, width), 0)
     for name, block in net.blocks.named_children():
         path = f"blocks.{name}."
@@ -156,6 +162,36 @@ def steps_of(net: nn.Module, image: tuple[int, ...]) -> tuple[Step, ...] | None:
         h = add(path + "conv2", path + "norm2", after, inner, residual=residual)
     fit = all(plan_for(s.layer, k) for s in steps for k in conv.KERNELS)
     return tuple(steps) if fit else None
+
+
+def _as_written(net: ResNet20FRN) -> bool:
+    """Whether all parts of the network are as its class makes them, but for noise.
+
+    A part may have been exchanged (another padding, FRN's eps, a block that computes more), used
+    twice or hooked into: vmap calls what is there, and the kernels know only the original.
+    """
+    inputs, classes = getattr(net.conv, "in_channels", 0), getattr(net.head, "out_features", 0)
+    parts = dict(net.named_modules())
+    return (
+        0 < inputs <= QUAD
+        and classes > 0
+        and _settings(parts) == _original(inputs, classes)
+        and all(_taken(m) and not changed(m) for m in parts.values())
+    )
+
+
+@functools.cache
+def _original(inputs: int, classes: int) -> dict[str, tuple[type, str]]:
+    with torch.device("meta"):
+        net = ResNet20FRN(classes)
+        net.conv = nn.Conv2d(inputs, net.conv.out_channels, 3, padding=1)
+    return _settings(dict(net.named_modules()))
+
+
+def _settings(parts: dict[str, nn.Module]) -> dict[str, tuple[type, str]]:
+    """What each part is: its type, and all its options, which torch's modules name in full."""
+    plain = {p: m.plain if isinstance(m, StochasticLayer) else m for p, m in parts.items()}
+    return {path: (type(module), module.extra_repr()) for path, module in plain.items()}
 
 
 def _taken(module: nn.Module) -> bool:
@@ -175,6 +211,21 @@ def _fits(net: nn.Module, steps: tuple[Step, ...], params: Params) -> bool:
     for path, layer in stochastic_layers(net).items():
         names |= {f"{path}.{name}" for name in layer.names}
     return names == set(params) and all(p.dtype == torch.float32 for p in params.values())
+
+
+@functools.cache
+def _compiled(
+    steps: tuple[Step, ...], device: torch.device, *, backward: bool, shared: bool = False
+) -> bool:
+    """Whether the steps could be compiled; where not, vmap does the work."""
+    try:
+        compile_steps(steps, device, backward=backward, shared=shared)
+    except torch.OutOfMemoryError:
+        raise  # fewer members may fit
+    except (RuntimeError, AttributeError) as error:  # of NVRTC; of a torch that is another
+        log.warning("convolutions run by vmap, which is slower: %s", error)
+        return False
+    return True
 
 
 @functools.cache
@@ -242,6 +293,8 @@ class _Convolutions(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("the convolution kernels have no second derivative")
         steps: tuple[Step, ...] = ctx.steps
         seed, members, *rest = ctx.saved_tensors
         many = len(steps)

@@ -1,12 +1,11 @@
 """Swapping the layers of a network for stochastic ones, and where their parameters start."""
 
-import copy
 from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
 from stochens.errors import Unsuited
-from stochens.members import Params, watch
+from stochens.members import Params, copied, watch
 from stochens.methods.base import Method, StochasticLayer, register
 from stochens.methods.patterns import matches, refuse_unmatched
 from stochens.methods.registry import METHODS, MethodLike, resolve
@@ -33,7 +32,7 @@ def stochastic(
       (2): Linear(in_features=10, out_features=2, bias=True)
     )
     """
-    net = copy.deepcopy(net)
+    net = copied(net)
     skip = (skip,) if isinstance(skip, str) else tuple(skip)
     output = output if output is not None else next(reversed(_layers(net)), None)
     for rule in resolve(method):

@@ -217,7 +217,9 @@ def sampler_troubles(posterior: Posterior) -> list[str]:
 
 def _mixing_troubles(m: Mixing, chains: int) -> list[str]:
     found = []
-    if not float(m.rhat.max()) <= RHAT_LIMIT:  # NaN: a quantity that never changed
+    if chains == 1:
+        found.append("one chain alone has no R-hat: nothing tells that it arrived. Ask for more")
+    elif not float(m.rhat.max()) <= RHAT_LIMIT:  # NaN: a quantity that never changed
         found.append(
             f"R-hat of the predictions is up to {float(m.rhat.max()):.3f}, above {RHAT_LIMIT}: the "
             "chains have not forgotten where they began. Ask for more samples and a longer warmup"

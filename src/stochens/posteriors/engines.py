@@ -132,7 +132,7 @@ def choose(
                 "engine='fused' runs chains of small Linear layers and activations where there is "
                 "a compiler, not this network here; use engine='auto'"
             )
-    if state.key.device.type == "cuda" and engine != "loop":
+    if state.key.device.type == "cuda" and problem.engine != "loop":
         return Graph(state, target, rules, record)
     return Eager(state, target, rules, record)
 

@@ -30,7 +30,7 @@ from stochens.cluster.folder import refuse_url
 from stochens.errors import InputError
 from stochens.files.checkpoints import kept_in
 from stochens.likelihoods import Likelihood
-from stochens.members import Builder, Engine
+from stochens.members import Builder
 from stochens.memory import chosen_device
 from stochens.posteriors.problem import chain_ids, prepare
 from stochens.posteriors.sgmcmc_steps import (
@@ -95,7 +95,7 @@ def langevin(
     seed: int = 0,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
-    bf16: bool = False,
+    bf16: bool | None = None,
     engine: Engines = "auto",
     progress: Show = None,
     checkpoint: str | Path | None = None,
@@ -116,7 +116,8 @@ def langevin(
     anneal: the share of the steps over which the likelihood is let in.
     last_step: the size of the last step as a share of the first, which a cosine leads to over the
         second half; 1 when None, 0.1 with mini-batches, whose noise then dies away.
-    bf16: the network in bfloat16, on CUDA; parameters stay as they are.
+    bf16: the network in bfloat16, on CUDA; parameters stay as they are. None: only where
+        ResNet20FRN's kernels serve, as in fit.
     engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "compile", "vmap" or
         "loop", as in `fit`; "ray" or Ray(...) for blocks of members on many machines.
     checkpoint: a folder to save the run in once a minute; a run found there is gone on with.
@@ -148,7 +149,7 @@ def _walked(
     seed: int,
     device: str | torch.device | None,
     dtype: torch.dtype | None,
-    bf16: bool,
+    bf16: bool | None,
     engine: Engines,
     progress: Show,
     checkpoint: str | Path | None,
@@ -174,6 +175,7 @@ def _walked(
         seed=seed,
         device=device if cluster is None else "cpu",
         dtype=dtype,
+        engine=way,
     )
     N = len(problem.x)
     batch = min(batch_size or N, N)
@@ -218,8 +220,7 @@ def _walked(
             bar.advance(len(ids))
             keep(step + 1, lambda: _named(q, p, g, step + 1))  # noqa: B023, called at once
         keep.now(steps, lambda: _named(q, p, g, steps))
-    later: Engine = "loop" if way == "loop" else "vmap"
-    posterior = problem.posterior(unflatten(q, problem.shapes), engine=later)
+    posterior = problem.posterior(unflatten(q, problem.shapes))
     return dataclasses.replace(posterior, members=ids), plan
 
 

@@ -7,13 +7,22 @@ import torch
 from torch import Tensor, nn
 
 from stochens import likelihoods, methods
-from stochens.checks import check_network, member_ids, own_dropout, positive, probe_outputs, whole
+from stochens.checks import (
+    check_network,
+    member_ids,
+    own_dropout,
+    positive,
+    probe_outputs,
+    whole,
+    whole_seed,
+)
 from stochens.data.source import source
 from stochens.errors import InputError
 from stochens.files.checkpoints import digest
 from stochens.likelihoods import Likelihood
 from stochens.members import (
     Builder,
+    Engine,
     Factory,
     Params,
     builder,
@@ -30,6 +39,7 @@ from stochens.randomness.seeds import derive, seeded
 from stochens.result.chains import told
 from stochens.result.posterior import Posterior
 from stochens.result.recipe import Inputs, Recipe
+from stochens.training.engines import choose_engine
 from stochens.training.starts import refuse_other_shapes
 
 Start = str | Params | Posterior
@@ -53,6 +63,7 @@ class Problem(NamedTuple):
     prior_precision: float
     seed: int
     ids: tuple[int, ...]  # of the chains, which depend on nothing else but the seed
+    engine: Engine  # by which the network runs where no kernel does
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
@@ -70,6 +81,7 @@ class Problem(NamedTuple):
             prior_precision=self.prior_precision,
             seed=self.seed,
             inputs=Inputs.of(self.x),
+            engine=self.engine,
             **fields,
         )
 
@@ -104,10 +116,11 @@ def prepare(
     seed: int,
     device: str | torch.device | None,
     dtype: torch.dtype | None,
+    engine: str = "auto",
 ) -> Problem:
     """Check everything that can be checked before the first step."""
     positive(prior_precision=prior_precision)
-    ids, seed = chain_ids(chains), int(seed)
+    ids, seed = chain_ids(chains), whole_seed(seed)
     if dtype not in (None, torch.float32, torch.float64):
         raise InputError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
     like = likelihoods.resolve(likelihood)
@@ -131,6 +144,7 @@ def prepare(
     like.check_outputs(probe_outputs(plain, x[:4].cpu()), y)
     prepared = build.then(lambda net: like.prepare(net, y))
     params = _start(plain, prepared, start, ids, seed, prior_precision)
+    way = choose_engine(engine, plain, move(params, "cpu"), x[:4].cpu())
     return Problem(
         net=plain.to(place).eval(),
         likelihood=like,
@@ -140,6 +154,7 @@ def prepare(
         prior_precision=prior_precision,
         seed=seed,
         ids=ids,
+        engine=way,
     )
 
 
@@ -152,7 +167,7 @@ def _refuse_noise(net: nn.Module, few: Tensor) -> None:
                 outputs = []
                 for attempt in range(2):
                     with seeded(attempt):
-                        outputs.append(net(few))
+                        outputs.append(net(few.clone()))  # it may change them in place
         except (RuntimeError, IndexError, TypeError, ValueError):
             return  # said better by the probe that follows
         if not isinstance(outputs[0], Tensor) or torch.equal(

@@ -16,7 +16,7 @@ from stochens.cluster.folder import refuse_url
 from stochens.errors import InputError
 from stochens.files.checkpoints import kept_in
 from stochens.likelihoods import Likelihood
-from stochens.members import Builder, Engine, size
+from stochens.members import Builder, size
 from stochens.memory import activation_bytes, free_bytes
 from stochens.posteriors import adaptation
 from stochens.posteriors import nuts as tree
@@ -177,6 +177,9 @@ def _sample(
 ) -> Posterior:
     options = {name: v for name, v in locals().items() if name not in ("sampler", "rules")}
     ids, cluster = chain_ids(chains), asked(engine)
+    way = cluster.within if cluster is not None else str(engine)
+    if way not in ("auto", "fused", "vmap", "loop"):
+        raise InputError(f"engine must be 'auto', 'fused', 'vmap', 'loop' or 'ray', got {way!r}")
     whole(samples=samples)
     if not 0 < rules.target_accept < 1:
         raise InputError(f"target_accept must be in (0, 1), got {rules.target_accept!r}")
@@ -193,18 +196,17 @@ def _sample(
         seed=seed,
         device=device if cluster is None else "cpu",
         dtype=dtype,
+        engine=way,
     )
     if cluster is not None:
         refuse_resume(resume)
-        _target(problem, cluster.within)  # refuses an unknown engine
         train = functools.partial(_quietly, sampler, rules)
         blocks = over_machines(cluster, train, options, ids, which="chains")
         posterior = join_chains(blocks).to(home(device))
         warn_of_trouble(posterior, stacklevel=4)
         return posterior
-    way = str(engine)
     rules = rules._replace(windows=Windows(*(t.to(problem.x.device) for t in rules.windows)))
-    target = _target(problem, way)
+    target = _target(problem)
     settings = _settings(sampler, rules, problem)
     own = problem.begun(step_size=step_size) if checkpoint is not None else {}
     with kept_in(checkpoint, FORMAT, {**settings, **own}) as keep:
@@ -230,10 +232,7 @@ def _quietly(sampler: str, rules: Rules, **options: Any) -> Posterior:
         return _sample(sampler, rules, **options)
 
 
-def _target(problem: Problem, engine: str) -> NetworkTarget:
-    if engine not in ("auto", "fused", "vmap", "loop"):
-        raise InputError(f"engine must be 'auto', 'fused', 'vmap', 'loop' or 'ray', got {engine!r}")
-    way: Engine = "loop" if engine == "loop" else "vmap"
+def _target(problem: Problem) -> NetworkTarget:
     one = activation_bytes(problem.net, problem.x[:1])
     room = MEMORY_SHARE * free_bytes(problem.x.device)
     rows = max(1, min(len(problem.x), int(room / (4 * size(problem.start) * max(one, 1)))))
@@ -245,7 +244,7 @@ def _target(problem: Problem, engine: str) -> NetworkTarget:
         problem.shapes,
         problem.prior_precision,
         rows,
-        way,
+        problem.engine,
     )
 
 

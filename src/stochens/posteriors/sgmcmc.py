@@ -1,6 +1,5 @@
 """`sgmcmc`: stochastic-gradient MCMC, all chains at once. The equations are in sgmcmc_steps.py."""
 
-import math
 import warnings
 from collections.abc import Sequence
 from numbers import Integral
@@ -10,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stochens.checks import positive, whole, whole_or_none
+from stochens.checks import not_negative, positive, whole, whole_or_none
 from stochens.cluster.connect import Engines, asked
 from stochens.cluster.folder import refuse_url
 from stochens.errors import InputError, check_known, did_you_mean
 from stochens.files.checkpoints import kept_in, refuse_other
 from stochens.likelihoods import Likelihood
-from stochens.members import Builder, Engine
+from stochens.members import Builder
 from stochens.memory import chosen_device
 from stochens.posteriors.problem import Problem, Start, chain_ids, prepare
 from stochens.posteriors.sgmcmc_steps import (
@@ -65,7 +64,7 @@ def sgmcmc(
     seed: int = 0,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
-    bf16: bool = False,
+    bf16: bool | None = None,
     engine: Engines = "auto",
     progress: Show = None,
     resume: Posterior | None = None,
@@ -108,7 +107,8 @@ def sgmcmc(
     start: "default" (the layers' own), "prior", a Posterior (its first members, one for each
         chain), or Params [chains, ...].
     dtype: float32 or float64; the network's own when None.
-    bf16: the network in bfloat16, on CUDA; parameters stay as they are.
+    bf16: the network in bfloat16, on CUDA; parameters stay as they are. None: only where
+        ResNet20FRN's kernels serve, as in fit.
     engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "compile", "vmap" or
         "loop", as in `fit`; "ray" or Ray(...) for blocks of chains on many machines.
     resume: what an interrupted call returned, or, without cycles, a finished one when more samples
@@ -143,6 +143,7 @@ def sgmcmc(
         seed=seed,
         device=device if cluster is None else "cpu",
         dtype=dtype,
+        engine=way,
     )
     if cluster is not None:
         blocks = over_machines(cluster, sgmcmc, options, ids, which="chains")
@@ -171,7 +172,7 @@ def sgmcmc(
             stacklevel=2,
         )
     _report_divergence(record.draws[:, : at.made], plan, ids)
-    return _result(kind, problem, plan, record, at, settings, way)
+    return _result(kind, problem, plan, record, at, settings)
 
 
 def _settings(kind: str, problem: Problem, plan: Plan, batch_size: int | None) -> dict[str, Any]:
@@ -233,8 +234,7 @@ def _plan(
         raise InputError(f"burn_in must be a whole number, at least 0, got {burn_in!r}")
     if burn_in == 0 and preconditioner is not None:
         raise InputError("a preconditioner is learned in the burn-in, got burn_in = 0")
-    if not 0 <= temperature < math.inf:
-        raise InputError(f"temperature must not be negative, got {temperature!r}")
+    not_negative(temperature=temperature)
     rate = DEFAULT_RATES[preconditioner] if lr is None else lr
     positive(lr=rate)
     if kind == "sgld" and momentum:
@@ -288,7 +288,6 @@ def _result(
     record: Record,
     at: Progress,
     settings: dict[str, Any],
-    engine: str,
 ) -> Posterior:
     made = at.made
     draws = record.draws[:, :made]  # [M, made, D]
@@ -301,5 +300,4 @@ def _result(
     state = {name: t.cpu() for name, t in at.named().items()}
     chains = Chains(sampler=kind, count=len(draws), stats=stats, state=state, settings=settings)
     params = unflatten(draws.reshape(-1, draws.shape[2]), problem.shapes)
-    way: Engine = "loop" if engine == "loop" else "vmap"
-    return problem.posterior(params, chains=chains, engine=way)
+    return problem.posterior(params, chains=chains)

@@ -30,7 +30,7 @@ from stochens.kernels.fused import fused_nll
 from stochens.kernels.graphs import Replayed
 from stochens.kernels.mlp import alone_on_the_cores
 from stochens.kernels.resnet import resnet_nll
-from stochens.members import Engine, Params
+from stochens.members import Params
 from stochens.posteriors.problem import Problem
 from stochens.posteriors.target import unflatten
 from stochens.progress import Bar
@@ -293,14 +293,14 @@ def batches(problem: Problem, batch_size: int) -> Iterator[Tensor | None]:
             yield from order.split(batch_size, dim=1)
 
 
-def check_engine(engine: str, bf16: bool, device: torch.device) -> None:
+def check_engine(engine: str, bf16: bool | None, device: torch.device) -> None:
     refuse_unknown(engine)
     if bf16 and device.type != "cuda":
         raise InputError(f"bf16 is for CUDA, got device {device.type!r}")
 
 
 def data_term_for(
-    problem: Problem, engine: str, *, bf16: bool = False
+    problem: Problem, engine: str, *, bf16: bool | None = None
 ) -> tuple[DataTerm, contextlib.AbstractContextManager[None]]:
     """The mean NLL of each chain on its rows, [M], and the context that it wants to run in."""
     net, like, x, y = problem.net, problem.likelihood, problem.x, problem.y
@@ -309,16 +309,16 @@ def data_term_for(
         on = (net, like, x, y, problem.ids, problem.seed)
         if (fused := fused_nll(*on)) is not None:
             return fused, alone_on_the_cores()
-        if bf16 and (fused := resnet_nll(*on)) is not None:
+        if bf16 is not False and (fused := resnet_nll(*on)) is not None:
             return fused, contextlib.nullcontext()
         if engine == "fused":
             raise InputError(
                 "engine='fused' runs chains of small Linear layers and activations on a CPU with a "
                 "C++ compiler, not this network; use engine='auto'"
             )
-    way: Engine = "loop" if engine == "loop" else "vmap"
-
-    mean_nll = objective.mean_nll(net, like, engine=way, bf16=bf16, compiled=engine == "compile")
+    mean_nll = objective.mean_nll(
+        net, like, engine=problem.engine, bf16=bool(bf16), compiled=engine == "compile"
+    )
 
     def data_term(params: Params, rows: Tensor | None, step: int | Tensor) -> Tensor:
         return mean_nll(params, x, y, rows)

@@ -156,7 +156,7 @@ def write(
         else:
             part.write_bytes(_onnx(made, predictor, x, about))
         part.replace(path)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # torch's own way to say: cannot open
         raise InputError(f"cannot write {path}: {error}") from error
     finally:
         part.unlink(missing_ok=True)

@@ -78,6 +78,9 @@ class Predictive:
         """
         if y.shape != self.mean.shape[:1] or y.is_floating_point():
             raise InputError(f"labels must be integers [{len(self.mean)}], got {tuple(y.shape)}")
+        low, high, last = int(y.min()), int(y.max()), self.mean.shape[1] - 1
+        if low < 0 or high > last:
+            raise InputError(f"labels must be 0 to {last}, got {low}..{high}")
         mean = self.mean.clamp_min(torch.finfo(self.mean.dtype).tiny).double()
         return mean.gather(-1, y.to(mean.device).unsqueeze(-1)).squeeze(-1).log()
 

@@ -33,7 +33,7 @@ class Ask(NamedTuple):
     draws: int
     groups: int
     keep_draws: bool | None
-    bf16: bool
+    bf16: bool | None  # None: by kernels alone
     seed: int
     shared_noise: bool
 
@@ -133,7 +133,7 @@ def _forward(
     x: Tensor,
     stream: int,
     same: int | None,  # the stream of what all batches share
-    bf16: bool,
+    bf16: bool | None,
     engine: Engine,
     noise: list[Tensor] | None,
 ) -> Tensor:
@@ -143,10 +143,10 @@ def _forward(
     with seeded(stream, x.device), always:
         if engine == "vmap" and noise is None:
             fused = fused_forward(net, params, x, seed=stream)
-            if fused is None and bf16:
+            if fused is None and bf16 is not False:
                 chosen = torch.tensor([stream], device=x.device)
                 fused = resnet_forward(net, params, x, seed=chosen)
             if fused is not None:
                 return fused
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=bool(bf16)):
             return forward(net, params, x, engine=engine, noise=noise)

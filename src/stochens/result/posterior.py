@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from stochens import objective
-from stochens.checks import whole, whole_or_none
+from stochens.checks import whole, whole_or_none, whole_seed
 from stochens.cluster.connect import Engines, asked
 from stochens.cluster.prediction import on_machines
 from stochens.data.source import inputs
 from stochens.errors import InputError
-from stochens.likelihoods import Likelihood
+from stochens.likelihoods import Homoscedastic, Likelihood
 from stochens.members import Builder, Engine, Params, device_of, join, move, size, take
 from stochens.methods import MethodLike, stochastic_layers
 from stochens.predict.export import Predictor, write
@@ -82,7 +82,7 @@ class Posterior:
         batch_size: int | None = None,
         keep_draws: bool | None = None,
         noise: str = "fresh",
-        bf16: bool = False,
+        bf16: bool | None = None,
         seed: int = 0,
         engine: Engines | None = None,
         device: str | None = None,
@@ -97,9 +97,10 @@ class Posterior:
         drawn once for all of x; noise on outputs is fresh for each example, or drawn once for all
         of x too by `noise="shared"`: each draw is one function then, whose value at an input does
         not depend on the inputs beside it. `bf16`: the network in bfloat16, on CUDA; the averages
-        stay as they are. `engine`: "ray" or Ray(...) for batches on many machines, which draw the
-        same numbers where they have the same kind of device; `device` is theirs, "cpu" or "cuda"
-        (if not given, CPUs for a posterior on the CPU), and `progress` shows them.
+        stay as they are. None: only where ResNet20FRN's kernels serve, as in `fit`. `engine`: "ray"
+        or Ray(...) for batches on many machines, which draw the same numbers where they have the
+        same kind of device; `device` is theirs, "cpu" or "cuda" (if not given, CPUs for a posterior
+        on the CPU), and `progress` shows them.
 
         Threads may predict and train at the same time, and each gets what it would get alone; only
         what draws from torch's own generator meanwhile, as building a network does, can change it.
@@ -122,7 +123,7 @@ class Posterior:
         rows, chunk = plan(self.net, self.params, x, batch_size, trained_on)
         groups = self.chains.count if self.chains is not None and draws == 1 else 1
         shared = noise == "shared"
-        ask = Ask(len(x), rows, chunk, draws, groups, keep_draws, bf16, int(seed), shared)
+        ask = Ask(len(x), rows, chunk, draws, groups, keep_draws, bf16, whole_seed(seed), shared)
         if cluster is not None:
             return on_machines(self, x, ask, cluster, device, progress)
         return self._predictive(x, ask)
@@ -217,7 +218,8 @@ class Posterior:
             prefix = f"{path}." if path else ""
             plain = {prefix + name for name, _ in layer.plain.named_parameters()}
             one = {n: p for n, p in one.items() if not n.startswith(prefix) or n in plain}
-        one.pop("log_variance", None)  # the likelihood's, not the network's
+        if isinstance(self.likelihood, Homoscedastic) and self.likelihood.noise is None:
+            del one["log_variance"]  # the likelihood's, not the network's
         return one
 
     def replica(self, d: int, sets: int) -> "Posterior":

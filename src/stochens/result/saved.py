@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from stochens.errors import InputError
@@ -77,11 +76,13 @@ def read(
     with seeded(seed):
         template = builder(net)()
         if "log_variance" in params:
-            widths = torch.zeros(1, params["log_variance"].shape[-1])
-            template = likelihood.prepare(template, widths)
+            template = likelihood.prepare(template, params["log_variance"])
         template = stochastic(template, recipe.methods, skip=recipe.skip, output=recipe.output)
     _refuse_another(trainable(template), {name: p[0] for name, p in params.items()}, path)
     _refuse_another(shared_by_all(template), common, path)
+    for name, t in template.state_dict(keep_vars=True).items():
+        if (kept := params.get(name, common.get(name))) is not None:
+            t.data = t.data.to(kept.dtype)  # a sampler may have been asked for another
     template.load_state_dict(common, strict=False)
     names = list(trainable(template))  # the network's own order, which draws follow
     with storage.reading(path):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,6 +27,7 @@ from stochens.methods import (
     Regular,
     resolve,
 )
+from stochens.progress import live
 from stochens.randomness.seeds import TRIALS, derive, seeded
 from stochens.result.posterior import Posterior
 from stochens.result.recipe import described
@@ -120,7 +120,7 @@ def fit_best(fit: Fit, net: Any, data: Any, auto: Auto, options: dict[str, Any])
         raise InputError("method='auto' needs start='default' or 'prior': Params fit one method")
     trials, best = run(fit, net, data, auto, options)
     show = options["progress"]
-    if sys.stderr.isatty() if show is None else show:
+    if live(show):
         Console(stderr=True).print(trials.table())
     posterior = fit(net, data, method=best, **options)
     return dataclasses.replace(posterior, trials=trials)

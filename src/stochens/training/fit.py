@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,12 @@ from stochens import likelihoods, methods
 from stochens.checks import (
     check_network,
     member_ids,
+    not_negative,
     positive,
     probe_outputs,
     whole,
     whole_or_none,
+    whole_seed,
 )
 from stochens.cluster.connect import Engines, Ray, asked
 from stochens.cluster.folder import refuse_url
@@ -68,7 +69,7 @@ def fit(
     lost: str = "retry",
     seed: int = 0,
     device: str | torch.device | None = None,
-    bf16: bool = False,
+    bf16: bool | None = None,
     chunk: int | None = None,
     engine: Engines = "auto",
     progress: Show = None,
@@ -105,6 +106,10 @@ def fit(
     lost: what becomes of members whose loss or parameters are no numbers any more: "retry" (they
         are trained again from other seeds, three times at most, and then left out), "drop" (left
         out) or "keep". The others are the same in any case.
+    bf16: the network in bfloat16, on CUDA; parameters, loss and optimiser stay as they are. None:
+        only where ResNet20FRN's kernels serve (a Hopper GPU, data in memory, no sample_weight,
+        engine="auto"), which know no other; False or STOCHENS_KERNELS=off in the environment is
+        without them.
     chunk: members trained together; chosen by the memory that is free when None.
     engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "compile" (vmap through
         torch.compile: a minute to begin with, and then the fastest for large networks on a GPU),
@@ -129,14 +134,13 @@ def fit(
         if asked(engine) is None:
             refuse_url(checkpoint)
         return fit_best(fit, net, data, method if isinstance(method, Auto) else Auto(), rest)
-    ids, seed = member_ids(members), int(seed)
+    ids, seed = member_ids(members), whole_seed(seed)
     cluster = asked(engine)
     way = cluster.within if cluster is not None else str(engine)
     whole(epochs=epochs)
     whole_or_none(batch_size=batch_size, chunk=chunk)
     positive(prior_precision=prior_precision)
-    if not 0 <= temperature < math.inf:
-        raise InputError(f"temperature must not be negative, got {temperature!r}")
+    not_negative(temperature=temperature, weight_decay=weight_decay)
     if repulsion is not None:
         positive(repulsion=repulsion)
     if lost not in ("retry", "drop", "keep"):

@@ -62,7 +62,7 @@ class Settings:
     repulsion: float | None
     seed: int
     device: torch.device
-    bf16: bool
+    bf16: bool | None  # None: by kernels alone
     engine: Engine
     fast: bool  # whether kernels and CUDA graphs may do the work
     compile: bool  # whether torch.compile does
@@ -133,7 +133,7 @@ def train(
                 if data.loader is None and step % per_epoch:  # a loader has no place inside
                     keep(step, lambda: taken(step, held))  # noqa: B023, called at once
             recorder.end_epoch()
-            if bar.watched:  # a look at the loss waits for the GPU
+            if bar.wants_note:  # a look at the loss waits for the GPU
                 speed = (step - done) * len(members) / (time.monotonic() - began)
                 bar.note(f"loss {recorder.mean_loss():.4g}, {speed:,.0f} member-steps/s")
             if log is not None:
@@ -277,14 +277,14 @@ def _data_term(
         on = (net, likelihood, data.x, data.y, members, settings.seed)
         if (fused := fused_nll(*on)) is not None:
             return fused, alone_on_the_cores()
-        if settings.bf16 and (fused := resnet_nll(*on)) is not None:
+        if settings.bf16 is not False and (fused := resnet_nll(*on)) is not None:
             return fused, contextlib.nullcontext()
 
     mean_nll = objective.mean_nll(
         net,
         likelihood,
         engine=settings.engine,
-        bf16=settings.bf16,
+        bf16=bool(settings.bf16),
         compiled=settings.compile,
         check=data.loader is not None,
         weights=data.weights,

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from stochens.errors import InputError, check_known
+from stochens.checks import positive
+from stochens.errors import check_known
 
 # The authors divide the rate by 10 at 1/2 and 3/4 of training, each time with a fresh optimiser.
 STEP_FRACTIONS = (0.5, 0.75)
@@ -35,8 +36,8 @@ def restarts(name: str, steps: int) -> set[int]:
 
 def rate_for(optimizer: str, lr: float | None) -> float:
     check_known("optimizer", optimizer, DEFAULT_RATES)
-    if lr is not None and not 0 < lr < math.inf:
-        raise InputError(f"lr must be a positive number, got {lr!r}")
+    if lr is not None:
+        positive(lr=lr)
     return DEFAULT_RATES[optimizer] if lr is None else lr
 
 

@@ -168,7 +168,7 @@ def timings(view: View) -> Html | None:
     return table(
         tag("thead", tag("tr", *heads)),
         tag("tbody", *rows),
-        caption="Seconds for one training or sampling",
+        caption="Seconds for one training, sampling or prediction",
         class_="times",
     )
 
