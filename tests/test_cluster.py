@@ -31,7 +31,7 @@ from stochens.cluster import connect as connecting
 from stochens.cluster import folder as folders
 from stochens.cluster import prediction
 from stochens.cluster.view import LINES, Seen, View, view
-from stochens.experiments import digits, rows, toy
+from stochens.experiments import digits, runs, toy
 from stochens.files import storage
 from stochens.files.checkpoints import Checkpoints, alone_in
 from stochens.own import config as own
@@ -156,9 +156,9 @@ def test_a_driver_without_a_gpu_may_ask_for_the_clusters(no_gpu_here, tmp_path, 
         own.configured(**asked, device="cuda")
     with pytest.raises(InputError, match="--device must be cpu or cuda, got 'tpu'"):
         own.configured(**asked, device="tpu", engine="ray")
-    monkeypatch.setattr(rows, "connect", lambda engine: GPUs(1))
-    assert rows.reached("ray", None, "cuda") == rows.reached("ray", None, None) == "cuda"
-    assert rows.reached("ray", None, "cpu") == rows.reached("auto", None, None) == "cpu"
+    monkeypatch.setattr(runs, "connect", lambda engine: GPUs(1))
+    assert runs.reached("ray", None, "cuda") == runs.reached("ray", None, None) == "cuda"
+    assert runs.reached("ray", None, "cpu") == runs.reached("auto", None, None) == "cpu"
     by_ray = {"engine": "ray"}
     with RunFolder(tmp_path / "run", experiment="toy", config=by_ray, device="cuda") as folder:
         folder.write()
@@ -169,7 +169,7 @@ def test_a_driver_without_a_gpu_may_ask_for_the_clusters(no_gpu_here, tmp_path, 
 def test_a_gpu_that_nobody_has_is_refused_before_a_run_is_begun(
     experiment, no_gpu_here, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(rows, "connect", lambda engine: GPUs(0))
+    monkeypatch.setattr(runs, "connect", lambda engine: GPUs(0))
     for engine, message in (("ray", "cluster at .* has no GPU"), ("auto", "this machine has no")):
         config = experiment.configured("quick", out=tmp_path / "run", device="cuda", engine=engine)
         with pytest.raises(InputError, match=message):

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stochens.errors import InputError
 from stochens.networks import FRN
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
@@ -28,7 +29,7 @@ class FrozenBatchNorm(nn.Module):
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
         super().__init__()
         if norm.running_mean is None or norm.running_var is None:
-            raise ValueError("this batch norm has track_running_stats=False: nothing to freeze")
+            raise InputError("this batch norm has track_running_stats=False: nothing to freeze")
         self.eps = norm.eps
         self.register_buffer("mean", norm.running_mean.clone())
         self.register_buffer("var", norm.running_var.clone())
@@ -95,7 +96,7 @@ def replace_batchnorm(
     FRN(3, eps=1e-06)
     """
     if by not in ("frn", "group"):
-        raise ValueError(f"by must be 'frn' or 'group', got {by!r}")
+        raise InputError(f"by must be 'frn' or 'group', got {by!r}")
 
     def convert(module: nn.Module) -> nn.Module | None:
         if not isinstance(module, BatchNorm):

@@ -1,7 +1,7 @@
 """The one error type for bad input, and help with names that are almost right."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class InputError(ValueError):
@@ -28,3 +28,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def check_known(what: str, name: str, known: Collection[str]) -> None:
+    """Refuse a name that is none of the known ones.
+
+    >>> check_known("schedule", "cosin", ["cosine", "step"])
+    Traceback (most recent call last):
+    stochens.errors.InputError: unknown schedule 'cosin'; did you mean 'cosine'? Known: cosine, step
+    """
+    if name not in known:
+        hint = did_you_mean(str(name), known) or "."
+        raise InputError(f"unknown {what} {name!r}{hint} Known: {', '.join(known)}")

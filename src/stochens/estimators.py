@@ -158,9 +158,9 @@ class _Ensemble(BaseEstimator, abc.ABC):  # type: ignore[misc]
     def _tensor(self, array: Array) -> Tensor:
         return torch.tensor(array, dtype=DTYPES[self.dtype_])
 
-    def _predictive(self, X: Any, *, keep_draws: bool = False) -> Any:
+    def _predictive(self, X: Any) -> Any:
         """The predictive distribution at X [B, features]."""
-        return next(self._blocks(X, keep_draws=keep_draws, rows=None))
+        return next(self._blocks(X, keep_draws=False, rows=None))
 
     def _blocks(self, X: Any, *, keep_draws: bool, rows: int | None) -> Iterator[Any]:
         """Likewise, some rows at a time: the draws are the same functions for all of them."""

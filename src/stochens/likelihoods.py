@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from stochens.errors import InputError, did_you_mean
+from stochens.errors import InputError, check_known
 
 LOG_2_PI = math.log(2 * math.pi)
 
@@ -218,9 +218,5 @@ def resolve(likelihood: str | Likelihood) -> Likelihood:
     """
     if isinstance(likelihood, Likelihood):
         return likelihood
-    if likelihood not in LIKELIHOODS:
-        hint = did_you_mean(str(likelihood), LIKELIHOODS)
-        raise InputError(
-            f"unknown likelihood {likelihood!r}{hint or '.'} Known: {', '.join(LIKELIHOODS)}"
-        )
+    check_known("likelihood", likelihood, LIKELIHOODS)
     return LIKELIHOODS[likelihood]()

@@ -43,6 +43,10 @@ def size(params: Params) -> int:
     return len(next(iter(params.values())))
 
 
+def device_of(params: Params) -> torch.device:
+    return next(iter(params.values())).device
+
+
 def take(params: Params, members: slice | Sequence[int] | Tensor) -> Params:
     """The chosen members, [len(members), ...].
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from stochens import InputError
 from stochens.cli import app
-from stochens.experiments.rows import stopped_run
+from stochens.experiments.runs import stopped_run
 from stochens.files import sums
 from stochens.files.npz import npz_bytes, read_npz
 from stochens.files.storage import CHECKSUMS

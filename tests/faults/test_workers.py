@@ -19,7 +19,7 @@ from tests.faults.workers import Part, run
 from stochens import InputError
 from stochens.experiments import toy
 from stochens.experiments.parts import side_by_side
-from stochens.experiments.rows import PARTS
+from stochens.experiments.runs import PARTS
 from stochens.report.run_folder import METRICS, RUN, Run, RunFolder
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stochens import InputError
-from stochens.experiments.rows import opened
+from stochens.experiments.runs import opened
 from stochens.report.run_folder import METRICS
 
 

@@ -21,7 +21,7 @@ def test_ctrl_c_and_then_on(typed, here, tmp_path):
     for refused, word in (
         (typed("predict", run, "test.csv", "--same-model"), "is not finished"),
         (typed("fit", "--resume", run), "a run holds no code"),
-        (typed("fit", "--resume", run, "--same-model", "--epochs", 16), "--epochs 15"),
+        (typed("fit", "--resume", run, "--same-model", "--epochs", 16), "epochs = 15"),
         (typed("fit", "--resume", run, "--same-model", "--out", here), "--out"),
         (typed("fit", "--resume", run, "--same-model", "--data", "test.csv"), "the data differ"),
         (typed("fit", *WORDS, "--model", "trees_nets:Stops", "--out", run), "is not empty"),

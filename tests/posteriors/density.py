@@ -1,7 +1,9 @@
 """Runs the samplers' reference engine on any density, without a network, and beside its twin."""
 
+import dataclasses
 import math
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -19,6 +21,21 @@ from stochens.posteriors.trajectory import STATS, Record, Rules, State, initial
 from stochens.randomness.seeds import SAMPLER, derive
 
 MASK = (1 << 64) - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Density:
+    """Any function of one's own: energy(q [M, D]) -> [M], differentiable."""
+
+    energy: Callable[[Tensor], Tensor]
+    precision: float = 0.0
+
+    def __call__(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            q = q.detach().requires_grad_()
+            energy = self.energy(q)  # [M]
+            (grad,) = torch.autograd.grad(energy.sum(), q)
+        return energy.detach().double(), grad + self.precision * q.detach()
 
 
 def mix(z: int) -> int:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from tests.posteriors import density
+from tests.posteriors.density import Density
 from tests.posteriors.test_nuts import _gaussian, quiet, same
 from torch import nn
 
@@ -14,7 +15,6 @@ from stochens import InputError
 from stochens.kernels import mlp
 from stochens.likelihoods import Homoscedastic
 from stochens.posteriors import fixed, trajectory
-from stochens.posteriors.target import Density
 from stochens.randomness.hashed import LENGTH, MERGE, MOMENTUM
 
 ALARM = 1e-4  # the chance that a right sampler fails one of these, on another machine

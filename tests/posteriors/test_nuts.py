@@ -12,6 +12,7 @@ import pytest
 import torch
 from scipy import stats as scipy_stats
 from tests.posteriors import density
+from tests.posteriors.density import Density
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -23,7 +24,6 @@ from stochens.posteriors import nuts as tree
 from stochens.posteriors import trajectory
 from stochens.posteriors.engines import Eager
 from stochens.posteriors.run import reasonable_step
-from stochens.posteriors.target import Density
 from stochens.posteriors.trajectory import STATS, Point
 from stochens.randomness.hashed import DIRECTION, LEAF, MERGE, MOMENTUM
 

@@ -1,42 +1,19 @@
-"""CIFAR runs in a real browser: chromium, driven by selenium. Skipped where either is missing."""
+"""CIFAR runs in a real browser."""
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.report.browsing import LOOKS, assert_opens, visit
 from tests.report.cifar_sample import cifar_run
 
 from stochens.report.page.build import build_page
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-from selenium.webdriver.chrome.service import Service  # noqa: E402
-from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="chromium or chromedriver is not installed"
-)
-LOOKS = [(width, theme) for width in (1280, 390) for theme in ("light", "dark")]
 # Elements that reach past the window, and are in no box that scrolls.
 OUTSIDE = """
 return [...document.querySelectorAll("main *")].filter((e) =>
   e.getBoundingClientRect().right > innerWidth + 1 && !e.closest(".scroll, .tabs")
   && getComputedStyle(e).clipPath === "none").map((e) => e.outerHTML.slice(0, 90));
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator["webdriver.Chrome"]:
-    options = webdriver.ChromeOptions()
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(flag)
-    options.binary_location = CHROMIUM
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture(scope="module")
@@ -57,29 +34,11 @@ def pages(tmp_path_factory) -> dict[str, Path]:
     return found
 
 
-def visit(browser, path: Path, width: int = 1280, theme: str = "light") -> None:
-    browser.get_log("browser")
-    features = [{"name": "prefers-color-scheme", "value": theme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    browser.get(path.as_uri())
-    ready = "return document.documentElement.dataset.ready === 'yes'"
-    WebDriverWait(browser, 20).until(lambda b: b.execute_script(ready))
-
-
 @pytest.mark.parametrize("which", ["one", "many"])
 @pytest.mark.parametrize(("width", "theme"), LOOKS)
 def test_it_opens_without_an_error_and_never_scrolls_sideways(browser, pages, which, width, theme):
-    visit(browser, pages[which], width, theme)
-    wide = "return [document.documentElement.scrollWidth, document.body.scrollWidth, innerWidth]"
-    whole, body, window = browser.execute_script(wide)
-    assert max(whole, body) <= window == width
+    assert_opens(browser, pages[which], width, theme)
     assert browser.execute_script(OUTSIDE) == []
-    assert [line for line in browser.get_log("browser") if line["level"] != "INFO"] == []
-    ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
-    bright = sum(int(c) for c in ground.strip("rgb()").split(",")) > 3 * 128
-    assert bright == (theme == "light")
 
 
 def shown(browser, selector: str) -> list:

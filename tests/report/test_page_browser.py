@@ -1,28 +1,19 @@
-"""The page in a real browser: chromium, driven by selenium. Skipped where either is missing."""
+"""The page in a real browser."""
 
 import contextlib
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.report.browsing import LOOKS, assert_opens, visit
 from tests.report.sample import DOMAINS, SIDE, sample_run
 
 from stochens.report.page.build import build_page
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-from selenium.webdriver.chrome.service import Service  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
-from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="chromium or chromedriver is not installed"
-)
-LOOKS = [(width, theme) for width in (1280, 390) for theme in ("light", "dark")]
+Keys = webdriver.Keys
 KINDS = ("mean", "entropy", "mi")
 # Every canvas that is shown: how many colours it has, and its label.
 COLOURS = """
@@ -36,18 +27,6 @@ return [...document.querySelectorAll("canvas")].filter((c) => c.clientWidth).map
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator["webdriver.Chrome"]:
-    options = webdriver.ChromeOptions()
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(flag)
-    options.binary_location = CHROMIUM
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    yield driver
-    driver.quit()
-
-
-@pytest.fixture(scope="module")
 def run(tmp_path_factory):
     return sample_run(tmp_path_factory.mktemp("browser") / "first")
 
@@ -57,18 +36,6 @@ def page(run, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(build_page([run]), encoding="utf-8")
     return path
-
-
-def visit(browser, path: Path, width: int = 1280, theme: str = "light") -> None:
-    for log in ("browser", "performance"):
-        browser.get_log(log)
-    features = [{"name": "prefers-color-scheme", "value": theme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    browser.get(path.as_uri())
-    ready = "return document.documentElement.dataset.ready === 'yes'"
-    WebDriverWait(browser, 20).until(lambda b: b.execute_script(ready))
 
 
 def find(browser, selector: str):
@@ -88,14 +55,7 @@ def read_out(browser) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize(("width", "theme"), LOOKS)
 def test_it_opens_without_an_error_and_never_scrolls_sideways(browser, page, width, theme):
-    visit(browser, page, width, theme)
-    wide = "return [document.documentElement.scrollWidth, document.body.scrollWidth, innerWidth]"
-    whole, body, window = browser.execute_script(wide)
-    assert max(whole, body) <= window == width
-    assert [line for line in browser.get_log("browser") if line["level"] != "INFO"] == []
-    ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
-    bright = sum(int(c) for c in ground.strip("rgb()").split(",")) > 3 * 128
-    assert bright == (theme == "light")
+    assert_opens(browser, page, width, theme)
 
 
 def test_nothing_but_the_file_is_requested(browser, page):

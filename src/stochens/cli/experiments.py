@@ -1,8 +1,8 @@
 """The experiments' commands: toy, digits and cifar, their data, and the pages of their runs."""
 
 import datetime
-from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -73,25 +73,10 @@ def toy(
     quick takes a few minutes on two cores. table repeats everything over three data draws and three
     seeds. paper has 1024 members and 2000 points, as the paper.
     """
-    given = {
-        "sets": tuple(sets) if sets is not None else None,
-        "members": members,
-        "only": tuple(method) if method else None,
-        "draws": draws,
-        "seeds": seeds,
-        "seed": seed,
-        "device": device,
-        "jobs": jobs,
-        "engine": engine,
-        "address": address,
-    }
-    if resume is not None:
-        _refuse_other_place(resume, out)
-        config = toy_experiment.resumed(resume, preset=preset, **given)
-    else:
-        config = toy_experiment.configured(preset or "quick", out=_place(out, "toy"), **given)
-    again = resume is not None
-    _run(config.out, lambda note: toy_experiment.run(config, resume=again, note=note))
+    given = {k: v for k, v in locals().items() if k not in ("sets", "method", "resume", "out")}
+    given["sets"] = None if sets is None else tuple(sets)
+    given["only"] = tuple(method) if method else None
+    _run(toy_experiment, "toy", resume, out, given)
 
 
 @app.command()
@@ -110,15 +95,8 @@ def digits(
     scikit-learn's digits need no download. Rotated and noisy digits are the shift, patches of
     photographs are what is no digit at all.
     """
-    given: dict[str, Any] = {"members": members, "seed": seed, "device": device}
-    given |= {"engine": engine, "address": address}
-    if resume is not None:
-        _refuse_other_place(resume, out)
-        config = digits_experiment.resumed(resume, preset=preset, **given)
-    else:
-        config = digits_experiment.configured(preset or "quick", out=_place(out, "digits"), **given)
-    again = resume is not None
-    _run(config.out, lambda note: digits_experiment.run(config, resume=again, note=note))
+    given = {k: v for k, v in locals().items() if k not in ("resume", "out")}
+    _run(digits_experiment, "digits", resume, out, given)
 
 
 @app.command()
@@ -176,16 +154,8 @@ def cifar(
     tests it on test images, on other sets' images, and on corrupted ones. stochens report puts
     several runs side by side.
     """
-    given = {k: v for k, v in locals().items() if k not in ("data", "resume", "out")}
-    if resume is not None:
-        _refuse_other_place(resume, out)
-        config = cifar_experiment.resumed(resume, data=data, **given)
-    else:
-        config = cifar_experiment.configured(data, out=_place(out, "cifar"), **given)
-    _run(
-        config.out,
-        lambda note: cifar_experiment.run(config, resume=resume is not None, note=note),
-    )
+    given = {k: v for k, v in locals().items() if k not in ("resume", "out")}
+    _run(cifar_experiment, "cifar", resume, out, given)
 
 
 @app.command()
@@ -236,22 +206,33 @@ def _place(out: Path | None, name: str) -> Path:
     return Path("runs") / f"{name}-{time}" if out is None else out
 
 
-def _refuse_other_place(resume: Path, out: Path | None) -> None:
+def refuse_other_place(resume: Path, out: Path | None) -> None:
     if out is not None and out.resolve() != resume.resolve():
         raise InputError(f"--resume goes on in {resume} itself; leave --out {out} away")
 
 
-def _run(out: Path, work: Callable[[Callable[[str], None]], Any]) -> None:
+def _run(
+    experiment: ModuleType, name: str, resume: Path | None, out: Path | None, given: dict[str, Any]
+) -> None:
     """Do the work, then show what came of it, also where Ctrl-C cut it short."""
+    if resume is None:
+        config = experiment.configured(out=_place(out, name), **given)
+    else:
+        refuse_other_place(resume, out)
+        config = experiment.resumed(resume, **given)
     console, errors = Console(), Console(stderr=True)
     stopped = False
+
+    def note(text: str) -> None:
+        errors.print(f"[dim]{escape(text)}[/dim]", highlight=False)
+
     try:
-        work(lambda text: errors.print(f"[dim]{escape(text)}[/dim]", highlight=False))
+        experiment.run(config, resume=resume is not None, note=note)
     except KeyboardInterrupt:
         stopped = True
         errors.print("stopped; what is done is kept", highlight=False)
-    if not stopped or finish.readable(out):
-        for line in finish.everything(out, console):
+    if not stopped or finish.readable(config.out):
+        for line in finish.everything(config.out, console):
             console.print(line, highlight=False, soft_wrap=True)
     if stopped:
         raise typer.Exit(INTERRUPTED)

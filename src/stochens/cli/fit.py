@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from stochens.cli.app import INTERRUPTED, app
-from stochens.cli.experiments import Address
+from stochens.cli.experiments import Address, refuse_other_place
 from stochens.cli.own import (
     AsJson,
     Device,
@@ -122,9 +122,9 @@ def fit(
         if name not in ("model", "data", "out", "resume", "same_model", "json")
     }
     if resume is not None:
-        moved = None if out is None or out.resolve() == resume.resolve() else out
+        refuse_other_place(resume, out)
         name = model or named(resume)
-        config = resumed(resume, model=name, data=data, out=moved, **given)
+        config = resumed(resume, model=name, data=data, **given)
         if Run(resume).about.get("complete"):
             note(f"{resume} is whole; there is nothing left to do")
             _tell(config, json)

@@ -21,10 +21,10 @@ from stochens.cli.own import (
     warnings_as_notes,
 )
 from stochens.errors import InputError
-from stochens.experiments.rows import device_named
+from stochens.experiments.runs import device_named
 from stochens.own import evaluation
 from stochens.own.fitted import fitted, model_of
-from stochens.own.measures import RESAMPLES, plain
+from stochens.own.measures import RESAMPLES
 
 Reference = Annotated[
     Path | None,
@@ -71,7 +71,7 @@ def evaluate(
         task = evaluation.Task(data, reference, ood, draws, seed, resamples)
         rows, size = evaluation.evaluated(found, task)
     if json:
-        measures = {name: plain(interval) for name, interval in rows.items()}
+        measures = {name: interval._asdict() for name, interval in rows.items()}
         print_json({"run": str(run), "data": str(data), "examples": size, "metrics": measures})
         return
     show({run.resolve().name: rows})
@@ -124,7 +124,7 @@ def compare(
     if json:
         about: dict[str, Any] = {"data": None if data is None else str(data), "examples": size}
         measures = {
-            name: {metric: plain(interval) for metric, interval in row.items()}
+            name: {metric: interval._asdict() for metric, interval in row.items()}
             for name, row in rows.items()
         }
         print_json({**about, "runs": measures})

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from stochens.likelihoods import LIKELIHOODS
 from stochens.metrics import Interval
 from stochens.own.config import NAMES
 from stochens.report.compare import Comparison
-from stochens.report.run_folder import RUN
+from stochens.report.run_folder import RUN, finite
 from stochens.training.engines import ENGINES
 
 SEARCHED = ("*", "*/*")  # where run folders are looked for, below what is typed
@@ -96,17 +95,4 @@ def say(text: str) -> None:
 
 
 def print_json(content: dict[str, Any] | list[Any]) -> None:
-    sys.stdout.write(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
-
-
-def _finite(content: Any) -> Any:
-    """JSON has no infinity: null in its place.
-
-    >>> _finite({"std": [float("inf"), 1.0]})
-    {'std': [None, 1.0]}
-    """
-    if isinstance(content, dict):
-        return {key: _finite(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_finite(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
+    sys.stdout.write(json.dumps(finite(content), indent=2, allow_nan=False) + "\n")

@@ -24,10 +24,9 @@ from stochens.cli.own import (
     warnings_as_notes,
 )
 from stochens.data.pictures import file_names
-from stochens.experiments.rows import device_named
+from stochens.experiments.runs import device_named
 from stochens.own import prediction
 from stochens.own.fitted import fitted, model_of
-from stochens.own.schema import Schema
 
 SHOWN = 10  # rows on a terminal
 MOST_COLUMNS = 8
@@ -83,10 +82,10 @@ def predict(
     elif out is not None:
         say(f"{len(x)} predictions: {out}")
     else:
-        _show(flat, found.schema, len(x))
+        _show(flat, len(x))
 
 
-def _show(flat: prediction.Table, schema: Schema, rows: int) -> None:
+def _show(flat: prediction.Table, rows: int) -> None:
     """The first rows, and of many columns those that matter."""
     names = [name for name in flat if not name.startswith(("low_", "high_"))]
     if len(names) > MOST_COLUMNS:

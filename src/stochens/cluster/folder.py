@@ -21,6 +21,7 @@ from typing import Any
 
 from stochens.errors import InputError
 from stochens.files.checkpoints import alone_in
+from stochens.files.storage import LOCK
 
 BLOCKS = "blocks.json"
 COPY_EVERY = 2.0  # seconds between two looks for a new checkpoint
@@ -171,7 +172,7 @@ def _fetch(system: Any, path: str, local: Path) -> None:
         to.parent.mkdir(parents=True, exist_ok=True)
         system.get_file(file, str(to))
     if there:
-        (local / ".lock").touch()  # what is a folder of checkpoints has one
+        (local / LOCK).touch()  # what is a folder of checkpoints has one
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from stochens.cluster.arrays import packed, packed_all, unpacked, unpacked_all
 from stochens.cluster.connect import Ray, connect, room
 from stochens.cluster.tasks import cut_evenly, run_pieces
 from stochens.errors import InputError
+from stochens.members import device_of
 from stochens.predict.predictive import join_rows
 from stochens.predict.streaming import Ask
 from stochens.progress import Report
@@ -24,7 +25,7 @@ def on_machines(
     """Batches of x as pieces; posterior and x lie in the object store once."""
     if device not in (None, "cpu", "cuda"):
         raise InputError(f"device must be 'cpu' or 'cuda', got {device!r}")
-    if device is None and not ask.bf16 and not next(iter(posterior.params.values())).is_cuda:
+    if device is None and not ask.bf16 and device_of(posterior.params).type != "cuda":
         device = "cpu"  # where it is: other devices draw other numbers
     ray = connect(engine)
     where = room(ray, engine, device)

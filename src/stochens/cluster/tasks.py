@@ -37,6 +37,20 @@ def cut_evenly(ids: Sequence[int], most: int) -> list[tuple[int, ...]]:
     return [tuple(ids[a:b]) for a, b in itertools.pairwise(ends)]
 
 
+def runs(numbers: Sequence[int]) -> list[list[int]]:
+    """Cut where they do not follow each other.
+
+    >>> runs([0, 1, 2, 5, 6])
+    [[0, 1, 2], [5, 6]]
+    """
+    found: list[list[int]] = []
+    for number in numbers:
+        if not found or number != found[-1][-1] + 1:
+            found.append([])
+        found[-1].append(number)
+    return found
+
+
 class Outcome(NamedTuple):
     """By the names of the pieces, in their order."""
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from stochens.data.columns import Columns, Values, check_names, find, missing
-from stochens.data.parquet import reading_parquet
+from stochens.data.parquet import pyarrow_parquet, reading_parquet
 from stochens.errors import InputError
 
 ROWS_AT_A_TIME = 50_000
@@ -46,13 +46,10 @@ def read(file: Path, features: Sequence[str], targets: Sequence[str]) -> Columns
 
 
 def _open(file: Path, targets: Sequence[str]) -> Any:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise InputError("parquet files need pyarrow: pip install 'stochens[tables]'") from None
+    parquet = pyarrow_parquet("tables")
     with reading_parquet(file):
         # As a dictionary a text that a million rows share is one text in memory, too.
-        return pyarrow.parquet.ParquetFile(
+        return parquet.ParquetFile(
             file, read_dictionary=list(targets), page_checksum_verification=True
         )
 

@@ -13,6 +13,7 @@ from stochens.errors import InputError
 from stochens.randomness.seeds import derive
 
 WHITE = 16.0  # the brightest pixel of the digits
+TEST_SHARE = 0.3
 
 
 class Digits(NamedTuple):
@@ -22,7 +23,7 @@ class Digits(NamedTuple):
     y_test: Tensor
 
 
-def digits(*, test_share: float = 0.3, seed: int = 0) -> Digits:
+def digits(*, seed: int = 0) -> Digits:
     """The digits, split at random with every class in proportion.
 
     >>> digits().x_train.shape
@@ -34,7 +35,7 @@ def digits(*, test_share: float = 0.3, seed: int = 0) -> Digits:
     x, y = load_digits(return_X_y=True)
     x = (x / WHITE).astype(np.float32).reshape(-1, 1, 8, 8)
     random_state = derive(seed) % 2**32
-    parts = train_test_split(x, y, test_size=test_share, stratify=y, random_state=random_state)
+    parts = train_test_split(x, y, test_size=TEST_SHARE, stratify=y, random_state=random_state)
     x_train, x_test, y_train, y_test = (torch.as_tensor(part) for part in parts)
     return Digits(x_train, y_train, x_test, y_test)
 

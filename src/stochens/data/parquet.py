@@ -85,12 +85,9 @@ def _row(file: Path, start: int, i: int) -> str:
 
 def _open(file: Path, labels: Labels) -> Any:
     """The file with its columns checked; no row is read."""
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise InputError("parquet files need pyarrow: pip install 'stochens[images]'") from None
+    parquet = pyarrow_parquet("images")
     with reading_parquet(file):
-        opened = pyarrow.parquet.ParquetFile(file, page_checksum_verification=True)
+        opened = parquet.ParquetFile(file, page_checksum_verification=True)
         schema, rows = opened.schema_arrow, opened.metadata.num_rows
         size = sum(
             opened.metadata.row_group(group).total_byte_size
@@ -136,6 +133,15 @@ def _names(opened: Any, labels: Labels, file: Path) -> object:
     with reading_parquet(file):
         feature = json.loads(text)["info"]["features"].get(labels.column, {})
         return feature.get("names") if isinstance(feature, dict) else None
+
+
+def pyarrow_parquet(extra: str) -> Any:
+    """The module, which comes with that extra of ours."""
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise InputError(f"parquet files need pyarrow: pip install 'stochens[{extra}]'") from None
+    return pyarrow.parquet
 
 
 @contextlib.contextmanager

@@ -15,13 +15,12 @@ from torch import Tensor
 
 from stochens.checks import positive
 from stochens.data.corruptions import CORRUPTIONS, INTENSITIES, corrupt
-from stochens.data.hmc_reference import hmc_reference
+from stochens.data.hmc_reference import check_aligned, hmc_reference
 from stochens.data.image_sets import SETS, normalised
 from stochens.data.images import find, load_images
 from stochens.errors import InputError
 from stochens.experiments.cifar_config import Config
 from stochens.experiments.cifar_measures import (
-    aligned,
     closeness_to,
     corrupted_mean,
     inferences_curve,
@@ -40,11 +39,10 @@ from stochens.experiments.cifar_members import (
     to_begin_with,
 )
 from stochens.experiments.cifar_rows import METHODS, RULES, Block, Net, block_of, row_name
-from stochens.experiments.rows import (
+from stochens.experiments.rows import Training, course
+from stochens.experiments.runs import (
     CHECKPOINTS,
-    Training,
     begun,
-    course,
     finished,
     kept,
     made_again,
@@ -53,6 +51,7 @@ from stochens.experiments.rows import (
     stopped_run,
     taken_over,
 )
+from stochens.members import device_of
 from stochens.methods.base import check_node
 from stochens.metrics import Interval
 from stochens.networks import ResNet20FRN
@@ -175,7 +174,9 @@ def _reference(config: Config, images: Images) -> Tensor | None:
         if "has no HMC reference" in str(error):
             return None
         raise
-    return aligned(probs[: config.test_images], images.test[1])
+    probs = probs[: config.test_images]
+    check_aligned(probs, images.test[1])
+    return probs
 
 
 # Training -----------------------------------------------------------------------------------------
@@ -220,8 +221,7 @@ def _trained(
         posterior.save(path)
         folder.write()
         blocks[path] = posterior
-    ordered = [blocks[path] for path in sorted(blocks)]
-    return join_posteriors(ordered) if len(ordered) > 1 else ordered[0], whole
+    return join_posteriors([blocks[path] for path in sorted(blocks)]), whole
 
 
 # Measuring ----------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def _measure(
     note: Callable[[str], None],
 ) -> None:
     x_test, y_test = images.test
-    device = next(iter(ensemble.params.values())).device
+    device = device_of(ensemble.params)
     ask = {"draws": config.draws, "seed": config.seed, "bf16": device.type == "cuda"}
 
     def predicted(x: Tensor, **options: Any) -> Predictive:
@@ -282,8 +282,7 @@ def _keep_reference(config: Config, folder: RunFolder, probs: Tensor, labels: Te
     folder.arrays[f"{prefix}/mean"] = probs.numpy()
     folder.arrays[f"{prefix}/entropy"] = p.entropy.numpy()
     known = of_labelled(p, labels, config.resamples)
-    for unknown in ("MI",):
-        known.pop(unknown, None)
+    known.pop("MI", None)
     _put(folder, (config.name, REFERENCE, "test"), known)
 
 

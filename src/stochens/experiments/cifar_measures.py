@@ -8,18 +8,11 @@ import torch
 from torch import Tensor
 
 from stochens import metrics
-from stochens.data.hmc_reference import check_aligned
 from stochens.metrics import Interval, bootstrap
 from stochens.predict.predictive import Predictive
 from stochens.report.compare import compare
 
 BOOTSTRAPS = 1000  # over corruptions, of which there are few: cheap
-
-
-def aligned(probs: Tensor, labels: Tensor) -> Tensor:
-    """probs [B, C], or an error where they are not those of these images."""
-    check_aligned(probs, labels)
-    return probs
 
 
 def of_labelled(p: Predictive, labels: Tensor, resamples: int) -> dict[str, Interval]:

@@ -2,9 +2,9 @@
 
 import re
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
+from stochens.cluster.tasks import runs
 from stochens.errors import InputError
 from stochens.experiments.cifar_config import Config
 from stochens.experiments.cifar_rows import RULES, Net
@@ -36,23 +36,7 @@ def cut(run: Path, begun: list[str], members: int, size: int) -> list[list[int]]
     blocks = [_numbers(name) for name in begun if re.fullmatch(r"\d+-\d+", name)]
     blocks = [block for block in blocks if set(block) <= set(left)]
     rest = [k for k in left if not any(k in block for block in blocks)]
-    return blocks + list(_runs(rest, size))
-
-
-def _runs(numbers: list[int], size: int) -> Iterator[list[int]]:
-    """Cut into runs of numbers that follow each other, of at most so many.
-
-    >>> list(_runs([0, 1, 2, 5, 6], 2))
-    [[0, 1], [2], [5, 6]]
-    """
-    run: list[int] = []
-    for number in numbers:
-        if run and (len(run) == size or number != run[-1] + 1):
-            yield run
-            run = []
-        run.append(number)
-    if run:
-        yield run
+    return blocks + [one[at : at + size] for one in runs(rest) for at in range(0, len(one), size)]
 
 
 def _paths(run: Path) -> list[Path]:
@@ -101,7 +85,7 @@ def _found(start: Path, options: Config, net: Net, ids: list[int]) -> Posterior:
     blocks = list(saved(start, net, "cpu").values())
     if not blocks:
         raise InputError(f"start = {start}, but there are no members of a run")
-    there = join_posteriors(blocks) if len(blocks) > 1 else blocks[0]
+    there = join_posteriors(blocks)
     names = ", ".join(method.name for method in there.recipe.methods)
     if options.method == "multiswa" and names != "regular":
         raise InputError(f"{start} is of {names}; multiswa begins with regular")

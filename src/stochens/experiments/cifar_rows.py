@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stochens.cluster.connect import Engines
 from stochens.experiments.cifar_config import Config
-from stochens.experiments.rows import engine_of
+from stochens.experiments.runs import engine_of
 from stochens.members import Params
 from stochens.methods import DropConnect, Dropout, Method, NPDropout, Regular
 from stochens.posteriors.sgmcmc import sgmcmc

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from stochens import metrics
 from stochens.data.digits import digits, noisy, photo_patches, rotated
 from stochens.errors import InputError
-from stochens.experiments.rows import (
-    Training,
-    course,
+from stochens.experiments.rows import ENSEMBLES, Training, course, summary
+from stochens.experiments.runs import (
     engine_of,
     fields,
     finished,
@@ -27,23 +26,18 @@ from stochens.experiments.rows import (
     made_again,
     opened,
     reached,
-    schedule,
     stopped_run,
-    summary,
     taken_over,
 )
 from stochens.members import Params
-from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular
 from stochens.metrics import Interval
 from stochens.networks import SmallResNetFRN
 from stochens.posteriors.langevin import langevin
 from stochens.posteriors.sampling import hmc
-from stochens.posteriors.swag import multiswa
 from stochens.predict.predictive import Predictive
 from stochens.report.compare import closeness, compare, halves
 from stochens.report.run_folder import METRICS, SAMPLER, TRAINING, RunFolder
 from stochens.result.posterior import Posterior
-from stochens.training.fit import fit
 
 SET = "digits"
 REFERENCE, CEILING = "HMC", "HMC, chain to chain"
@@ -51,7 +45,6 @@ LABELLED = ("test", "rotated", "noisy")
 UNLABELLED = "photographs"
 DEGREES, NOISE = 30.0, 0.3  # of the shifts: a pixel's standard deviation is 0.37
 PRIOR_PRECISION = 1.0  # of all methods and of HMC
-PRIOR: dict[str, Any] = {"prior_precision": PRIOR_PRECISION}
 FIRST_STEP = 0.002  # of HMC: its curvature is up to 3e4, so that steps over 0.01 are unstable
 TARGET_ACCEPT = 0.65  # Beskos et al. 2013: the best for many parameters
 DIAGNOSED = 100  # test digits whose predictions tell of the chains
@@ -96,40 +89,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def configured(preset: str, **changes: Any) -> Config:
+def configured(preset: str | None = None, **changes: Any) -> Config:
     """A preset, with some of its fields changed; None leaves one as it is."""
-    return Config(preset=preset, **fields(PRESETS, preset, changes))
+    return Config(**fields(PRESETS, preset, changes))
 
 
 Data = tuple[Tensor, Tensor]  # x [N, 1, 8, 8], y [N]
-Train = Callable[..., Posterior]  # (net, data, *, steps, members, seed, device)
-
-
-def _by_fit(method: Any) -> Train:
-    def train(net: nn.Module, data: Data, *, steps: int, **options: Any) -> Posterior:
-        return fit(net, data, method=method, **PRIOR, **schedule(len(data[0]), steps), **options)
-
-    return train
-
-
-def _by_swa(net: nn.Module, data: Data, *, steps: int, **options: Any) -> Posterior:
-    settings = PRIOR | schedule(len(data[0]), steps) | {"schedule": "constant"}
-    return multiswa(net, data, **settings, **options)
-
-
-def _by_langevin(net: nn.Module, data: Data, *, steps: int, **options: Any) -> Posterior:
-    return langevin(net, data, steps=steps, **PRIOR, **options)
-
-
-METHODS: dict[str, Train] = {
-    "regular": _by_fit(Regular()),
-    "MultiSWA": _by_swa,
-    "SE1": _by_fit(Dropout(0.1)),
-    "SE2": _by_fit(DropConnect(0.1)),
-    "SE3": _by_fit(NPDropout()),
-    "gaussian": _by_fit(Gaussian(0.1, learn=True)),
-    "langevin": _by_langevin,
-}
+METHODS = ENSEMBLES | {"langevin": langevin}
 
 
 def resumed(path: Path, **changes: Any) -> Config:
@@ -160,8 +126,7 @@ def run(
         with folder.timed(f"{SET}/{REFERENCE}"):
             reference = sample(net, data, config, folder)
             truth = {place: reference.predict(x, keep_draws=False) for place, x in places.items()}
-        told = summary(reference, places["test"][:DIAGNOSED])
-        folder.put(SAMPLER, (SET,), _written(told))
+        folder.put(SAMPLER, (SET,), summary(reference, places["test"][:DIAGNOSED]))
         _keep(folder, REFERENCE, truth)
         _put(folder, REFERENCE, measured(truth, labels, resamples=config.resamples))
         if config.chains > 1:
@@ -178,10 +143,8 @@ def run(
                     data,
                     steps=steps,
                     members=config.members,
-                    seed=config.seed,
-                    device=config.device,
-                    engine=engine_of(config.engine, config.address),
                     checkpoint=kept(folder, name),
+                    **_common(config),
                 )
                 found = {place: posterior.predict(x) for place, x in places.items()}
             _keep(folder, name, found)
@@ -192,6 +155,16 @@ def run(
             folder.put(TRAINING, (SET, name), course(posterior, row))
             folder.write()
         return finished(folder)
+
+
+def _common(config: Config) -> dict[str, Any]:
+    """What all methods and HMC have in common."""
+    return {
+        "prior_precision": PRIOR_PRECISION,
+        "seed": config.seed,
+        "device": config.device,
+        "engine": engine_of(config.engine, config.address),
+    }
 
 
 def _images(config: Config) -> tuple[Data, dict[str, Tensor], Tensor]:
@@ -217,9 +190,7 @@ def sample(net: nn.Module, data: Data, config: Config, folder: RunFolder) -> Pos
     """Full-batch HMC from members that no ensemble has, brought to the size of the prior."""
     sd = PRIOR_PRECISION**-0.5
     ids = range(config.members, config.members + config.chains)
-    common: dict[str, Any] = {"seed": config.seed, "device": config.device}
-    common["engine"] = engine_of(config.engine, config.address)
-    start = kept(folder, "start")
+    common, start = _common(config), kept(folder, "start")
     trained = METHODS["regular"](
         net, data, steps=config.steps, members=ids, checkpoint=start, **common
     )
@@ -229,7 +200,6 @@ def sample(net: nn.Module, data: Data, config: Config, folder: RunFolder) -> Pos
         chains=config.chains,
         samples=config.samples,
         warmup=config.warmup,
-        prior_precision=PRIOR_PRECISION,
         start=resized(trained.params, sd=sd),
         trajectory=config.trajectory * sd,
         max_leapfrogs=config.leapfrogs,
@@ -279,13 +249,6 @@ def _put(folder: RunFolder, method: str, rows: Mapping[str, Mapping[str, Interva
         for metric, interval in row.items():
             if all(map(math.isfinite, interval)):  # NLL is infinite where a label has probability 0
                 folder.put(METRICS, (SET, method, domain, metric), interval._asdict())
-
-
-def _written(value: Any) -> Any:
-    """Numbers that JSON has; R-hat of a chain that never moved is none."""
-    if isinstance(value, dict):
-        return {key: _written(part) for key, part in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _keep(folder: RunFolder, method: str, found: Mapping[str, Predictive]) -> None:

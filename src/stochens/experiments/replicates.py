@@ -41,6 +41,7 @@ class Replicates:
         self._distances.setdefault(set_name, {}).setdefault(steps, []).append(value)
 
     def write(self, folder: RunFolder) -> None:
+        """Put them in their tables, and write the folder."""
         for key, rows in self._found.items():
             for metric in rows[0][1]:
                 interval = over_draws([(draw, row[metric]) for draw, row in rows])
@@ -49,6 +50,7 @@ class Replicates:
             folder.put(TRAINING, (set_name, method, "curve", domain), _means(curve))
         for set_name, distances in self._distances.items():
             folder.put(TRAINING, (set_name, "SE3", "set distance"), _means(distances))
+        folder.write()
 
 
 def _means(curve: dict[int, list[float]]) -> dict[str, Any]:

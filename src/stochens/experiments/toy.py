@@ -16,11 +16,9 @@ from stochens.data.toy import IN_DOMAIN, OUT_OF_DOMAIN, grid, toy_set, uniform_p
 from stochens.errors import InputError
 from stochens.experiments.parts import side_by_side
 from stochens.experiments.replicates import Replicates
-from stochens.experiments.rows import (
-    BATCH,
+from stochens.experiments.rows import BATCH, Training, course, summary
+from stochens.experiments.runs import (
     PARTS,
-    Training,
-    course,
     engine_of,
     fields,
     finished,
@@ -30,7 +28,6 @@ from stochens.experiments.rows import (
     opened,
     reached,
     stopped_run,
-    summary,
     taken_over,
 )
 from stochens.experiments.toy_rows import METHODS, SIZES, rows_of
@@ -106,9 +103,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def configured(preset: str, **changes: Any) -> Config:
+def configured(preset: str | None = None, **changes: Any) -> Config:
     """A preset, with some of its fields changed; None leaves one as it is."""
-    return Config(preset=preset, **fields(PRESETS, preset, changes))
+    return Config(**fields(PRESETS, preset, changes))
 
 
 def resumed(path: Path, **changes: Any) -> Config:
@@ -190,14 +187,13 @@ def _one_set(
         note(f"set {set_name}, draw {number}: {REFERENCE}")
         draws.append(_sampled(config, folder, replicates, set_name, number, places))
         replicates.write(folder)
-        folder.write()
     for row in trainings(config, set_name):
         note(f"set {set_name}: {row.name}, {row.steps} steps")
         with folder.timed(f"{set_name}/{row.name}"):
             trained = list(_ensembles(config, folder, set_name, row, draws))
         for k, (draw, posterior) in enumerate(trained):
-            kept = k == 0
-            wanted = places if kept else {d: places[d] for d in DOMAINS}
+            shown = k == 0  # on the maps and in the tables of training
+            wanted = places if shown else {d: places[d] for d in DOMAINS}
             found = {place: posterior.predict(x) for place, x in wanted.items()}
             for domain in DOMAINS:
                 key = (set_name, row.name, domain)
@@ -206,16 +202,14 @@ def _one_set(
                     replicates.curve(key, row.steps, found[domain], draw.truth[domain])
             if config.curve and row.name == "SE3":
                 replicates.distance(set_name, row.steps, set_distance(posterior.params))
-            if kept:
+            if shown:
                 for place, p in found.items():
                     folder.predictive((set_name, row.name, place), p)
                 folder.put(TRAINING, (set_name, row.name), course(posterior, row))
         replicates.write(folder)
-        folder.write()
     if not config.only:
         _curve(config, folder, replicates, set_name, draws, places, note)
-    replicates.write(folder)
-    folder.write()
+        replicates.write(folder)
 
 
 def _sampled(

@@ -1,35 +1,27 @@
 """The methods of the toy table: how an ensemble of each is made, and for how many steps."""
 
+from collections.abc import Callable
 from typing import Any
 
-from stochens.data.source import source
 from stochens.errors import InputError, did_you_mean
-from stochens.experiments.rows import Train, Training, schedule
-from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular
+from stochens.experiments.rows import ENSEMBLES, Train, Training
 from stochens.networks import MLP
 from stochens.posteriors.langevin import langevin
-from stochens.posteriors.swag import multiswa
 from stochens.result.posterior import Posterior
-from stochens.training.fit import fit
 
+OnToy = Callable[..., Posterior]  # (data, *, members, steps, start, seed, device)
 SIZES = (2, 10, 10, 2)
 EARLY = {"a": 1000, "b": 2000, "c": 2000}  # steps of the control, picked by its distance to NUTS
 
 
-def _by_fit(method: Any) -> Train:
-    def train(data: Any, *, steps: int, **options: Any) -> Posterior:
-        settings = schedule(source(data).size, steps)
-        return fit(MLP(*SIZES), data, method=method, **settings, **options)
+def _on_toy(ensemble: Train) -> OnToy:
+    def train(data: Any, **options: Any) -> Posterior:
+        return ensemble(MLP(*SIZES), data, **options)
 
     return train
 
 
-def _by_swa(data: Any, *, steps: int, **options: Any) -> Posterior:
-    settings = schedule(source(data).size, steps) | {"schedule": "constant"}
-    return multiswa(MLP(*SIZES), data, **settings, **options)
-
-
-def _by_langevin(batch_size: int | None) -> Train:
+def _by_langevin(batch_size: int | None) -> OnToy:
     def train(data: Any, *, start: str, **options: Any) -> Posterior:
         assert start == "prior"  # it knows no other
         return langevin(MLP(*SIZES), data, batch_size=batch_size, **options)
@@ -37,14 +29,7 @@ def _by_langevin(batch_size: int | None) -> Train:
     return train
 
 
-METHODS: dict[str, Train] = {
-    "regular": _by_fit(Regular()),
-    "MultiSWA": _by_swa,
-    "SE1": _by_fit(Dropout(0.1)),
-    "SE2": _by_fit(DropConnect(0.1)),
-    "SE3": _by_fit(NPDropout()),
-    "gaussian": _by_fit(Gaussian(0.1, learn=True)),
-}
+METHODS = {name: _on_toy(ensemble) for name, ensemble in ENSEMBLES.items()}
 
 
 def rows_of(

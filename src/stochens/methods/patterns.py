@@ -13,13 +13,13 @@ def matches(patterns: Iterable[str], path: str) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
-def first_match(values: Mapping[str, float] | None, path: str, otherwise: T) -> float | T:
+def first_match(values: Mapping[str, float], path: str, otherwise: T) -> float | T:
     """The value of the first pattern that matches, or `otherwise`.
 
     >>> first_match({"conv*": 0.3, "*": 0.1}, "conv1", 0.0)
     0.3
     """
-    for pattern, value in (values or {}).items():
+    for pattern, value in values.items():
         if fnmatchcase(path, pattern):
             return value
     return otherwise

@@ -5,8 +5,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from stochens.errors import InputError, did_you_mean
-from stochens.experiments.rows import check_device, engine_of, made_again, stopped_run
+from stochens.errors import InputError, check_known, did_you_mean
+from stochens.experiments.runs import check_device, engine_of, made_again, stopped_run, taken_over
 from stochens.likelihoods import LIKELIHOODS
 from stochens.methods import METHODS
 from stochens.methods.registry import PAPER_NAMES
@@ -17,7 +17,7 @@ TAILS = ("multiswa", "multiswag")  # averages of a plain training's tail
 RATED = ("dropout", "dropconnect")
 NAMES = (*METHODS, *TAILS)
 # of a run that goes on; its members do not see them
-CHANGEABLE = ("model", "data", "device", "address")
+CHANGEABLE = {"model", "data", "device", "address"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,16 +77,9 @@ def resumed(path: Path, **changes: Any) -> Config:
     """What the run in this folder was asked for; only what leaves its members alone may change."""
     before = stopped_run(path, EXPERIMENT)
     _check_types(before, path)
-    for name, value in changes.items():
-        if value is None or value == before.get(name):
-            continue
-        if name not in CHANGEABLE:
-            raise InputError(
-                f"{path} has --{name.replace('_', '-')} {before.get(name)}, which cannot be "
-                f"changed to {value}; begin another run"
-            )
-        before[name] = str(Path(value).resolve()) if name == "data" else value
-    config = made_again(Config, before)
+    if changes.get("data") is not None:
+        changes["data"] = str(Path(changes["data"]).resolve())
+    config = made_again(Config, taken_over(path, before, changes, CHANGEABLE))
     check(config)
     return config
 
@@ -99,10 +92,7 @@ def check(config: Config) -> None:
         raise InputError(
             f"unknown --method {config.method!r}{hint or '.'} Known: {', '.join(NAMES)}"
         )
-    if config.likelihood not in LIKELIHOODS:
-        hint = did_you_mean(config.likelihood, LIKELIHOODS)
-        known = ", ".join(LIKELIHOODS)
-        raise InputError(f"unknown --likelihood {config.likelihood!r}{hint or '.'} Known: {known}")
+    check_known("--likelihood", config.likelihood, LIKELIHOODS)
     if config.rate is not None and method_name(config) not in RATED:
         raise InputError(f"--rate is for {' and '.join(RATED)}, not for {config.method}")
     if not 0 <= config.validation < 1:
@@ -123,36 +113,25 @@ def method_name(config: Config) -> str:
     return PAPER_NAMES.get(config.method, config.method)
 
 
-KINDS: dict[str, tuple[type, ...]] = {
-    "str": (str,),
-    "str | None": (str, type(None)),
-    "bool": (bool,),
-    "int": (int,),
-    "float": (int, float),
-    "float | None": (int, float, type(None)),
-    "tuple[str, ...]": (list, tuple),
-    "Path": (Path,),
-}
-
-
 def _check_types(fields: dict[str, Any], path: Path) -> None:
     """run.json is a file like any other: what it says may be anything. Lists become tuples."""
     for field in dataclasses.fields(Config):
         if field.name not in fields:
             continue
         value = fields[field.name]
-        kind = field.type if isinstance(field.type, str) else _written(field.type)
-        texts = value if isinstance(value, (list, tuple)) else ()
-        good = isinstance(value, KINDS[kind]) and all(isinstance(text, str) for text in texts)
-        if not good or (isinstance(value, bool) and kind != "bool"):
+        if not _fits(value, field.type):
             raise InputError(f"{path} is damaged: {field.name} is {value!r:.80}")
         if isinstance(value, list):
             fields[field.name] = tuple(value)
 
 
-def _written(kind: Any) -> str:
+def _fits(value: Any, kind: Any) -> bool:
     """
-    >>> _written(str), _written(str | None), _written(tuple[str, ...])
-    ('str', 'str | None', 'tuple[str, ...]')
+    >>> _fits(1, float | None), _fits(True, int), _fits(["a"], tuple[str, ...])
+    (True, False, True)
     """
-    return kind.__name__ if isinstance(kind, type) and kind is not tuple else str(kind)
+    if kind == tuple[str, ...]:
+        return isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, kind) or (isinstance(value, int) and isinstance(0.0, kind))

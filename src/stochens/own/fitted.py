@@ -61,7 +61,7 @@ def named(path: Path) -> str:
     """The model that a run says it was made with; a name and no more."""
     found = about(path).get("config")
     name = found.get("model") if isinstance(found, dict) else None
-    if not isinstance(name, str) or len(name) > 200 or not NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InputError(f"{path} names no model; say which: --model MODULE:FUNCTION")
     return name
 

@@ -31,8 +31,6 @@ def measured(
 ) -> dict[str, Interval]:
     """Every measure of one prediction."""
     if isinstance(p, GaussianPredictive):
-        if reference is not None or ood is not None:
-            raise InputError("--reference and --ood are for classes, and this run is a regression")
         return compare({"p": p}, y, resamples=resamples, show=False).rows["p"]
     assert ood is None or isinstance(ood, Predictive)
     far = None if ood is None else {"p": ood}
@@ -45,15 +43,8 @@ def measured(
     return rows | near
 
 
-def plain(interval: Interval) -> dict[str, float | None]:
-    """For JSON, which has no infinity: null."""
-    return {
-        name: value if math.isfinite(value) else None for name, value in interval._asdict().items()
-    }
-
-
 def from_plain(numbers: Mapping[str, float | None]) -> Interval:
-    """The inverse."""
+    """As JSON has it, which has no infinity: null."""
     found = (numbers[end] for end in Interval._fields)
     return Interval(*(math.inf if number is None else float(number) for number in found))
 

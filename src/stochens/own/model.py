@@ -15,8 +15,8 @@ from torch import nn
 
 from stochens.errors import InputError, did_you_mean
 
-NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
-MOST_LETTERS = 200
+PATH = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
+NAME = re.compile(rf"(?=.{{,200}}\Z){PATH}:{PATH}", re.ASCII)  # of at most 200 letters
 
 Model = nn.Module | Callable[[], nn.Module]
 
@@ -24,7 +24,7 @@ Model = nn.Module | Callable[[], nn.Module]
 def check_name(name: str) -> None:
     """Whether it could be one; nothing is imported."""
     module, _, function = name.partition(":")
-    if NAME.fullmatch(name) and len(name) <= MOST_LETTERS and not module.endswith(".py"):
+    if NAME.fullmatch(name) and not module.endswith(".py"):
         return
     if module.endswith(".py") and NAME.fullmatch(f"{Path(module).stem}:{function}"):
         hint = f", say {Path(module).stem}:{function} in the folder of that file"

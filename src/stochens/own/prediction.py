@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stochens.data.parquet import pyarrow_parquet
 from stochens.errors import InputError
 from stochens.likelihoods import Gaussian
 from stochens.own.schema import Schema, whole_classes
@@ -130,7 +131,7 @@ def check_out(out: Path, *inputs: Path) -> None:
     if any(out.exists() and out.samefile(given) for given in inputs):
         raise InputError(f"{out} is the data; write the predictions elsewhere")
     if out.suffix.lower() == ".parquet":
-        _parquet()
+        pyarrow_parquet("tables")
 
 
 def write(columns: Table, schema: Schema, out: Path) -> None:
@@ -148,7 +149,9 @@ def write(columns: Table, schema: Schema, out: Path) -> None:
         writer.writerows(zip(*(map(str, column) for column in flat.values()), strict=True))
         content.write(text.getvalue().encode())
     else:
-        pyarrow, parquet = _parquet()
+        parquet = pyarrow_parquet("tables")
+        import pyarrow
+
         parquet.write_table(pyarrow.table(flattened(columns, schema)), content)
     write_whole(out, content.getvalue())
 
@@ -173,12 +176,3 @@ def _parts(schema: Schema, width: int) -> Sequence[str]:
     """What the columns of [B, width] are called."""
     named = schema.classes or schema.layout.targets
     return named if len(named) == width else [str(k) for k in range(width)]
-
-
-def _parquet() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise InputError("parquet files need pyarrow: pip install 'stochens[tables]'") from None
-    return pyarrow, pyarrow.parquet

@@ -19,22 +19,14 @@ from torch import Tensor
 from stochens.checks import check_network, probe_outputs
 from stochens.data.examples import Examples, Layout, first_read
 from stochens.errors import InputError
-from stochens.experiments.rows import (
-    CHECKPOINTS,
-    Training,
-    course,
-    engine_of,
-    finished,
-    kept,
-    opened,
-    reached,
-)
+from stochens.experiments.rows import Training, course
+from stochens.experiments.runs import CHECKPOINTS, engine_of, finished, kept, opened, reached
 from stochens.files.checkpoints import digest, refuse_other
 from stochens.files.storage import CHECKSUMS, DESCRIPTION, LOCK
 from stochens.members import builder
 from stochens.methods import METHODS, MethodLike
 from stochens.own.config import EXPERIMENT, RATED, TAILS, Config, method_name
-from stochens.own.measures import measured, plain
+from stochens.own.measures import measured
 from stochens.own.model import Model
 from stochens.own.prediction import predictive
 from stochens.own.schema import Schema, learned
@@ -235,7 +227,7 @@ def _validate(folder: RunFolder, posterior: Posterior, data: Prepared, name: str
     assert data.held is not None
     held = data.held
     rows = measured(predictive(posterior, data.schema, held.x), held.y)
-    found = {metric: plain(interval) for metric, interval in rows.items()}
+    found = {metric: interval._asdict() for metric, interval in rows.items()}
     folder.put(METRICS, (HELD_OUT, name, HELD_OUT), found)
     about = {"rows": len(held.x), "digest": held.digest}
     write_whole(folder.path / HELD_OUT_FILE, (json.dumps(about, indent=2) + "\n").encode())

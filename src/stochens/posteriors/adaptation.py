@@ -104,18 +104,7 @@ def close(a: Adaptation) -> Adaptation:
     n = a.seen.to(a.mean).unsqueeze(1)
     variance = a.scatter / (n - 1).clamp_min(1)
     shrunk = variance * n / (n + SHRINK) + TOWARDS * SHRINK / (n + SHRINK)
-    zero = torch.zeros_like(a.seen)
-    return Adaptation(
-        inverse_mass=shrunk,
-        mean=torch.zeros_like(a.mean),
-        scatter=torch.zeros_like(a.scatter),
-        seen=zero,
-        log_step=a.log_step_mean,
-        log_step_mean=a.log_step_mean,
-        shortfall=zero,
-        centre=a.log_step_mean + math.log(10),
-        updates=zero,
-    )
+    return begin(a.mean, a.log_step_mean)._replace(inverse_mass=shrunk)
 
 
 def where(mask: Tensor, yes: Adaptation, no: Adaptation) -> Adaptation:

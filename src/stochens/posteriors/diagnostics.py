@@ -144,8 +144,7 @@ def mixing(quantities: Tensor) -> Mixing:
     torch.Size([3])
     """
     az = arviz()
-    few = quantities.shape[2] > MOST_QUANTITIES
-    if few:
+    if quantities.shape[2] > MOST_QUANTITIES:
         quantities = quantities[..., :: -(-quantities.shape[2] // MOST_QUANTITIES)]
     data = az.convert_to_dataset({"q": quantities.detach().double().cpu().numpy()})
     results = (az.rhat(data), az.ess(data, method="bulk"), az.ess(data, method="tail"))

@@ -16,7 +16,7 @@ from stochens.cluster.folder import refuse_url
 from stochens.errors import InputError
 from stochens.files.checkpoints import kept_in
 from stochens.likelihoods import Likelihood
-from stochens.members import Builder
+from stochens.members import Builder, size
 from stochens.memory import activation_bytes, free_bytes
 from stochens.posteriors import adaptation
 from stochens.posteriors import nuts as tree
@@ -233,10 +233,9 @@ def _quietly(sampler: str, rules: Rules, **options: Any) -> Posterior:
 
 
 def _target(problem: Problem) -> NetworkTarget:
-    chains = len(next(iter(problem.start.values())))
     one = activation_bytes(problem.net, problem.x[:1])
     room = MEMORY_SHARE * free_bytes(problem.x.device)
-    rows = max(1, min(len(problem.x), int(room / (4 * chains * max(one, 1)))))
+    rows = max(1, min(len(problem.x), int(room / (4 * size(problem.start) * max(one, 1)))))
     return NetworkTarget(
         problem.net,
         problem.likelihood,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from stochens.checks import not_negative, positive, whole, whole_or_none
 from stochens.cluster.connect import Engines, asked
 from stochens.cluster.folder import refuse_url
-from stochens.errors import InputError, did_you_mean
+from stochens.errors import InputError, check_known, did_you_mean
 from stochens.files.checkpoints import kept_in, refuse_other
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder
@@ -226,9 +226,7 @@ def _plan(
     temperature: float,
 ) -> Plan:
     """The options, checked against each other."""
-    if kind not in KINDS:
-        hint = did_you_mean(str(kind), KINDS)
-        raise InputError(f"unknown kind {kind!r}{hint or '.'} Known: {', '.join(KINDS)}")
+    check_known("kind", kind, KINDS)
     if preconditioner not in (None, *PRECONDITIONERS):
         hint = did_you_mean(str(preconditioner), PRECONDITIONERS)
         raise InputError(f"preconditioner must be 'rmsprop' or None, got {preconditioner!r}{hint}")

@@ -5,7 +5,6 @@ prior's part in a difference would drown in its rounding.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -31,21 +30,6 @@ class Target(Protocol):
 def prior_energy(q: Tensor, precision: float) -> Tensor:
     """lambda / 2 |q|^2, [M], float64."""
     return 0.5 * precision * q.double().square().sum(-1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Density:
-    """Any function of one's own: energy(q [M, D]) -> [M], differentiable. For tests and study."""
-
-    energy: Callable[[Tensor], Tensor]
-    precision: float = 0.0
-
-    def __call__(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            q = q.detach().requires_grad_()
-            energy = self.energy(q)  # [M]
-            (grad,) = torch.autograd.grad(energy.sum(), q)
-        return energy.detach().double(), grad + self.precision * q.detach()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,10 +70,6 @@ class Record(NamedTuple):
     draws: Tensor  # [M, samples, D]
     stats: Tensor  # [M, warmup + samples, len(STATS)], float64
 
-    def end(self, rules: Rules) -> int:
-        """Transitions a chain makes before it rests."""
-        return self.stats.shape[1]
-
 
 class Point(NamedTuple):
     """Where a leapfrog step arrived."""
@@ -261,8 +257,5 @@ def _leapfrogs(state: State, rules: Rules) -> Tensor:
 
 def choose(mask: Tensor, yes: State, no: State) -> State:
     """Chain by chain, mask [M]."""
-    parts = (
-        pick(mask, a, b) if isinstance(a, Tensor) else a
-        for a, b in zip(yes[:-1], no[:-1], strict=True)
-    )
+    parts = (pick(mask, a, b) for a, b in zip(yes[:-1], no[:-1], strict=True))
     return State._make([*parts, adaptation.where(mask, yes.adaptation, no.adaptation)])

@@ -202,16 +202,10 @@ class Sums(abc.ABC):
     """Collects outputs [m, b, C] of some draws at some rows; `result` when all have come."""
 
     def __init__(
-        self,
-        draws: int,
-        rows: int,
-        *,
-        keep: bool | None,
-        groups: int = 1,
-        of_rows: int | None = None,
+        self, draws: int, rows: int, *, keep: bool | None, groups: int, of_rows: int
     ) -> None:
         self.shape = (draws, rows)
-        self.of_rows = of_rows or rows  # of all that is predicted; these may be a part
+        self.of_rows = of_rows  # of all that is predicted; these may be a part
         self.keep = keep
         self.groups = groups  # equal blocks of draws (chains) that are summed apart
         self.sums: tuple[Tensor, ...] = ()
@@ -281,16 +275,8 @@ class GaussianSums(Sums):
         return GaussianPredictive(*moments, *(self.kept or (None, None)))
 
 
-def sums_for(
-    likelihood: Likelihood,
-    draws: int,
-    rows: int,
-    *,
-    keep: bool | None,
-    groups: int = 1,
-    of_rows: int | None = None,
-) -> Sums:
-    options: dict[str, Any] = {"keep": keep, "groups": groups, "of_rows": of_rows}
+def sums_for(likelihood: Likelihood, draws: int, rows: int, **options: Any) -> Sums:
+    """`options` are those of Sums."""
     if isinstance(likelihood, Gaussian):
         return GaussianSums(draws, rows, likelihood=likelihood, **options)
     return ClassSums(draws, rows, **options)

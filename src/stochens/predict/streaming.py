@@ -11,7 +11,7 @@ from stochens.errors import InputError
 from stochens.kernels.fused import fused_forward
 from stochens.kernels.resnet import resnet_forward
 from stochens.likelihoods import Likelihood
-from stochens.members import Engine, Params, forward, size, take
+from stochens.members import Engine, Params, device_of, forward, size, take
 from stochens.memory import activation_bytes, free_bytes
 from stochens.methods import stochastic_layers
 from stochens.predict.predictive import sums_for
@@ -59,7 +59,7 @@ def plan(
             f"the network fails on x {tuple(x.shape)} of {x.dtype}{dtype_remedy(net, x)}"
             f"{then if other else ''}: {error}"
         ) from error
-    budget = _budget(next(iter(params.values())).device)
+    budget = _budget(device_of(params))
     chunk = min(size(params), max(1, budget // (one * min(len(x), 256))))
     rows = min(len(x), batch_size or max(1, budget // (one * chunk)))
     return rows, chunk
@@ -86,7 +86,7 @@ def predictive(
     first_row: int = 0,
 ) -> Any:
     """At some of the rows that were asked for: those from a multiple of `ask.rows` on."""
-    device, members = next(iter(params.values())).device, size(params)
+    device, members = device_of(params), size(params)
     rows, chunk, draws, seed = ask.rows, ask.chunk, ask.draws, ask.seed
     sums = sums_for(
         likelihood,

@@ -32,7 +32,6 @@ class Axes:
     height: int = 170
     log_x: bool = False
     x_label: str = "training steps"
-    y_label: str = ""
     x_ticks: Sequence[float] = field(default=())
 
     def across(self, value: float) -> float:

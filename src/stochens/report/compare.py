@@ -173,7 +173,7 @@ def _apart(p: Predictive, far: Predictive, sample: Sample) -> dict[str, Interval
 
 
 def closeness(
-    p: Predictive, reference: Predictive, *, resamples: int | None = 300, seed: int = 0
+    p: Predictive, reference: Predictive, *, resamples: int | None
 ) -> dict[str, Interval]:
     """Agreement, variance, and mean absolute differences of entropy and mutual information.
 
@@ -181,7 +181,7 @@ def closeness(
     """
     if resamples is None:
         return _closeness(p, reference, _value_alone)
-    return _closeness(p, reference, partial(bootstrap, resamples=resamples, level=LEVEL, seed=seed))
+    return _closeness(p, reference, partial(bootstrap, resamples=resamples, level=LEVEL))
 
 
 def _value_alone(metric: Callable[..., float | Tensor], *arrays: Tensor) -> Interval:

@@ -81,6 +81,6 @@ def _risk(ax: Axes, predictions: Mapping[str, Predictive], y: Tensor) -> None:
     ax.legend(fontsize=LABEL - 2, frameon=False)
 
 
-def save_figure(figure: Figure, path: Path, *, dpi: int = 150) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=dpi, facecolor="white")
+    figure.savefig(path, dpi=150, facecolor="white")

@@ -1,8 +1,8 @@
 """A run's results as Markdown tables, to read in a repository and to paste."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
+from stochens.metrics import Interval
 from stochens.report.cifar.markdown import cifar_lines
 from stochens.report.cifar.rows import gather, is_cifar
 from stochens.report.page.run import View, domain_name, metric
@@ -58,8 +58,8 @@ def _sets(view: View) -> Iterator[str]:
         heads = [f"{_label(name)}, {domain_name(d)}" for name, d in columns]
         yield from ("", f"## {set_name}", "", f"| | {' | '.join(heads)} |")
         yield "| --- |" + " --- |" * len(columns)
-        for method, row in rows.items():
-            cells = [_cell(row.get(d, {}).get(name), name) for name, d in columns]
+        for method in rows:
+            cells = [_cell(view.interval(set_name, method, d, name), name) for name, d in columns]
             yield f"| {method} | {' | '.join(cells)} |"
 
 
@@ -68,8 +68,8 @@ def _label(name: str) -> str:
     return f"{shown.label} ({shown.unit})" if shown.unit else shown.label
 
 
-def _cell(interval: dict[str, Any] | None, name: str) -> str:
+def _cell(interval: Interval | None, name: str) -> str:
     if interval is None:
         return ""
-    value, low, high = (metric(name).text(interval[key]) for key in ("value", "low", "high"))
+    value, low, high = map(metric(name).text, interval)
     return f"{value} ({low} to {high})"

@@ -157,7 +157,7 @@ class RunFolder:
         # run.json is the last: it says whether the others are complete
         tables = self._tables | {RUN: self._about}
         files = {
-            name: json.dumps(_finite(table), indent=2, allow_nan=False).encode() + b"\n"
+            name: json.dumps(finite(table), indent=2, allow_nan=False).encode() + b"\n"
             for name, table in tables.items()
         }
         if self.arrays:
@@ -169,13 +169,17 @@ class RunFolder:
             (self.path / LOCK).unlink(missing_ok=True)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """For JSON, which has no infinity: null. An NLL is infinite where a label had probability 0;
-    what a run took hours for is not lost over it."""
+    what a run took hours for is not lost over it.
+
+    >>> finite({"std": [float("inf"), 1.0]})
+    {'std': [None, 1.0]}
+    """
     if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
+        return {key: finite(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(part) for part in value]
+        return [finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -15,7 +15,7 @@ from stochens.cluster.prediction import on_machines
 from stochens.data.source import inputs
 from stochens.errors import InputError
 from stochens.likelihoods import Homoscedastic, Likelihood
-from stochens.members import Builder, Engine, Params, join, move, size, take
+from stochens.members import Builder, Engine, Params, device_of, join, move, size, take
 from stochens.methods import MethodLike, stochastic_layers
 from stochens.predict.export import Predictor, write
 from stochens.predict.shared_noise import noise_by_name, noise_requests
@@ -117,7 +117,7 @@ class Posterior:
             raise InputError(
                 f"device = {device!r} is for engine='ray'; use posterior.to({device!r})"
             )
-        here = next(iter(self.params.values())).device
+        here = device_of(self.params)
         if bf16 and here.type != "cuda" and cluster is None:
             raise InputError(f"bf16 is for CUDA, and this posterior is on {here.type!r}")
         trained_on = None if self.inputs is None else self.inputs.shape

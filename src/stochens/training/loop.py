@@ -27,7 +27,7 @@ from stochens.randomness.seeds import NOISE, derive, member_seed, permutations, 
 from stochens.result.history import History, Recorder
 from stochens.spread import Spread
 from stochens.training.schedules import optimizer_named, restarts, schedule_named
-from stochens.training.snapshot import put_back, taken
+from stochens.training.snapshot import Held, put_back, taken
 from stochens.training.step import Batch, Eager, Loss, LossOf, Step, replayed
 
 
@@ -112,11 +112,11 @@ def train(
     move: Step = Eager(params, loss_of, optimizer, recorder)
     net.train()
     draws = _draws(loss_of, params, data, settings)
-    held = (params, optimizer, recorder, collector, settings.device if draws else None)
+    held = Held(params, optimizer, recorder, collector, settings.device if draws else None)
     seed = member_seed(settings.seed, members[0], NOISE)
     stream = seeded(seed, settings.device) if draws else contextlib.nullcontext()
     with context, _on(settings.device), stream:
-        step = _go_on(keep, held)
+        step = 0 if keep.found is None else put_back(keep.found, held)
         bar.advance(step * len(members))
         done, began = step, time.monotonic()
         for epoch, batches in _epochs(data, members, settings, first=step):
@@ -131,15 +131,15 @@ def train(
                     collector.update(params, step=step, steps=steps)
                 bar.advance(len(members))
                 if data.loader is None and step % per_epoch:  # a loader has no place inside
-                    keep(step, lambda: _taken(step, held))  # noqa: B023, called at once
+                    keep(step, lambda: taken(step, held))  # noqa: B023, called at once
             recorder.end_epoch()
             if bar.wants_note:  # a look at the loss waits for the GPU
                 speed = (step - done) * len(members) / (time.monotonic() - began)
                 bar.note(f"loss {recorder.mean_loss():.4g}, {speed:,.0f} member-steps/s")
             if log is not None:
                 log(epoch, {"loss": recorder.mean_loss(), "lr": settings.lr * rate(step / steps)})
-            keep(step, lambda: _taken(step, held))  # noqa: B023, called at once
-        keep.now(steps, lambda: _taken(steps, held))
+            keep(step, lambda: taken(step, held))  # noqa: B023, called at once
+        keep.now(steps, lambda: taken(steps, held))
     trained = {name: p.detach() for name, p in params.items()}
     averaged, spread = (trained, None) if collector is None else collector.finish(trained)
     return Trained(averaged, spread, recorder.history(), _lost(members, averaged, recorder))
@@ -159,22 +159,6 @@ def _lost(members: tuple[int, ...], params: Params, recorder: Recorder) -> dict[
 def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Graphs are recorded, and random numbers kept, on the device that is the current one."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-
-
-# the device whose random numbers training draws, or None
-Held = tuple[Params, torch.optim.Optimizer, Recorder, Collector | None, torch.device | None]
-
-
-def _taken(step: int, held: Held) -> Params:
-    return {"step": torch.tensor(step), **taken(*held)}
-
-
-def _go_on(keep: Keeper, held: Held) -> int:
-    """How many steps are done, with everything as it was then."""
-    if keep.found is None:
-        return 0
-    put_back(keep.found, *held)
-    return int(keep.found["step"])
 
 
 def _draws(loss_of: LossOf, params: Params, data: Source, settings: Settings) -> bool:

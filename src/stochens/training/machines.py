@@ -19,7 +19,7 @@ import torch
 from stochens.cluster.arrays import packed, unpacked
 from stochens.cluster.connect import Ray, Room, connect, room
 from stochens.cluster.folder import everywhere, folder_of, held, keep_cut, kept_cut
-from stochens.cluster.tasks import cut_evenly, outside, run_pieces
+from stochens.cluster.tasks import cut_evenly, outside, run_pieces, runs
 from stochens.data.source import Replicas, source
 from stochens.errors import InputError, Unsuited
 from stochens.files.checkpoints import InUse
@@ -134,16 +134,11 @@ def _blocks(
         if place.keys() >= set(block) and taken.isdisjoint(block):
             blocks.append(block)
             taken |= set(block)
-    runs: list[list[int]] = []  # of what is left, without a gap inside
-    for k in ids:
-        if k in taken:
-            continue
-        if not runs or place[k] != place[runs[-1][-1]] + 1:
-            runs.append([])
-        runs[-1].append(k)
-    if runs:
-        most = size(len(ids) - len(taken))
-        blocks += [block for run in runs for block in cut_evenly(run, most)]
+    left = [at for at, k in enumerate(ids) if k not in taken]
+    if left:
+        most = size(len(left))
+        cut = [part for run in runs(left) for part in cut_evenly(run, most)]  # no gap inside
+        blocks += [tuple(ids[at] for at in part) for part in cut]
     return sorted(blocks, key=lambda block: place[block[0]])
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from stochens.checks import positive
-from stochens.errors import InputError, did_you_mean
+from stochens.errors import check_known
 
 # The authors divide the rate by 10 at 1/2 and 3/4 of training, each time with a fresh optimiser.
 STEP_FRACTIONS = (0.5, 0.75)
@@ -25,9 +25,7 @@ MOMENTUM = 0.9  # Nesterov's, for sgd
 
 
 def schedule_named(name: str) -> Schedule:
-    if name not in SCHEDULES:
-        hint = did_you_mean(name, SCHEDULES)
-        raise InputError(f"unknown schedule {name!r}{hint or '.'} Known: {', '.join(SCHEDULES)}")
+    check_known("schedule", name, SCHEDULES)
     return SCHEDULES[name]
 
 
@@ -37,11 +35,7 @@ def restarts(name: str, steps: int) -> set[int]:
 
 
 def rate_for(optimizer: str, lr: float | None) -> float:
-    if optimizer not in DEFAULT_RATES:
-        hint = did_you_mean(str(optimizer), DEFAULT_RATES)
-        raise InputError(
-            f"unknown optimizer {optimizer!r}{hint or '.'} Known: {', '.join(DEFAULT_RATES)}"
-        )
+    check_known("optimizer", optimizer, DEFAULT_RATES)
     if lr is not None:
         positive(lr=lr)
     return DEFAULT_RATES[optimizer] if lr is None else lr

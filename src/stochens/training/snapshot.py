@@ -3,12 +3,12 @@
 Data orders and schedules are pure functions of the step, so that its number stands for them.
 """
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from stochens.members import Params
+from stochens.members import Params, device_of, move
 from stochens.result.history import Recorder
 
 Named = dict[str, Tensor]
@@ -20,17 +20,19 @@ class Stateful(Protocol):
     def restore(self, state: Named) -> None: ...
 
 
-def taken(
-    params: Params,
-    optimizer: torch.optim.Optimizer,
-    recorder: Recorder,
-    collector: Stateful | None,
-    device: torch.device | None,
-) -> Named:
-    """Everything that the next step depends on, or that is asked for at the end.
+class Held(NamedTuple):
+    """Everything that the next step depends on, or that is asked for at the end."""
 
-    `device`: where training draws from torch's generator; None: it does not.
-    """
+    params: Params
+    optimizer: torch.optim.Optimizer
+    recorder: Recorder
+    collector: Stateful | None
+    device: torch.device | None  # where training draws from torch's generator; None: it does not
+
+
+def taken(step: int, held: Held) -> Named:
+    """All of it after so many steps."""
+    params, optimizer, recorder, collector, device = held
     parts: dict[str, Named] = {
         "params": {name: p.detach() for name, p in params.items()},
         "optimizer": _optimizer_state(optimizer),
@@ -40,18 +42,14 @@ def taken(
     }
     if device is not None and device.type == "cuda":
         parts["random"]["cuda"] = torch.cuda.get_rng_state(device)
-    return {f"{part}/{name}": t for part, named in parts.items() for name, t in named.items()}
+    flat = {f"{part}/{name}": t for part, named in parts.items() for name, t in named.items()}
+    return {"step": torch.tensor(step), **flat}
 
 
-def put_back(
-    named: Named,
-    params: Params,
-    optimizer: torch.optim.Optimizer,
-    recorder: Recorder,
-    collector: Stateful | None,
-    device: torch.device | None,
-) -> None:
-    """The inverse of `taken`, into parameters and an optimiser that have not moved yet."""
+def put_back(named: Named, held: Held) -> int:
+    """The inverse of `taken`, into parameters and an optimiser that have not moved yet; returns how
+    many steps are done."""
+    params, optimizer, recorder, collector, device = held
     with torch.no_grad():
         for name, value in _part(named, "params").items():
             params[name].copy_(value)
@@ -59,15 +57,13 @@ def put_back(
     recorder.restore(_part(named, "recorder"))
     if collector is not None:
         state = _part(named, "collector")
-        here = next(iter(params.values())).device
-        collector.restore({name: t.to(here) for name, t in state.items()})
-    if device is None:
-        return
-    random = _part(named, "random")
+        collector.restore(move(state, device_of(params)))
+    random = {} if device is None else _part(named, "random")
     if "cpu" in random:  # not where the work was begun without
         torch.set_rng_state(random["cpu"])
-    if "cuda" in random and device.type == "cuda":
+    if "cuda" in random and device is not None and device.type == "cuda":
         torch.cuda.set_rng_state(random["cuda"], device)
+    return int(named["step"])
 
 
 def _part(named: Named, part: str) -> Named:

@@ -20,6 +20,10 @@ CHANGES = {HOLDS: "closer", FAILS: "farther", UNCLEAR: "no clear difference"}
 ENTROPY_METRIC = Metric("entropy histogram", "nats", 1, 4, -1)
 
 
+def measured_by(name: str) -> Metric:
+    return ENTROPY_METRIC if name == ENTROPY else shown(name)
+
+
 class Cell(NamedTuple):
     """`interval` is by how much the first row is closer, or its own value; `pair` the distances."""
 
@@ -30,7 +34,7 @@ class Cell(NamedTuple):
 
     @property
     def metric(self) -> Metric:
-        return ENTROPY_METRIC if self.measure == ENTROPY else shown(self.measure)
+        return measured_by(self.measure)
 
     @property
     def text(self) -> str:

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from stochens.report.cifar.claims import ENTROPY_METRIC, Cell, Claim, claims, image_lines
-from stochens.report.cifar.paired import ENTROPY, MEASURES, RESAMPLES, Paired
-from stochens.report.cifar.rows import Rows, set_title, shown
+from stochens.report.cifar.claims import Cell, Claim, claims, image_lines, measured_by
+from stochens.report.cifar.paired import MEASURES, RESAMPLES, Paired
+from stochens.report.cifar.rows import Rows, set_title
 from stochens.report.page.html import DASH, Html, join, table, tag
-from stochens.report.page.run import Metric
 
 HOW = (
     "How much closer to HMC the first row is than the second, on the same test images. Under the "
@@ -48,7 +47,7 @@ def _table(found: Sequence[Claim], first: str, title: str) -> Html:
     measures = [name for name in MEASURES if any(name in claim.cells for claim in found)]
     heads = [tag("th", first, scope="col", class_="name")]
     for name in measures:
-        metric = _metric(name)
+        metric = measured_by(name)
         heads.append(tag("th", metric.label, tag("small", metric.unit), scope="col"))
     body = [
         tag(
@@ -60,10 +59,6 @@ def _table(found: Sequence[Claim], first: str, title: str) -> Html:
     ]
     parts = tag("thead", tag("tr", *heads)), tag("tbody", *body)
     return table(*parts, caption=title, class_="results claims")
-
-
-def _metric(name: str) -> Metric:
-    return ENTROPY_METRIC if name == ENTROPY else shown(name)
 
 
 def _cell(claim: Claim, cell: Cell | None) -> Html:

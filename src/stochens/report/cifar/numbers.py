@@ -32,11 +32,11 @@ def entropies(row: Row, place: str = TEST) -> np.ndarray | None:
     return kept if len(kept) else None
 
 
-def entropy_edges(rows: Sequence[Row], place: str = TEST) -> np.ndarray:
+def entropy_edges(rows: Sequence[Row]) -> np.ndarray:
     """From 0 to the most that any row has, or could have by its classes."""
     tops = [1e-6]
     for row in rows:
-        mean, values = row.array(place, "mean"), entropies(row, place)
+        mean, values = row.array(TEST, "mean"), entropies(row)
         if mean is not None and mean.ndim == 2:
             tops.append(float(np.log(mean.shape[1])))
         elif values is not None:
@@ -76,9 +76,9 @@ class Calibration(NamedTuple):
     gap: list[float]  # accuracy - confidence
 
 
-def calibration(row: Row, labels: np.ndarray | None, place: str = TEST) -> Calibration | None:
+def calibration(row: Row, labels: np.ndarray | None) -> Calibration | None:
     """In bins of equal width, those with enough images."""
-    mean = row.array(place, "mean")
+    mean = row.array(TEST, "mean")
     if mean is None or labels is None or mean.ndim != 2 or len(mean) != len(labels):
         return None
     try:

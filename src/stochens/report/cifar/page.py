@@ -12,7 +12,7 @@ from stochens.report.cifar.curves import curve_panels, trade_panels
 from stochens.report.cifar.rows import Rows, gather, set_title
 from stochens.report.cifar.tables import further, headline, heat, table_2, table_3
 from stochens.report.cifar.trade import NOTE as TRADE
-from stochens.report.page.details import sampler, timings
+from stochens.report.page.details import reading, sampler, timings
 from stochens.report.page.html import Html, join, tag
 from stochens.report.page.run import View
 from stochens.report.page.training import training
@@ -89,7 +89,7 @@ def cifar_sections(view: View) -> list[tuple[str, Html | None]]:
         ("Training", training(view)),
         ("Sampler", sampler(view)),
         ("Time", timings(view)),
-        ("How to read this", _reading()),
+        ("How to read this", reading(READING)),
     ]
 
 
@@ -149,8 +149,3 @@ def _corruptions(rows: Rows) -> Html | None:
 
 def _titled(title: str, *content: Html) -> Html:
     return join([tag("h4", title), *content])
-
-
-def _reading() -> Html:
-    items = [tag("div", tag("dt", name), tag("dd", text)) for name, text in READING]
-    return tag("dl", *items, class_="reading")

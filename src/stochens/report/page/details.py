@@ -1,6 +1,6 @@
 """What was run, what the sampler says of itself, how long it took, and how to read the page."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stochens.report.page.html import DASH, Html, duration, join, number, table, tag
@@ -184,6 +184,6 @@ def _timed(view: View, key: str) -> tuple[str, str]:
     return "", key
 
 
-def reading() -> Html:
-    items = [tag("div", tag("dt", name), tag("dd", text)) for name, text in READING]
+def reading(words: Sequence[tuple[str, str]] = READING) -> Html:
+    items = [tag("div", tag("dt", name), tag("dd", text)) for name, text in words]
     return tag("dl", *items, class_="reading")
