@@ -126,14 +126,24 @@ def test_a_misaligned_reference_stops_the_run_before_it_begins(data, tmp_path, m
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("method", ["multiswa", "np-dropout", "dropconnect", "csghmc"])
+@pytest.mark.filterwarnings("ignore:.*units of time")  # langevin's steps are few
+@pytest.mark.parametrize("method", ["multiswa", "np-dropout", "dropconnect", "csghmc", "langevin"])
 def test_other_methods_make_a_row_too(data, tmp_path, method):
     run = Run(cifar.run(configured(data, tmp_path / "run", method=method, members=3, block=2)))
     (row,) = run.metrics["cifar10"]
     assert run.about["complete"]
-    assert row == {"np-dropout": "SE3", "multiswa": "MultiSWA", "csghmc": "cSGHMC"}.get(
-        method, "SE2 0.1"
-    )
+    names = {"np-dropout": "SE3", "multiswa": "MultiSWA", "dropconnect": "SE2 0.1"}
+    assert row == (names | {"csghmc": "cSGHMC", "langevin": "langevin"})[method]
+
+
+def test_a_step_size_is_langevins(data, tmp_path):
+    for changes, said in (
+        ({"method": "regular", "step_size": 1e-3}, "step_size is langevin's; regular has lr"),
+        ({"method": "langevin", "step_size": 0.0}, "step_size must be a positive number"),
+    ):
+        with pytest.raises(InputError, match=said):
+            cifar.run(configured(data, tmp_path / "run", **changes))
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_goes_on_with_the_blocks_that_are_missing(data, tmp_path):
@@ -200,6 +210,7 @@ def test_a_start_that_will_not_do_is_refused_before_anything_is_written(data, re
         ({"method": "regular", "start": tmp_path / "nowhere"}, "there are no members of a run"),
         ({"method": "regular", "start": data}, "there are no members of a run"),
         ({"method": "csghmc"}, "csghmc begins with draws of its own"),
+        ({"method": "langevin"}, "langevin begins with draws of its own"),
     ):
         with pytest.raises(InputError, match=said):
             cifar.run(configured(data, tmp_path / "run", **{"start": regular} | changes))

@@ -107,7 +107,9 @@ def cifar(
     name: Annotated[str | None, typer.Option(help="cifar10 or cifar100.")] = None,
     method: Annotated[
         str | None,
-        typer.Option(help="regular, multiswa, dropout, dropconnect, np-dropout or csghmc."),
+        typer.Option(
+            help="regular, multiswa, dropout, dropconnect, np-dropout, csghmc or langevin."
+        ),
     ] = None,
     rate: Annotated[float | None, typer.Option(help="Drop rate: 0.1 if not given.")] = None,
     node: Annotated[
@@ -123,6 +125,9 @@ def cifar(
     lr: Annotated[float | None, typer.Option(help="0.1, as the paper.")] = None,
     schedule: Annotated[
         str | None, typer.Option(help="step (the paper's), cosine or constant.")
+    ] = None,
+    step_size: Annotated[
+        float | None, typer.Option(help="Of langevin, in standard deviations of the prior.")
     ] = None,
     images: Annotated[
         int | None, typer.Option(help="Train on the first so many: 40960, as the paper.")

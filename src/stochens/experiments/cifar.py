@@ -102,8 +102,14 @@ def check(config: Config) -> None:
     positive(prior_precision=config.prior_precision)
     if config.minutes is not None and not config.minutes >= 0:
         raise InputError(f"minutes must be a number from 0 on, got {config.minutes}")
-    if config.start is not None and config.method == "csghmc":
-        raise InputError("csghmc begins with draws of its own; start is for the other methods")
+    if config.start is not None and config.method in ("csghmc", "langevin"):
+        raise InputError(
+            f"{config.method} begins with draws of its own; start is for the other methods"
+        )
+    if config.step_size is not None:
+        positive(step_size=config.step_size)
+        if config.method != "langevin":
+            raise InputError(f"step_size is langevin's; {config.method} has lr")
     for field in ("members", "epochs", "batch_size", "draws", "block", "images", "test_images"):
         value = getattr(config, field)
         if value is not None and value < 1:

@@ -21,6 +21,7 @@ class Config:
     batch_size: int = 64
     lr: float = 0.1
     schedule: str = "step"
+    step_size: float | None = None  # of langevin, in standard deviations of the prior
     images: int | None = PAPER_IMAGES  # the first so many; None: all
     test_images: int | None = None  # likewise
     prior_precision: float = 5.0  # Izmailov et al. 2021

@@ -12,6 +12,7 @@ from stochens.experiments.cifar_config import Config
 from stochens.experiments.runs import engine_of
 from stochens.members import Params
 from stochens.methods import DropConnect, Dropout, Method, NPDropout, Regular
+from stochens.posteriors.langevin import langevin
 from stochens.posteriors.sgmcmc import sgmcmc
 from stochens.posteriors.swag import multiswa
 from stochens.randomness.seeds import derive
@@ -112,6 +113,24 @@ def _by_sghmc(options: Config, block: Block) -> Posterior:
     return dataclasses.replace(first, members=tuple(block.ids), seed=options.seed)
 
 
+def _by_langevin(options: Config, block: Block) -> Posterior:
+    """Each member carried from the prior to the posterior, in as many steps as training has."""
+    return langevin(
+        block.net,
+        block.data,
+        members=block.ids,
+        steps=options.epochs * -(-len(block.data[0]) // options.batch_size),
+        batch_size=options.batch_size,
+        step_size=options.step_size,
+        prior_precision=options.prior_precision,
+        seed=options.seed,
+        device=block.device,
+        bf16=block.device.startswith("cuda"),
+        engine=engine_of(options.engine, options.address),
+        checkpoint=block.keep,
+    )
+
+
 RULES: dict[str, Callable[[Config], Method]] = {  # what the members' layers follow
     "regular": lambda options: Regular(),
     "multiswa": lambda options: Regular(),
@@ -119,6 +138,7 @@ RULES: dict[str, Callable[[Config], Method]] = {  # what the members' layers fol
     "dropconnect": lambda options: DropConnect(options.rate),
     "np-dropout": lambda options: NPDropout(node=options.node),
     "csghmc": lambda options: Regular(),
+    "langevin": lambda options: Regular(),
 }
 METHODS: dict[str, Make] = {
     "regular": _by_fit,
@@ -127,6 +147,7 @@ METHODS: dict[str, Make] = {
     "dropconnect": _by_fit,
     "np-dropout": _by_fit,
     "csghmc": _by_sghmc,
+    "langevin": _by_langevin,
 }
 ROWS = {  # as the paper names them
     "regular": "regular",
@@ -135,6 +156,7 @@ ROWS = {  # as the paper names them
     "dropconnect": "SE2 {rate:g}",
     "np-dropout": "SE3",
     "csghmc": "cSGHMC",
+    "langevin": "langevin",
 }
 
 
