@@ -432,7 +432,9 @@ def nan_at(x, row):
         (lambda x, y: (x, F.one_hot(y)), r"labels must be \[N\], got \(60, 2\); one-hot"),
         (lambda x, y: (x[:, :1], y), r"the network fails on x \(4, 1\)"),
         (lambda x, y: x, "data must be"),
-        (lambda x, y: ("abc", y), "x cannot be read as a tensor"),
+        (lambda x, y: ("abc", y), r"x holds no numbers \(dtype <U3\): use x.astype\(float\)"),
+        (lambda x, y: (x, ["no", "yes"] * 32), "y holds no numbers .* number the classes from 0"),
+        (lambda x, y: ([[1.0], [2.0, 3.0]], y), "x cannot be read as a tensor"),
     ],
 )
 def test_bad_data_gets_one_clear_error(xor, change, message):

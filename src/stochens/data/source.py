@@ -225,13 +225,26 @@ def _tensor(value: Any, name: str) -> Tensor:
         raise InputError(f"{name} has masked values, which are missing; fill them in")
     try:
         array = np.asarray(value)
+        if array.dtype.kind not in "biufc":
+            raise InputError(f"{name} holds no numbers (dtype {array.dtype}): {_remedy(name)}")
         if not array.flags.writeable:  # as pandas gives them: torch would warn
             array = array.copy()
         tensor: Tensor = torch.as_tensor(array)
+    except InputError:
+        raise
     except (TypeError, ValueError) as error:
         raise InputError(f"{name} cannot be read as a tensor: {error}") from None
     # numpy's own float64 becomes torch's default; a float64 tensor was meant as one
     return tensor.to(torch.get_default_dtype()) if tensor.is_floating_point() else tensor
+
+
+def _remedy(name: str) -> str:
+    if name == "y":
+        return (
+            "number the classes from 0, say by np.unique(y, return_inverse=True)[1], or use "
+            "StochasticEnsembleClassifier, which takes any labels"
+        )
+    return f"use {name}.astype(float), or encode it"
 
 
 def inputs(given: Any) -> Tensor:
