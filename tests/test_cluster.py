@@ -29,7 +29,7 @@ import stochens
 from stochens import MLP, InputError, Ray
 from stochens.cluster import connect as connecting
 from stochens.cluster import folder as folders
-from stochens.cluster import prediction
+from stochens.cluster import prediction, tasks
 from stochens.cluster.view import LINES, Seen, View, view
 from stochens.experiments import digits, runs, toy
 from stochens.files import storage
@@ -72,6 +72,16 @@ def equal(one: stochens.Posterior, other: stochens.Posterior) -> None:
 
 
 # Without a cluster --------------------------------------------------------------------------------
+
+
+def test_a_warning_is_told_of_the_line_that_called_into_the_library():
+    """In a script, whose functions are of no package."""
+    script = {"__name__": "__main__", "__package__": None}
+    ours = {"__name__": "stochens.some.part", "outside": tasks.outside}
+    exec("def told(): return outside()\ndef inner(): return told()", ours)
+    script["inner"] = ours["inner"]
+    exec("def main(): return inner()", script)
+    assert script["main"]() == 3
 
 
 def test_without_ray_it_is_said_how_to_install_it(monkeypatch):

@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import math
 import sys
+import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -189,9 +190,14 @@ def _warn_once(results: Any) -> None:
                 warnings.warn(text, category, stacklevel=outside())
 
 
+def _package(frame: types.FrameType) -> str:
+    name: str = frame.f_globals.get("__name__", "")  # __package__ is None in a script
+    return name.partition(".")[0]
+
+
 def outside() -> int:
     """The stack level, for a warning of the caller, of whoever called into this library."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__package__", "").startswith(OURS):
+    while frame.f_back is not None and _package(frame) == OURS:
         level, frame = level + 1, frame.f_back
     return level
