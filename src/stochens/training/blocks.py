@@ -10,7 +10,7 @@ import torch
 from stochens.errors import Unsuited
 from stochens.members import Params, join, take
 from stochens.result.history import History
-from stochens.spread import Spread, join_spreads
+from stochens.spread import join_spreads
 from stochens.training.loop import Lost, Trained
 
 
@@ -116,8 +116,8 @@ def without_lost(trained: Trained, ids: tuple[int, ...]) -> tuple[Trained, tuple
         raise AllLost(f"all {len(ids)} members diverged; a smaller lr usually mends it")
     left = Trained(
         take(trained.params, rows),
-        trained.spread and Spread(*(take(part, rows) for part in trained.spread)),
-        History(*(t[:, rows] for t in trained.history)),
+        trained.spread and trained.spread.take(rows),
+        trained.history.take(rows),
         {},
     )
     return left, tuple(ids[row] for row in rows)
