@@ -16,7 +16,7 @@ from stochens.data.source import source
 from stochens.files.checkpoints import alone_in
 from stochens.predict.predictive import GaussianPredictive, Predictive
 from stochens.result.trials import Trial, Trials
-from stochens.training import fit as fitting
+from stochens.training import work
 from stochens.training.auto import _error, _rows, _split, choice, label
 from stochens.training.loop import train
 from stochens.training.outcomes import Outcome
@@ -252,7 +252,7 @@ class Stopped:
 
     def __init__(self, monkeypatch, at=None):
         self.at, self.found = at, []
-        monkeypatch.setattr(fitting, "train", self)
+        monkeypatch.setattr(work, "train", self)
 
     def __call__(self, *args):
         if len(self.found) == self.at:

@@ -165,10 +165,11 @@ def test_lost_members_are_trained_again_from_other_seeds(data):
         kept.params["layer.bias"][:, 0] < 0
     )
     assert 0 < int(fine.sum()) < 8
-    with pytest.warns(UserWarning, match=r"are trained again \(member \d at step 0 with loss"):
+    with pytest.warns(UserWarning, match=r"are trained again \(member \d at step 0") as again:
         tried = fit(data, net=Fragile, chunk=2, **options)
-    with pytest.warns(UserWarning, match="are left out"):
+    with pytest.warns(UserWarning, match="are left out") as left:
         dropped = fit(data, lost="drop", net=Fragile, **options)
+    assert {w.filename for w in (*again, *left)} == {__file__}  # the user's line
     assert dropped.members == tuple(fine.nonzero().flatten().tolist())
     assert len(tried) > len(dropped)
     assert bool((tried.params["layer.bias"][:, 0] < 0).all())

@@ -7,15 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from stochens import likelihoods, methods
-from stochens.checks import (
-    check_network,
-    member_ids,
-    own_dropout,
-    positive,
-    probe_outputs,
-    whole,
-    whole_seed,
-)
+from stochens.checks import member_ids, own_dropout, positive, whole, whole_seed
 from stochens.data.source import source
 from stochens.errors import InputError
 from stochens.files.checkpoints import digest
@@ -25,7 +17,6 @@ from stochens.members import (
     Engine,
     Factory,
     Params,
-    builder,
     init,
     init_from_prior,
     move,
@@ -35,10 +26,11 @@ from stochens.members import (
 )
 from stochens.memory import chosen_device
 from stochens.methods import stochastic_layers
-from stochens.randomness.seeds import derive, seeded
+from stochens.randomness.seeds import seeded
 from stochens.result.chains import told
 from stochens.result.posterior import Posterior
 from stochens.result.recipe import Inputs, Recipe
+from stochens.training.built import built
 from stochens.training.engines import choose_engine
 from stochens.training.starts import refuse_other_shapes
 
@@ -131,22 +123,12 @@ def prepare(
     if given.sets > 1:
         raise InputError("samplers take one data set, not Replicas; give (x, y)")
     y = like.check_targets(given.y)
-    build = builder(net)
-    with seeded(derive(seed)):
-        plain = build()
-    check_network(plain)
-    x = given.x
-    if dtype is not None:
-        plain, x = plain.to(dtype), x.to(dtype) if x.is_floating_point() else x
-        y = y.to(dtype) if y.is_floating_point() else y
-    _refuse_noise(plain, x[:4].cpu())
-    plain = like.prepare(plain.eval(), y)
-    like.check_outputs(probe_outputs(plain, x[:4].cpu()), y)
-    prepared = build.then(lambda net: like.prepare(net, y))
-    params = _start(plain, prepared, start, ids, seed, prior_precision)
-    way = choose_engine(engine, plain, move(params, "cpu"), x[:4].cpu())
+    x, y = (t.to(dtype) if dtype and t.is_floating_point() else t for t in (given.x, y))
+    plain, build, few, _ = built(net, like, x, y, seed, dtype=dtype, refuse=_refuse_noise)
+    params = _start(plain.eval(), build, start, ids, seed, prior_precision)
+    way = choose_engine(engine, plain, params, few)
     return Problem(
-        net=plain.to(place).eval(),
+        net=plain.to(place),
         likelihood=like,
         x=x.to(place),
         y=y.to(place),

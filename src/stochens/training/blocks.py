@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from stochens.cluster.tasks import outside
 from stochens.errors import Unsuited
 from stochens.members import Params, join, take
 from stochens.result.history import History
@@ -57,7 +58,7 @@ def in_blocks(
                 raise Unsuited(f"{what} into memory; use a smaller batch_size") from error
             if not said:
                 words = f"{len(own)} members at a time do not fit into memory, so fewer are trained"
-                warnings.warn(f"{words} together", stacklevel=3)
+                warnings.warn(f"{words} together", stacklevel=outside())
             said, size = True, len(own) // 2
         _tidy_up()
     return _joined(blocks)
@@ -136,5 +137,5 @@ def report_lost(lost: dict[int, Lost], ids: tuple[int, ...], what: str) -> None:
     warnings.warn(
         f"{len(lost)} of {len(ids)} members diverged and are {what} ({told}); the others are "
         "unharmed. A smaller lr usually mends it",
-        stacklevel=4,
+        stacklevel=outside(),
     )
