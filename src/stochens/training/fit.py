@@ -17,7 +17,7 @@ from stochens.files.checkpoints import EVERY
 from stochens.kernels.fused import fused_nll
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder, Params
-from stochens.memory import chosen_device, member_bytes, members_that_fit
+from stochens.memory import member_bytes, members_that_fit
 from stochens.methods import MethodLike, output_layer, stochastic
 from stochens.progress import Log, Show, log_to
 from stochens.result.joining import join_posteriors
@@ -27,7 +27,7 @@ from stochens.training.advice import advise
 from stochens.training.auto import Auto, fit_best
 from stochens.training.blocks import report_lost, without_lost
 from stochens.training.built import built
-from stochens.training.engines import choose_engine
+from stochens.training.engines import choose_engine, place_for
 from stochens.training.folder import identity, size_kept
 from stochens.training.loop import Collector, Settings
 from stochens.training.machines import checked_here, home, over_machines
@@ -122,7 +122,7 @@ def fit(
     way = cluster.within if cluster is not None else str(engine)
     _refuse_bad(options, cluster)
     rules, like = tuple(methods.resolve(method)), likelihoods.resolve(likelihood)
-    place = _place(device, bf16, cluster)
+    place = place_for(device, bf16, cluster)
     schedule_named(schedule)
     rate = rate_for(optimizer, lr)
 
@@ -243,16 +243,6 @@ def _refuse_bad(options: dict[str, Any], cluster: Ray | None) -> None:
         raise InputError("repulsion couples all members, and cannot go with engine='ray'")
     elif options["log"] is not None:
         raise InputError("log is for one machine, and cannot go with engine='ray'")
-
-
-def _place(
-    device: str | torch.device | None, bf16: bool | None, cluster: Ray | None
-) -> torch.device:
-    """Of what is done here: with a cluster the checks alone, whose blocks have their own."""
-    place = chosen_device(device, elsewhere=cluster is not None)
-    if bf16 and place.type != "cuda" and (cluster is None or device is not None):
-        raise InputError(f"bf16 is for CUDA, got device {place.type!r}")
-    return place if cluster is None else torch.device("cpu")
 
 
 def _refuse_unfused(
