@@ -46,7 +46,7 @@ def on_machines(
         ray, engine, where, _predict_piece, shared, pieces, what="prediction", show=progress
     )
     for name, why in failed.items():
-        raise InputError(f"prediction failed at {name}: {why}")
+        raise type(why)(f"prediction failed at {name}: {why}")
     return join_rows(list(done.values()))
 
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from stochens.checks import positive, whole, whole_or_none
 from stochens.cluster.connect import Engines
-from stochens.errors import InputError
+from stochens.errors import Failed, InputError
 from stochens.files.checkpoints import kept_in
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder
@@ -248,7 +248,7 @@ def _kept(q: Tensor, plan: Plan, precision: float, ids: tuple[int, ...]) -> Tens
     lost = (~fine).nonzero().flatten().tolist()
     remedy = f"step_size = {plan.step_size:.3g} is too large; try {plan.step_size / 2:.3g}"
     if len(lost) == len(q):
-        raise InputError(f"all {len(q)} members diverged: {remedy}")
+        raise Failed(f"all {len(q)} members diverged: {remedy}")
     if lost:
         warnings.warn(
             f"{len(lost)} of {len(q)} members diverged and are left out (members "

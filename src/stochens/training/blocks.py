@@ -8,14 +8,14 @@ from typing import Protocol
 import torch
 
 from stochens.cluster.tasks import outside
-from stochens.errors import Unsuited
+from stochens.errors import Failed, Unsuited
 from stochens.members import Params, join, take
 from stochens.result.history import History
 from stochens.spread import join_spreads
 from stochens.training.loop import Lost, Trained
 
 
-class AllLost(Unsuited):
+class AllLost(Failed):
     """No member is left."""
 
 
