@@ -91,6 +91,16 @@ def test_bad_words_are_one_line(tmp_path, monkeypatch, capsys):
     assert (last.returncode, last.stderr) == (2, line)
 
 
+def test_work_that_fails_is_one_line_and_another_code(monkeypatch, capsys):
+    def fail() -> None:
+        raise stochens.Failed("all 2 members [0, 1] diverged")
+
+    monkeypatch.setattr(sys.modules["stochens.cli.app"], "app", fail)
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    assert capsys.readouterr().err == "error: all 2 members [0, 1] diverged\n"
+
+
 def test_what_takes_seconds_to_import_waits_until_it_is_needed():
     code = "import stochens.cli, sys; print(*(m for m in sys.argv[1:] if m in sys.modules))"
     slow = ["matplotlib", "scipy.stats", "sklearn", "pyarrow", "ray", "onnx", "arviz"]

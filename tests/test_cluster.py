@@ -26,10 +26,10 @@ from rich.progress import Progress
 from torch import nn
 
 import stochens
-from stochens import MLP, InputError, Ray
+from stochens import MLP, Failed, InputError, Ray
 from stochens.cluster import connect as connecting
 from stochens.cluster import folder as folders
-from stochens.cluster import prediction
+from stochens.cluster import prediction, tasks
 from stochens.cluster.view import LINES, Seen, View, view
 from stochens.experiments import digits, runs, toy
 from stochens.files import storage
@@ -72,6 +72,16 @@ def equal(one: stochens.Posterior, other: stochens.Posterior) -> None:
 
 
 # Without a cluster --------------------------------------------------------------------------------
+
+
+def test_a_warning_is_told_of_the_line_that_called_into_the_library():
+    """In a script, whose functions are of no package."""
+    script = {"__name__": "__main__", "__package__": None}
+    ours = {"__name__": "stochens.some.part", "outside": tasks.outside}
+    exec("def told(): return outside()\ndef inner(): return told()", ours)
+    script["inner"] = ours["inner"]
+    exec("def main(): return inner()", script)
+    assert script["main"]() == 3
 
 
 def test_without_ray_it_is_said_how_to_install_it(monkeypatch):
@@ -377,6 +387,16 @@ def test_predictions_are_the_same_numbers(cluster):
         posterior.predict(x, engine="vmap")
 
 
+def test_a_prediction_that_fails_says_where_and_why(monkeypatch):
+    failed = tasks.Outcome({}, {"rows 0 to 9": Failed("its worker or its node died")})
+    monkeypatch.setattr(prediction, "connect", lambda engine: None)
+    monkeypatch.setattr(prediction, "room", lambda *_: connecting.Room(1, gpu=False, memory=None))
+    monkeypatch.setattr(prediction, "run_pieces", lambda *_, **__: failed)
+    posterior = stochens.fit(MLP(2, 4, 2), DATA, members=1, epochs=1)
+    with pytest.raises(Failed, match="prediction failed at rows 0 to 9: its worker or its node"):
+        posterior.predict(DATA[0], engine="ray")
+
+
 def test_a_run_that_is_done_is_found_again_at_a_path_and_at_a_url(cluster, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     net = MLP(2, 4, 2)
@@ -463,7 +483,7 @@ def test_a_block_that_fails_for_good_is_named_and_the_rest_is_there(cluster):
     for name, p in alone.params.items():
         torch.testing.assert_close(rest.params[name], p[[0, 1, 4, 5]])
     start["0.weight"][:] = 50.0
-    with pytest.raises(InputError, match="all 3 blocks failed: ZeroDivisionError: a weight is"):
+    with pytest.raises(Failed, match="all 3 blocks failed: ZeroDivisionError: a weight is"):
         stochens.fit(net, DATA, engine="ray", **hooked)
 
 
@@ -494,7 +514,7 @@ def test_what_workers_cannot_import_is_said_in_one_line(cluster, monkeypatch):
     module = types.ModuleType("only_here")
     module.Net = type("Net", (nn.Linear,), {"__module__": "only_here", "__qualname__": "Net"})
     monkeypatch.setitem(sys.modules, "only_here", module)
-    with pytest.raises(InputError, match="No module named 'only_here'") as said:
+    with pytest.raises(Failed, match="No module named 'only_here'") as said:
         stochens.fit(module.Net(2, 2), DATA, method="regular", engine="ray", **SMALL)
     assert "\n" not in str(said.value)
 

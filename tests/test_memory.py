@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import stochens
 from stochens import MLP, memory
 from stochens.training import fit as fitting
+from stochens.training import work
 
 
 def test_activations_of_one_example():
@@ -40,13 +41,13 @@ def test_members_that_fit(monkeypatch, free, expected):
 def test_fit_trains_in_as_many_blocks_as_it_takes(xor, monkeypatch):
     whole = stochens.fit(MLP(2, 4, 2), xor, method="regular", members=5, epochs=2, device="cpu")
     blocks = []
-    train = fitting.train
+    train = work.train
 
     def count(net, start, data, likelihood, members, *rest):
         blocks.append(members)
         return train(net, start, data, likelihood, members, *rest)
 
-    monkeypatch.setattr(fitting, "train", count)
+    monkeypatch.setattr(work, "train", count)
     monkeypatch.setattr(fitting, "members_that_fit", lambda *_, **__: 2)
     cut = stochens.fit(MLP(2, 4, 2), xor, method="regular", members=5, epochs=2, device="cpu")
     assert blocks == [(0, 1), (2, 3), (4,)]

@@ -12,7 +12,7 @@ from stochens.cluster.connect import Ray
 from stochens.conversions import freeze_batchnorm, keep_dropout, replace_batchnorm
 from stochens.data.source import Replicas
 from stochens.data.toy import toy_set
-from stochens.errors import InputError
+from stochens.errors import Failed, InputError
 from stochens.likelihoods import Categorical, Heteroscedastic, Homoscedastic
 from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular, stochastic
 from stochens.networks import FRN, MLP
@@ -39,6 +39,7 @@ __all__ = [
     "Categorical",
     "DropConnect",
     "Dropout",
+    "Failed",
     "Gaussian",
     "GaussianPredictive",
     "Heteroscedastic",

@@ -146,14 +146,14 @@ def _warn_silent(layers: list[str], rates: Counter[float]) -> None:
         warnings.warn(
             f"the network's own dropout ({', '.join(layers)}) is off at test time. {remedy}",
             SilentNoiseWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
     elif rates:
         warnings.warn(
             f"the network calls dropout as a function (rate {max(rates)}), which is off at test "
             f"time. {remedy}",
             SilentNoiseWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
 
 

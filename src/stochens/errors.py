@@ -1,4 +1,4 @@
-"""The one error type for bad input, and help with names that are almost right."""
+"""The error types, for bad input and for work that failed, and help with names almost right."""
 
 import difflib
 from collections.abc import Collection, Iterable
@@ -16,6 +16,18 @@ class InputError(ValueError):
 
 class Unsuited(InputError):
     """One method cannot be trained on this network, in this way; another one may."""
+
+
+class Failed(RuntimeError):
+    """Work that was begun on good input, and of which nothing came: all members diverged, or the
+    machines and processes that did it were lost. The message names what failed and the remedy.
+
+    >>> import stochens
+    >>> data = stochens.toy_set("a", n=40)
+    >>> stochens.langevin(stochens.MLP(2, 5, 2), data, members=2, steps=9, step_size=1e9)
+    Traceback (most recent call last):
+    stochens.errors.Failed: all 2 members diverged: step_size = 1e+09 is too large; try 5e+08
+    """
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from stochens import likelihoods
 from stochens.checks import whole
-from stochens.errors import InputError, Unsuited
+from stochens.errors import Failed, InputError, Unsuited
 from stochens.likelihoods import Gaussian, Likelihood
 from stochens.methods import MethodLike
 from stochens.networks import MLP
@@ -189,7 +189,7 @@ def _rehearse(
     before it is trained at length; all candidates, since trials may choose any."""
     auto = Auto() if method == "auto" else method
     for one in auto.candidates if isinstance(auto, Auto) else [auto]:
-        with warnings.catch_warnings(), contextlib.suppress(Unsuited):  # what `fit` itself will say
+        with warnings.catch_warnings(), contextlib.suppress(Unsuited, Failed):  # `fit` says it
             warnings.simplefilter("ignore")
             posterior = fit(
                 net,

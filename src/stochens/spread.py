@@ -4,11 +4,12 @@ Sigma = 1/2 (diag(variance) + D D^T / (rank - 1))   (Maddox et al., 2019, equati
 """
 
 import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
-from stochens.members import Params, join, size
+from stochens.members import Params, join, size, take
 from stochens.randomness.seeds import SPREAD, derive
 
 
@@ -18,6 +19,12 @@ class Spread(NamedTuple):
 
     def rank(self) -> int:
         return next(iter(self.deviations.values())).shape[1]
+
+    def each(self, change: Callable[[Params], Params]) -> "Spread":
+        return Spread(change(self.variance), change(self.deviations))
+
+    def take(self, members: slice | Sequence[int]) -> "Spread":
+        return self.each(lambda part: take(part, members))
 
 
 def draw(mean: Params, spread: Spread, generator: torch.Generator) -> Params:

@@ -18,7 +18,7 @@ from torch import nn
 
 import stochens
 from stochens import InputError, StochasticEnsembleClassifier, StochasticEnsembleRegressor
-from stochens.training import fit as fitting
+from stochens.training import work
 from stochens.training.loop import train
 
 LITTLE = {"members": 3, "epochs": 20, "lr": 0.03, "random_state": 0}
@@ -258,7 +258,7 @@ def test_what_cannot_predict_is_refused_before_it_is_trained(
     iris, net, message, method, monkeypatch
 ):
     trained = []
-    monkeypatch.setattr(fitting, "train", lambda *args: trained.append(args[5]) or train(*args))
+    monkeypatch.setattr(work, "train", lambda *args: trained.append(args[5]) or train(*args))
     for model in (classifier, regressor):
         with pytest.raises(InputError, match=message):
             model(net=net, method=method).fit(*iris)

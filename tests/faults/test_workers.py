@@ -16,7 +16,7 @@ from tests.experiments.test_resume import same
 from tests.experiments.test_toy import SMALL
 from tests.faults.workers import Part, run
 
-from stochens import InputError
+from stochens import Failed, InputError
 from stochens.experiments import toy
 from stochens.experiments.parts import side_by_side
 from stochens.experiments.runs import PARTS
@@ -53,7 +53,7 @@ def test_a_worker_that_is_killed_is_begun_again_and_goes_on(folder):
 def test_one_that_is_killed_each_time_is_named_and_the_others_are_done(folder):
     ways = {"a": "killed", "b": "well", "c": "well", "d": "well"}
     said = r"the process of a was ended by SIGKILL, the last of 3 times.*--resume"
-    with pytest.warns(UserWarning, match="begun again"), pytest.raises(InputError, match=said):
+    with pytest.warns(UserWarning, match="begun again"), pytest.raises(Failed, match=said):
         side_by_side(run, parts(folder, **ways), folder, jobs=2)
     assert found(folder) == {"a": 3, "b": 1, "c": 1, "d": 1}
     side_by_side(run, parts(folder, a="well", b="well"), folder, jobs=2)  # as --resume does

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import stochens
-from stochens import InputError
+from stochens import Failed, InputError
 from stochens.posteriors.langevin import Plan, _kept
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*leave the prior behind")
@@ -103,12 +103,17 @@ def test_saved_and_loaded(xor, tmp_path):
         ({"anneal": 2.0}, "anneal must be a share"),
         ({"step_size": -1.0}, "step_size must be a positive number"),
         ({"engine": "fast"}, "engine must be"),
-        ({"step_size": 50.0, "steps": 200}, "all 2 members diverged"),
     ],
 )
 def test_bad_options_are_refused(xor, options, message):
     with pytest.raises(InputError, match=message):
         stochens.langevin(stochens.MLP(2, 4, 2), xor, **{"members": 2, "steps": 3} | options)
+
+
+@pytest.mark.filterwarnings("ignore:.* units of time")
+def test_no_member_left_is_no_bad_input(xor):
+    with pytest.raises(Failed, match=r"all 2 members diverged: step_size = 50 .* try 25"):
+        stochens.langevin(stochens.MLP(2, 4, 2), xor, members=2, steps=200, step_size=50.0)
 
 
 def test_members_that_diverge_are_left_out_and_named():

@@ -222,7 +222,7 @@ def test_mini_batches_are_unbiased(batch_size, seed):
     net = stochens.MLP(2, 3, 2)
     problem = prepare(net, data, chains=3, device="cpu", dtype=torch.float64, **common)
     q = torch.cat([p.flatten(1) for p in problem.start.values()], 1)
-    term, _ = data_term_for(problem, "auto")
+    term, _ = data_term_for(problem)
     gradient = Gradient(problem, term)
     energy, g = gradient(q, None, 0)
     stream = batches(problem, batch_size)

@@ -11,12 +11,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import stochens
-from stochens import Auto, Dropout, Gaussian, InputError, Replicas, metrics
+from stochens import Auto, Dropout, Failed, Gaussian, InputError, Replicas, metrics
 from stochens.data.source import source
 from stochens.files.checkpoints import alone_in
+from stochens.methods.dropout import DropoutLayer
 from stochens.predict.predictive import GaussianPredictive, Predictive
 from stochens.result.trials import Trial, Trials
-from stochens.training import fit as fitting
+from stochens.training import work
 from stochens.training.auto import _error, _rows, _split, choice, label
 from stochens.training.loop import train
 from stochens.training.outcomes import Outcome
@@ -191,6 +192,22 @@ def test_a_candidate_that_cannot_be_is_left_out(data):
         stochens.fit(one_layer, data, method=Auto(candidates=["dropout"]), members=2, epochs=4)
 
 
+def test_a_candidate_that_diverges_is_left_out(data, monkeypatch):
+    def diverging(*args):
+        start = args[1]
+        if any(isinstance(layer, DropoutLayer) for layer in args[0].modules()):
+            start = {name: p * math.nan for name, p in start.items()}
+        return train(args[0], start, *args[2:])
+
+    monkeypatch.setattr(work, "train", diverging)
+    method = Auto(candidates=["regular", "dropout"], members=2)
+    trials = fit(data, method, epochs=4).trials
+    assert trials.chosen == "regular"
+    assert "all 2 members diverged" in trials.skipped["dropout 0.1"]
+    with pytest.raises(Failed, match="all 2 members diverged"):
+        fit(data, Auto(candidates=["dropout"], members=2), epochs=4)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -252,7 +269,7 @@ class Stopped:
 
     def __init__(self, monkeypatch, at=None):
         self.at, self.found = at, []
-        monkeypatch.setattr(fitting, "train", self)
+        monkeypatch.setattr(work, "train", self)
 
     def __call__(self, *args):
         if len(self.found) == self.at:

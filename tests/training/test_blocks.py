@@ -5,7 +5,7 @@ import torch
 
 import stochens
 from stochens import MLP, InputError
-from stochens.training import fit as fitting
+from stochens.training import work
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def data():
 
 def short_of_memory(monkeypatch, most: int) -> list[int]:
     """From now on a block of more than `most` members is too much; returns the sizes tried."""
-    train, tried = fitting.train, []
+    train, tried = work.train, []
 
     def limited(*args):
         members = args[4]
@@ -24,7 +24,7 @@ def short_of_memory(monkeypatch, most: int) -> list[int]:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return train(*args)
 
-    monkeypatch.setattr(fitting, "train", limited)
+    monkeypatch.setattr(work, "train", limited)
     return tried
 
 

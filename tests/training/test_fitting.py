@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import stochens
-from stochens import MLP, DropConnect, Dropout, Gaussian, InputError, NPDropout
+from stochens import MLP, DropConnect, Dropout, Failed, Gaussian, InputError, NPDropout
 from stochens.kernels import mlp
 from stochens.members import builder, init
 from stochens.predict import streaming
@@ -142,7 +142,7 @@ def test_a_member_that_is_lost_does_not_harm_the_others(data, engine):
         assert torch.equal(fewer.params[name], harmed.params[name][[0, 2]])
     assert torch.equal(harmed.params["0.weight"][1, 1:], start["0.weight"][1, 1:])  # frozen
     start = {name: p[1:2] for name, p in start.items()}
-    with pytest.raises(InputError, match="all 1 members diverged"), pytest.warns(match="1 of 1"):
+    with pytest.raises(Failed, match="all 1 members diverged"), pytest.warns(match="1 of 1"):
         fit(data, start=start, members=[1])
 
 
@@ -165,10 +165,11 @@ def test_lost_members_are_trained_again_from_other_seeds(data):
         kept.params["layer.bias"][:, 0] < 0
     )
     assert 0 < int(fine.sum()) < 8
-    with pytest.warns(UserWarning, match=r"are trained again \(member \d at step 0 with loss"):
+    with pytest.warns(UserWarning, match=r"are trained again \(member \d at step 0") as again:
         tried = fit(data, net=Fragile, chunk=2, **options)
-    with pytest.warns(UserWarning, match="are left out"):
+    with pytest.warns(UserWarning, match="are left out") as left:
         dropped = fit(data, lost="drop", net=Fragile, **options)
+    assert {w.filename for w in (*again, *left)} == {__file__}  # the user's line
     assert dropped.members == tuple(fine.nonzero().flatten().tolist())
     assert len(tried) > len(dropped)
     assert bool((tried.params["layer.bias"][:, 0] < 0).all())

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from stochens.errors import InputError
+from stochens.errors import Failed, InputError
 from stochens.version import __version__
 
 app = typer.Typer(
@@ -44,13 +44,14 @@ def printable(text: str) -> str:
 
 
 def main() -> None:
-    """Run a command; bad input is one line on stderr and exit code 2, Ctrl-C is 130."""
+    """Run a command; bad input is one line on stderr and exit code 2, work that failed likewise
+    and 1, Ctrl-C is 130."""
     try:
         app()
-    except InputError as error:
+    except (InputError, Failed) as error:
         # escaped: else [n, 3072] would be read as a style, and left out
         said = escape(printable(str(error)))
         Console(stderr=True).print(f"[red]error:[/red] {said}", highlight=False, soft_wrap=True)
-        sys.exit(2)
+        sys.exit(2 if isinstance(error, InputError) else 1)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

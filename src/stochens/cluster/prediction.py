@@ -14,7 +14,6 @@ from stochens.members import device_of
 from stochens.predict.predictive import join_rows
 from stochens.predict.streaming import Ask
 from stochens.progress import Report
-from stochens.spread import Spread
 
 PIECES = 4  # for each worker, so that a slow one delays the end by little
 
@@ -31,7 +30,7 @@ def on_machines(
     where = room(ray, engine, device)
     if ask.bf16 and not where.gpu:
         raise InputError("bf16 is for CUDA, and the Ray cluster has no GPU")
-    spread = posterior.spread and Spread(*(packed_all(part) for part in posterior.spread))
+    spread = posterior.spread and posterior.spread.each(packed_all)
     bare = dataclasses.replace(posterior, params={}, spread=None, history=None, chains=None)
     params = packed_all(posterior.params)
     shared = (copy.deepcopy(bare).to("cpu"), params, spread, packed(x), ask, where.gpu)
@@ -47,7 +46,7 @@ def on_machines(
         ray, engine, where, _predict_piece, shared, pieces, what="prediction", show=progress
     )
     for name, why in failed.items():
-        raise InputError(f"prediction failed at {name}: {why}")
+        raise type(why)(f"prediction failed at {name}: {why}")
     return join_rows(list(done.values()))
 
 
@@ -57,7 +56,7 @@ def _predict_piece(shared: Any, at: slice, report: Report) -> Any:
     posterior = dataclasses.replace(
         bare,
         params=unpacked_all(params),
-        spread=spread and Spread(*(unpacked_all(part) for part in spread)),
+        spread=spread and spread.each(unpacked_all),
     )
     if gpu:
         posterior = posterior.to("cuda")

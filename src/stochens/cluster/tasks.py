@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import math
 import sys
+import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import torch
 
 from stochens.cluster.connect import Ray, Room
 from stochens.cluster.view import EVERY, Count, Reporter, Seen, View, board_class, view
-from stochens.errors import InputError
+from stochens.errors import Failed, InputError
 from stochens.progress import Report
 
 # (what all share, what is this piece's own, where to tell how far it is) -> what comes of it
@@ -55,7 +56,7 @@ class Outcome(NamedTuple):
     """By the names of the pieces, in their order."""
 
     results: dict[str, Any]
-    failed: dict[str, str]  # why
+    failed: dict[str, InputError | Failed]  # why
 
 
 class _Result(NamedTuple):
@@ -104,7 +105,8 @@ def run_pieces(
             task.remote(work, shared, piece, name, board, threads, dtype): name
             for name, piece in pieces.items()
         }
-        results, failed = {}, {}
+        results: dict[str, _Result] = {}
+        failed: dict[str, InputError | Failed] = {}
         try:
             while working:
                 done, _ = ray.wait(list(working), timeout=EVERY)
@@ -148,11 +150,15 @@ def _piece(
     return _Result(value, own)
 
 
-def reason(ray: Any, error: Exception, options: Ray) -> str:
-    """One line of what Ray says in many."""
+def reason(ray: Any, error: Exception, options: Ray) -> InputError | Failed:
+    """What a piece refused, or one line of what Ray says in many."""
     cause = getattr(error, "cause", None)
-    if isinstance(cause, InputError):
-        return str(cause)
+    if isinstance(cause, (InputError, Failed)):
+        return cause
+    return Failed(_in_one_line(ray, error, cause, options))
+
+
+def _in_one_line(ray: Any, error: Exception, cause: object, options: Ray) -> str:
     if isinstance(cause, BaseException):
         said = str(cause).partition("\ntraceback: ")[0]  # which Ray's own errors end with
         return f"{type(cause).__name__}: {said}"
@@ -189,9 +195,14 @@ def _warn_once(results: Any) -> None:
                 warnings.warn(text, category, stacklevel=outside())
 
 
+def _package(frame: types.FrameType) -> str:
+    name: str = frame.f_globals.get("__name__", "")  # __package__ is None in a script
+    return name.partition(".")[0]
+
+
 def outside() -> int:
     """The stack level, for a warning of the caller, of whoever called into this library."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__package__", "").startswith(OURS):
+    while frame.f_back is not None and _package(frame) == OURS:
         level, frame = level + 1, frame.f_back
     return level

@@ -45,6 +45,10 @@ class Source(NamedTuple):
         """How many examples the likelihood is of: N, or the sum of the weights."""
         return float(self.size) if self.total is None else self.total
 
+    def to(self, device: torch.device) -> "Source":
+        weights = None if self.weights is None else self.weights.to(device)
+        return self._replace(x=self.x.to(device), y=self.y.to(device), weights=weights)
+
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         assert self.loader is not None
         for batch in self.loader:

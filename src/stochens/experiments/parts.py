@@ -19,7 +19,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from stochens.errors import InputError
+from stochens.errors import Failed, InputError
 from stochens.files.checkpoints import TERMINATED
 from stochens.report.run_folder import RUN, Run, RunFolder
 
@@ -90,7 +90,7 @@ def _work(run: Callable[..., Path], waiting: list[PartConfig], jobs: int) -> Non
     if failed is not None:
         raise failed
     if lost:
-        raise InputError(
+        raise Failed(
             f"{'; '.join(lost)}. Is there memory enough for {jobs} at a time? What is done is "
             "kept, and --resume goes on with it"
         )

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stochens.checks import check_network, probe_outputs
+from stochens.checks import probe_outputs
 from stochens.data.examples import Examples, Layout, first_read
 from stochens.errors import InputError
 from stochens.experiments.rows import Training, course
@@ -31,9 +31,10 @@ from stochens.own.model import Model
 from stochens.own.prediction import predictive
 from stochens.own.schema import Schema, learned
 from stochens.posteriors.swag import multiswa, multiswag
-from stochens.randomness.seeds import derive, seeded
+from stochens.randomness.seeds import derive
 from stochens.report.run_folder import METRICS, RUN, SAMPLER, TRAINING, Run, RunFolder, write_whole
 from stochens.result.posterior import Posterior
+from stochens.training.built import fresh
 from stochens.training.fit import fit
 from stochens.training.machines import home
 
@@ -110,9 +111,7 @@ def split(size: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
 
 def _outputs(model: Model, few: Tensor, seed: int) -> int:
     """How many outputs the network has."""
-    with seeded(derive(seed)):
-        plain = builder(model)()
-    check_network(plain)
+    plain = fresh(builder(model), seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fit will say it
         outputs = probe_outputs(plain, few)

@@ -25,18 +25,15 @@ import torch
 from torch import Tensor, nn
 
 from stochens.checks import positive, whole, whole_or_none
-from stochens.cluster.connect import Engines, asked
-from stochens.cluster.folder import refuse_url
-from stochens.errors import InputError
+from stochens.cluster.connect import Engines
+from stochens.errors import Failed, InputError
 from stochens.files.checkpoints import kept_in
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder
-from stochens.memory import chosen_device
-from stochens.posteriors.problem import chain_ids, prepare
+from stochens.posteriors.problem import prepare
 from stochens.posteriors.sgmcmc_steps import (
     Gradient,
     batches,
-    check_engine,
     data_term_for,
     refuse_bad_start,
 )
@@ -44,9 +41,7 @@ from stochens.posteriors.target import flatten, unflatten
 from stochens.progress import Show, progress_bar
 from stochens.randomness.hashed import MOMENTUM, normal
 from stochens.randomness.seeds import SAMPLER, derive
-from stochens.result.joining import join_posteriors
 from stochens.result.posterior import Posterior
-from stochens.training.machines import checked_here, home, over_machines
 
 FORMAT = "stochens langevin 1"
 STREAM = 2  # of the numbers of (seed, SAMPLER, member)
@@ -156,26 +151,24 @@ def _walked(
 ) -> tuple[Posterior, Plan]:
     """All members, those that diverged too."""
     options = dict(locals())
-    ids, cluster = chain_ids(members, "members"), asked(engine)
-    way = cluster.within if cluster is not None else str(engine)
     whole(steps=steps)
     whole_or_none(batch_size=batch_size)
     if not 0 <= anneal <= 1:
         raise InputError(f"anneal must be a share in [0, 1], got {anneal!r}")
-    place = chosen_device(device, elsewhere=cluster is not None)
-    check_engine(way, bf16 and (cluster is None or device is not None), place)
-    refuse_url(checkpoint if cluster is None else None)
     problem = prepare(
         net,
         data,
-        chains=checked_here(ids, "prior", cluster),
+        chains=members,
+        which="members",
         likelihood=likelihood,
         start="prior",
         prior_precision=prior_precision,
         seed=seed,
-        device=device if cluster is None else "cpu",
+        device=device,
         dtype=dtype,
-        engine=way,
+        bf16=bf16,
+        engine=engine,
+        checkpoint=checkpoint,
     )
     N = len(problem.x)
     batch = min(batch_size or N, N)
@@ -188,10 +181,10 @@ def _walked(
         last_step=LAST_STEP[mini] if last_step is None else last_step,
     )
     positive(step_size=plan.step_size, friction=plan.friction, last_step=plan.last_step)
-    if cluster is not None:
-        blocks = over_machines(cluster, _of_block, options, ids)
-        return join_posteriors(blocks).to(home(device)), plan
-    data_term, context = data_term_for(problem, way, bf16=bf16)
+    if problem.machines is not None:
+        return problem.machines.sampled(_of_block, options), plan
+    ids = problem.ids
+    data_term, context = data_term_for(problem, bf16=bf16)
     gradient = Gradient(problem, data_term)
     q = flatten(problem.start)  # [M, D]
     keys = [derive(problem.seed, SAMPLER, member, STREAM) for member in ids]
@@ -255,7 +248,7 @@ def _kept(q: Tensor, plan: Plan, precision: float, ids: tuple[int, ...]) -> Tens
     lost = (~fine).nonzero().flatten().tolist()
     remedy = f"step_size = {plan.step_size:.3g} is too large; try {plan.step_size / 2:.3g}"
     if len(lost) == len(q):
-        raise InputError(f"all {len(q)} members diverged: {remedy}")
+        raise Failed(f"all {len(q)} members diverged: {remedy}")
     if lost:
         warnings.warn(
             f"{len(lost)} of {len(q)} members diverged and are left out (members "

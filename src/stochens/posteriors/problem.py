@@ -1,21 +1,16 @@
 """What every sampler prepares: the network, the data and where each chain begins, checked."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from stochens import likelihoods, methods
-from stochens.checks import (
-    check_network,
-    member_ids,
-    own_dropout,
-    positive,
-    probe_outputs,
-    whole,
-    whole_seed,
-)
+from stochens.checks import member_ids, own_dropout, positive, whole, whole_seed
+from stochens.cluster.connect import Engines, Ray, asked
+from stochens.cluster.folder import refuse_url
 from stochens.data.source import source
 from stochens.errors import InputError
 from stochens.files.checkpoints import digest
@@ -25,7 +20,6 @@ from stochens.members import (
     Engine,
     Factory,
     Params,
-    builder,
     init,
     init_from_prior,
     move,
@@ -33,23 +27,33 @@ from stochens.members import (
     size,
     trainable,
 )
-from stochens.memory import chosen_device
 from stochens.methods import stochastic_layers
-from stochens.randomness.seeds import derive, seeded
+from stochens.randomness.seeds import seeded
 from stochens.result.chains import told
+from stochens.result.joining import join_chains, join_posteriors
 from stochens.result.posterior import Posterior
 from stochens.result.recipe import Inputs, Recipe
-from stochens.training.engines import choose_engine
+from stochens.training.built import built
+from stochens.training.engines import ENGINES, choose_engine, place_for, refuse_unknown
+from stochens.training.machines import checked_here, home, over_machines, refuse_resume
 from stochens.training.starts import refuse_other_shapes
 
 Start = str | Params | Posterior
 
 
-def chain_ids(chains: int | Sequence[int], which: str = "chains") -> tuple[int, ...]:
-    """How many, or which."""
-    if not isinstance(chains, Iterable):
-        whole(**{which: chains})
-    return member_ids(chains, which)
+class Machines(NamedTuple):
+    """A cluster that samples in the place of this machine, where only one chain is prepared."""
+
+    cluster: Ray
+    which: str  # what the ids are of: chains, or members
+    ids: tuple[int, ...]  # all of them
+    home: torch.device  # where the draws are wanted
+
+    def sampled(self, sample: Callable[..., Posterior], options: dict[str, Any]) -> Posterior:
+        """`sample(**options)` for blocks of the ids, as one."""
+        blocks = over_machines(self.cluster, sample, options, self.ids, which=self.which)
+        join = join_chains if self.which == "chains" else join_posteriors
+        return join(blocks).to(self.home)
 
 
 class Problem(NamedTuple):
@@ -64,6 +68,8 @@ class Problem(NamedTuple):
     seed: int
     ids: tuple[int, ...]  # of the chains, which depend on nothing else but the seed
     engine: Engine  # by which the network runs where no kernel does
+    way: str  # the engine that was asked for, on this machine
+    machines: Machines | None
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
@@ -110,43 +116,52 @@ def prepare(
     data: Any,
     *,
     chains: int | Sequence[int],
+    which: str = "chains",
     likelihood: str | Likelihood,
     start: Start,
     prior_precision: float,
     seed: int,
     device: str | torch.device | None,
     dtype: torch.dtype | None,
-    engine: str = "auto",
+    bf16: bool | None = None,
+    engine: Engines = "auto",
+    engines: Sequence[str] = ENGINES,
+    resume: Posterior | None = None,
+    checkpoint: str | Path | None = None,
 ) -> Problem:
-    """Check everything that can be checked before the first step."""
+    """Check everything that can be checked before the first step.
+
+    chains: how many, or which; `which`: what the sampler calls them. engines: those it knows.
+    """
     positive(prior_precision=prior_precision)
-    ids, seed = chain_ids(chains), whole_seed(seed)
+    if not isinstance(chains, Iterable):
+        whole(**{which: chains})
+    ids, seed, cluster = member_ids(chains, which), whole_seed(seed), asked(engine)
+    way = cluster.within if cluster is not None else str(engine)
+    refuse_unknown(way, engines)
+    machines = None
+    if cluster is None:
+        refuse_url(checkpoint)
+    else:
+        refuse_resume(resume)
+        machines = Machines(cluster, which, ids, home(device))
+        ids = checked_here(ids, start, cluster)
     if dtype not in (None, torch.float32, torch.float64):
         raise InputError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
     like = likelihoods.resolve(likelihood)
-    place = chosen_device(device)
+    place = place_for(device, bf16, cluster)
     given = source(data)
     if given.loader is not None:
         raise InputError("samplers need all of the data at once, not a DataLoader; give (x, y)")
     if given.sets > 1:
         raise InputError("samplers take one data set, not Replicas; give (x, y)")
     y = like.check_targets(given.y)
-    build = builder(net)
-    with seeded(derive(seed)):
-        plain = build()
-    check_network(plain)
-    x = given.x
-    if dtype is not None:
-        plain, x = plain.to(dtype), x.to(dtype) if x.is_floating_point() else x
-        y = y.to(dtype) if y.is_floating_point() else y
-    _refuse_noise(plain, x[:4].cpu())
-    plain = like.prepare(plain.eval(), y)
-    like.check_outputs(probe_outputs(plain, x[:4].cpu()), y)
-    prepared = build.then(lambda net: like.prepare(net, y))
-    params = _start(plain, prepared, start, ids, seed, prior_precision)
-    way = choose_engine(engine, plain, move(params, "cpu"), x[:4].cpu())
+    x, y = (t.to(dtype) if dtype and t.is_floating_point() else t for t in (given.x, y))
+    plain, build, few, _ = built(net, like, x, y, seed, dtype=dtype, refuse=_refuse_noise)
+    params = _start(plain.eval(), build, start, ids, seed, prior_precision)
+    how = choose_engine(way, plain, params, few)  # on the CPU, where all of these are
     return Problem(
-        net=plain.to(place).eval(),
+        net=plain.to(place),
         likelihood=like,
         x=x.to(place),
         y=y.to(place),
@@ -154,7 +169,9 @@ def prepare(
         prior_precision=prior_precision,
         seed=seed,
         ids=ids,
-        engine=way,
+        engine=how,
+        way=way,
+        machines=machines,
     )
 
 

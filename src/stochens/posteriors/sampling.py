@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stochens.checks import positive, whole
-from stochens.cluster.connect import Engines, asked
-from stochens.cluster.folder import refuse_url
+from stochens.cluster.connect import Engines
 from stochens.errors import InputError
 from stochens.files.checkpoints import kept_in
 from stochens.likelihoods import Likelihood
@@ -23,7 +22,7 @@ from stochens.posteriors import nuts as tree
 from stochens.posteriors.adaptation import Windows
 from stochens.posteriors.diagnostics import SamplingWarning, warn_of_trouble
 from stochens.posteriors.engines import choose
-from stochens.posteriors.problem import Problem, Start, chain_ids, prepare
+from stochens.posteriors.problem import Problem, Start, prepare
 from stochens.posteriors.run import reasonable_step, run
 from stochens.posteriors.snapshot import Snapshot, continued, empty, found, refuse_both
 from stochens.posteriors.target import NetworkTarget, Target, flatten, unflatten
@@ -31,10 +30,9 @@ from stochens.posteriors.trajectory import STATS, Record, Rules, State, initial
 from stochens.progress import Show, progress_bar
 from stochens.randomness.seeds import SAMPLER, derive
 from stochens.result.chains import Chains
-from stochens.result.joining import join_chains
 from stochens.result.posterior import Posterior
-from stochens.training.machines import checked_here, home, over_machines, refuse_resume
 
+ENGINES = ("auto", "fused", "vmap", "loop")
 MEMORY_SHARE = 0.25  # of what is free, for the activations of one gradient
 MAX_DEPTH = 16  # 65,535 leapfrog steps
 FORMAT = "stochens sampler 1"
@@ -176,33 +174,29 @@ def _sample(
     checkpoint: str | Path | None,
 ) -> Posterior:
     options = {name: v for name, v in locals().items() if name not in ("sampler", "rules")}
-    ids, cluster = chain_ids(chains), asked(engine)
-    way = cluster.within if cluster is not None else str(engine)
-    if way not in ("auto", "fused", "vmap", "loop"):
-        raise InputError(f"engine must be 'auto', 'fused', 'vmap', 'loop' or 'ray', got {way!r}")
     whole(samples=samples)
     if not 0 < rules.target_accept < 1:
         raise InputError(f"target_accept must be in (0, 1), got {rules.target_accept!r}")
     if step_size is not None:
         positive(step_size=step_size)
-    refuse_url(checkpoint if cluster is None else None)
     problem = prepare(
         net,
         data,
-        chains=checked_here(ids, start, cluster),
+        chains=chains,
         likelihood=likelihood,
         start=start,
         prior_precision=prior_precision,
         seed=seed,
-        device=device if cluster is None else "cpu",
+        device=device,
         dtype=dtype,
-        engine=way,
+        engine=engine,
+        engines=ENGINES,
+        resume=resume,
+        checkpoint=checkpoint,
     )
-    if cluster is not None:
-        refuse_resume(resume)
-        train = functools.partial(_quietly, sampler, rules)
-        blocks = over_machines(cluster, train, options, ids, which="chains")
-        posterior = join_chains(blocks).to(home(device))
+    if problem.machines is not None:
+        sample = functools.partial(_quietly, sampler, rules)
+        posterior = problem.machines.sampled(sample, options)
         warn_of_trouble(posterior, stacklevel=4)
         return posterior
     rules = rules._replace(windows=Windows(*(t.to(problem.x.device) for t in rules.windows)))
@@ -217,8 +211,8 @@ def _sample(
             record = empty(state, rules, samples)
         else:
             state, record = continued(snapshot, rules, samples, problem.x.device)
-        runner = choose(way, problem, target, state, rules, record)
-        total = record.stats.shape[1] * len(ids)
+        runner = choose(problem.way, problem, target, state, rules, record)
+        total = record.stats.shape[1] * len(problem.ids)
         with progress_bar(sampler, total=total, show=progress) as bar:
             bar.advance(int(state.transition.sum()))
             whole_run = run(runner, record, rules, bar, keep)

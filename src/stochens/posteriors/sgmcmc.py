@@ -10,19 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from stochens.checks import not_negative, positive, whole, whole_or_none
-from stochens.cluster.connect import Engines, asked
-from stochens.cluster.folder import refuse_url
+from stochens.cluster.connect import Engines
 from stochens.errors import InputError, check_known, did_you_mean
 from stochens.files.checkpoints import kept_in, refuse_other
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder
-from stochens.memory import chosen_device
-from stochens.posteriors.problem import Problem, Start, chain_ids, prepare
+from stochens.posteriors.problem import Problem, Start, prepare
 from stochens.posteriors.sgmcmc_steps import (
     Plan,
     Progress,
     Record,
-    check_engine,
     data_term_for,
     initial,
     run,
@@ -31,9 +28,7 @@ from stochens.posteriors.snapshot import refuse_both
 from stochens.posteriors.target import flatten, unflatten
 from stochens.progress import Show, progress_bar
 from stochens.result.chains import Chains
-from stochens.result.joining import join_chains
 from stochens.result.posterior import Posterior
-from stochens.training.machines import checked_here, home, over_machines, refuse_resume
 
 FORMAT = "stochens sgmcmc 1"
 KINDS = ("sgld", "sghmc", "csghmc")
@@ -123,33 +118,28 @@ def sgmcmc(
     torch.Size([80, 40, 2])
     """
     options = dict(locals())
-    ids, cluster = chain_ids(chains), asked(engine)
-    way = cluster.within if cluster is not None else str(engine)
     whole(samples=samples, thin=thin)
     whole_or_none(batch_size=batch_size)
     plan = _plan(kind, samples, burn_in, thin, lr, momentum, preconditioner, cycles, temperature)
-    place = chosen_device(device, elsewhere=cluster is not None)
-    check_engine(way, bf16 and (cluster is None or device is not None), place)
-    if cluster is not None:
-        refuse_resume(resume)
-    refuse_url(checkpoint if cluster is None else None)
     problem = prepare(
         net,
         data,
-        chains=checked_here(ids, start, cluster),
+        chains=chains,
         likelihood=likelihood,
         start=start,
         prior_precision=prior_precision,
         seed=seed,
-        device=device if cluster is None else "cpu",
+        device=device,
         dtype=dtype,
-        engine=way,
+        bf16=bf16,
+        engine=engine,
+        resume=resume,
+        checkpoint=checkpoint,
     )
-    if cluster is not None:
-        blocks = over_machines(cluster, sgmcmc, options, ids, which="chains")
-        return join_chains(blocks).to(home(device))
-    chains = len(ids)
-    data_term, context = data_term_for(problem, way, bf16=bf16)
+    if problem.machines is not None:
+        return problem.machines.sampled(sgmcmc, options)
+    chains = len(problem.ids)
+    data_term, context = data_term_for(problem, bf16=bf16)
     settings = _settings(kind, problem, plan, batch_size)
     at = Progress(initial(flatten(problem.start)), 0, 0)
     record = _empty(at.state.q, samples)
@@ -171,7 +161,7 @@ def sgmcmc(
             "call with resume=posterior goes on, or with its checkpoint",
             stacklevel=2,
         )
-    _report_divergence(record.draws[:, : at.made], plan, ids)
+    _report_divergence(record.draws[:, : at.made], plan, problem.ids)
     return _result(kind, problem, plan, record, at, settings)
 
 

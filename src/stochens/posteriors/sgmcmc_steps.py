@@ -36,7 +36,6 @@ from stochens.posteriors.target import unflatten
 from stochens.progress import Bar
 from stochens.randomness.hashed import MOMENTUM, normal
 from stochens.randomness.seeds import SAMPLER, derive, permutations
-from stochens.training.engines import refuse_unknown
 
 log = logging.getLogger("stochens")
 
@@ -293,18 +292,12 @@ def batches(problem: Problem, batch_size: int) -> Iterator[Tensor | None]:
             yield from order.split(batch_size, dim=1)
 
 
-def check_engine(engine: str, bf16: bool | None, device: torch.device) -> None:
-    refuse_unknown(engine)
-    if bf16 and device.type != "cuda":
-        raise InputError(f"bf16 is for CUDA, got device {device.type!r}")
-
-
 def data_term_for(
-    problem: Problem, engine: str, *, bf16: bool | None = None
+    problem: Problem, *, bf16: bool | None = None
 ) -> tuple[DataTerm, contextlib.AbstractContextManager[None]]:
     """The mean NLL of each chain on its rows, [M], and the context that it wants to run in."""
     net, like, x, y = problem.net, problem.likelihood, problem.x, problem.y
-    check_engine(engine, bf16, x.device)
+    engine = problem.way
     if engine in ("auto", "fused"):
         on = (net, like, x, y, problem.ids, problem.seed)
         if (fused := fused_nll(*on)) is not None:

@@ -1,5 +1,6 @@
 """What training recorded, epoch by epoch and member by member."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,9 @@ class History(NamedTuple):
     def __repr__(self) -> str:
         epochs, members = self.loss.shape
         return f"History({epochs} epochs, {members} members)"
+
+    def take(self, members: slice | Sequence[int]) -> "History":
+        return History(*(t[:, members] for t in self))
 
     @classmethod
     def join(cls, blocks: "list[History]") -> "History":

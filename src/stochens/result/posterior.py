@@ -243,14 +243,12 @@ class Posterior:
             raise InputError(
                 f"take wants a list or slice of places from 0 to {len(self) - 1}, got {members!r}"
             )
-        spread = self.spread and Spread(*(take(part, members) for part in self.spread))
-        history = self.history and History(*(t[:, members] for t in self.history))
         return dataclasses.replace(
             self,
             params=take(self.params, members),
             members=tuple(torch.tensor(self.members)[members].tolist()),
-            spread=spread,
-            history=history,
+            spread=self.spread and self.spread.take(members),
+            history=self.history and self.history.take(members),
             chains=None,  # some of the draws are no chain
         )
 
@@ -265,7 +263,7 @@ class Posterior:
 
     def to(self, device: torch.device | str) -> "Posterior":
         """The same posterior on another device; this one stays where it is."""
-        spread = self.spread and Spread(*(move(part, device) for part in self.spread))
+        spread = self.spread and self.spread.each(lambda part: move(part, device))
         net = copy.deepcopy(self.net).to(device)  # a module moves in place
         return dataclasses.replace(self, net=net, params=move(self.params, device), spread=spread)
 

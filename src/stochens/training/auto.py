@@ -13,7 +13,7 @@ from torch import Tensor
 from stochens import objective
 from stochens.checks import whole, whole_or_none
 from stochens.data.source import Source, source
-from stochens.errors import InputError, Unsuited
+from stochens.errors import Failed, InputError, Unsuited
 from stochens.files.checkpoints import digest
 from stochens.likelihoods import Likelihood
 from stochens.likelihoods import resolve as likelihood_named
@@ -145,6 +145,7 @@ def run(
     y = like.check_targets(held.y)
     settings = {} if place is None else _settings(net, auto, own, like, part, held, weights)
     candidates = {label(method): method for method in auto.candidates}
+    reasons: list[Unsuited | Failed] = []
     with kept_outcomes(list(candidates), place, settings) as outcomes:
         for name, method in candidates.items():
             if name in outcomes.found:
@@ -154,14 +155,15 @@ def run(
                 with warnings.catch_warnings():  # what is said of a trial is said of the training
                     warnings.simplefilter("ignore", UserWarning)
                     posterior = fit(net, (part.x, part.y), method=method, **own | keep)
-            except Unsuited as error:  # a network without a layer that this method could take
+            except (Unsuited, Failed) as error:  # e.g. no layer that this method could take
                 outcomes.refused[name] = str(error)
+                reasons.append(error)
                 continue
             p = posterior.predict(held.x, draws=auto.draws, keep_draws=True)
             all_there = len(posterior) == auto.members
             outcomes.add(name, _outcome(posterior, p.log_prob(y)), whole=all_there)
     if not outcomes.found:
-        raise Unsuited(next(iter(outcomes.refused.values())))
+        raise reasons[0]
     rows = _rows(outcomes.in_order(), weights)
     chosen, reason = choice(rows, auto.by)
     trials = Trials(rows, chosen, reason, outcomes.refused)

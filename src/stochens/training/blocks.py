@@ -7,14 +7,15 @@ from typing import Protocol
 
 import torch
 
-from stochens.errors import Unsuited
+from stochens.cluster.tasks import outside
+from stochens.errors import Failed, Unsuited
 from stochens.members import Params, join, take
 from stochens.result.history import History
-from stochens.spread import Spread, join_spreads
+from stochens.spread import join_spreads
 from stochens.training.loop import Lost, Trained
 
 
-class AllLost(Unsuited):
+class AllLost(Failed):
     """No member is left."""
 
 
@@ -57,7 +58,7 @@ def in_blocks(
                 raise Unsuited(f"{what} into memory; use a smaller batch_size") from error
             if not said:
                 words = f"{len(own)} members at a time do not fit into memory, so fewer are trained"
-                warnings.warn(f"{words} together", stacklevel=3)
+                warnings.warn(f"{words} together", stacklevel=outside())
             said, size = True, len(own) // 2
         _tidy_up()
     return _joined(blocks)
@@ -116,8 +117,8 @@ def without_lost(trained: Trained, ids: tuple[int, ...]) -> tuple[Trained, tuple
         raise AllLost(f"all {len(ids)} members diverged; a smaller lr usually mends it")
     left = Trained(
         take(trained.params, rows),
-        trained.spread and Spread(*(take(part, rows) for part in trained.spread)),
-        History(*(t[:, rows] for t in trained.history)),
+        trained.spread and trained.spread.take(rows),
+        trained.history.take(rows),
         {},
     )
     return left, tuple(ids[row] for row in rows)
@@ -136,5 +137,5 @@ def report_lost(lost: dict[int, Lost], ids: tuple[int, ...], what: str) -> None:
     warnings.warn(
         f"{len(lost)} of {len(ids)} members diverged and are {what} ({told}); the others are "
         "unharmed. A smaller lr usually mends it",
-        stacklevel=4,
+        stacklevel=outside(),
     )

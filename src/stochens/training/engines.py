@@ -1,20 +1,33 @@
 """The ways in which members can run on one machine, and which of them a network allows."""
 
 import warnings
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
+from stochens.cluster.connect import Ray
 from stochens.errors import InputError, Unsuited
 from stochens.members import Engine, Params, forward, take
+from stochens.memory import chosen_device
 from stochens.randomness.seeds import seeded
 
 ENGINES = ("auto", "fused", "compile", "vmap", "loop")
 
 
-def refuse_unknown(engine: str) -> None:
-    if engine not in ENGINES:
-        raise InputError(f"engine must be one of {', '.join(ENGINES)}, ray, got {engine!r}")
+def refuse_unknown(engine: str, known: Sequence[str] = ENGINES) -> None:
+    if engine not in known:
+        raise InputError(f"engine must be one of {', '.join(known)}, ray, got {engine!r}")
+
+
+def place_for(
+    device: str | torch.device | None, bf16: bool | None, cluster: Ray | None
+) -> torch.device:
+    """Of what is done here: with a cluster the checks alone, whose blocks have their own."""
+    place = chosen_device(device, elsewhere=cluster is not None)
+    if bf16 and place.type != "cuda" and (cluster is None or device is not None):
+        raise InputError(f"bf16 is for CUDA, got device {place.type!r}")
+    return place if cluster is None else torch.device("cpu")
 
 
 def choose_engine(engine: str, template: nn.Module, params: Params, few: Tensor) -> Engine:

@@ -1,8 +1,5 @@
 """`fit`: everything that is checked, chosen and prepared before the loop, and what comes of it."""
 
-import contextlib
-import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,40 +8,32 @@ import torch
 from torch import nn
 
 from stochens import likelihoods, methods
-from stochens.checks import (
-    check_network,
-    member_ids,
-    not_negative,
-    positive,
-    probe_outputs,
-    whole,
-    whole_or_none,
-    whole_seed,
-)
+from stochens.checks import member_ids, not_negative, positive, whole, whole_or_none, whole_seed
 from stochens.cluster.connect import Engines, Ray, asked
 from stochens.cluster.folder import refuse_url
-from stochens.data.source import source, weighting
+from stochens.data.source import Source, source, weighting
 from stochens.errors import InputError, Unsuited
 from stochens.files.checkpoints import EVERY
 from stochens.kernels.fused import fused_nll
 from stochens.likelihoods import Likelihood
-from stochens.members import Builder, Params, builder, move
-from stochens.memory import chosen_device, member_bytes, members_that_fit
+from stochens.members import Builder, Params
+from stochens.memory import member_bytes, members_that_fit
 from stochens.methods import MethodLike, output_layer, stochastic
-from stochens.progress import Log, Show, log_to, progress_bar
-from stochens.randomness.seeds import RETRY, derive, seeded
+from stochens.progress import Log, Show, log_to
 from stochens.result.joining import join_posteriors
 from stochens.result.posterior import Posterior
 from stochens.result.recipe import Inputs, Recipe
 from stochens.training.advice import advise
 from stochens.training.auto import Auto, fit_best
-from stochens.training.blocks import in_blocks, report_lost, tried_again, without_lost
-from stochens.training.engines import choose_engine
-from stochens.training.folder import held_by, identity, keeper, size_kept
-from stochens.training.loop import Collector, Settings, Trained, steps_per_epoch, train
+from stochens.training.blocks import report_lost, without_lost
+from stochens.training.built import built
+from stochens.training.engines import choose_engine, place_for
+from stochens.training.folder import identity, size_kept
+from stochens.training.loop import Collector, Settings
 from stochens.training.machines import checked_here, home, over_machines
 from stochens.training.schedules import rate_for, schedule_named
 from stochens.training.starts import first_params
+from stochens.training.work import Work
 
 
 def fit(
@@ -128,64 +117,29 @@ def fit(
     """
     options = dict(locals())
     if isinstance(method, Auto) or method == "auto":
-        rest = {k: v for k, v in options.items() if k not in ("net", "data", "method")}
-        whole(epochs=epochs)  # before the trials
-        member_ids(members)
-        if asked(engine) is None:
-            refuse_url(checkpoint)
-        return fit_best(fit, net, data, method if isinstance(method, Auto) else Auto(), rest)
-    ids, seed = member_ids(members), whole_seed(seed)
-    cluster = asked(engine)
+        return _after_trials(method if isinstance(method, Auto) else Auto(), options)
+    ids, seed, cluster = member_ids(members), whole_seed(seed), asked(engine)
     way = cluster.within if cluster is not None else str(engine)
-    whole(epochs=epochs)
-    whole_or_none(batch_size=batch_size, chunk=chunk)
-    positive(prior_precision=prior_precision)
-    not_negative(temperature=temperature, weight_decay=weight_decay)
-    if not checkpoint_every >= 0:
-        raise InputError(f"checkpoint_every must not be negative, got {checkpoint_every!r}")
-    if repulsion is not None:
-        positive(repulsion=repulsion)
-    if lost not in ("retry", "drop", "keep"):
-        raise InputError(f"lost must be 'retry', 'drop' or 'keep', got {lost!r}")
-    if cluster is None:
-        refuse_url(checkpoint)
-    elif repulsion is not None or log is not None:
-        what = (
-            "repulsion couples all members" if repulsion is not None else "log is for one machine"
-        )
-        raise InputError(f"{what}, and cannot go with engine='ray'")
-    rules = tuple(methods.resolve(method))
-    like = likelihoods.resolve(likelihood)
-    place = chosen_device(device, elsewhere=cluster is not None)
-    if bf16 and place.type != "cuda" and (cluster is None or device is not None):
-        raise InputError(f"bf16 is for CUDA, got device {place.type!r}")
-    if cluster is not None:
-        place = torch.device("cpu")  # of what is checked here; blocks have places of their own
+    _refuse_bad(options, cluster)
+    rules, like = tuple(methods.resolve(method)), likelihoods.resolve(likelihood)
+    place = place_for(device, bf16, cluster)
     schedule_named(schedule)
     rate = rate_for(optimizer, lr)
 
     given = source(data, sample_weight)
     y = like.check_targets(given.y)
-    build = builder(net)
-    with seeded(derive(seed)):
-        plain = build()
-    check_network(plain)
     if given.loader is not None and way == "compile":
         raise InputError("engine='compile' needs the data in memory, not a DataLoader")
-    plain = like.prepare(plain, y)
-    few = given.x[:4].cpu()
-    outputs = probe_outputs(plain, few)
-    like.check_outputs(outputs, y)
+    plain, build, few, outputs = built(net, like, given.x, y, seed)
     patterns = (skip,) if isinstance(skip, str) else tuple(skip)
     recipe = Recipe(methods=rules, skip=patterns, output=output_layer(plain, few))
     template = stochastic(plain, rules, skip=recipe.skip, output=recipe.output)
 
-    prepared = build.then(lambda net: like.prepare(net, y))
-    here = checked_here(ids, start, cluster)
-    params = first_params(template, prepared, start, here, seed, prior_precision)
-    chosen = choose_engine(way, template, params, few)
+    def first(own: tuple[int, ...], seed: int) -> Params:
+        return first_params(template, build, start, own, seed, prior_precision)
+
+    params = first(checked_here(ids, start, cluster), seed)
     batch = min(batch_size or given.size, given.size)
-    at_once = batch if given.loader is None else len(given.x)  # a loader has batches of its own
     settings = Settings(
         epochs=epochs,
         batch_size=batch,
@@ -199,10 +153,11 @@ def fit(
         seed=seed,
         device=place,
         bf16=bf16,
-        engine=chosen,
+        engine=choose_engine(way, template, params, few),
         fast=way in ("auto", "fused", "compile"),
         compile=way == "compile",
     )
+    at_once = batch if given.loader is None else len(given.x)  # a loader has batches of its own
     if cluster is not None:
         each = member_bytes(template, few, batch_size=at_once)
         return _on_machines(cluster, options, ids, chunk, each)
@@ -213,53 +168,27 @@ def fit(
             f"repulsion couples all {len(ids)} members, but only {together} fit into memory at "
             "once; use fewer members or a smaller batch_size"
         )
+
     template.to(place)
-    weights = None if given.weights is None else given.weights.to(place)
-    on_device = given._replace(x=given.x.to(place), y=y.to(place), weights=weights)
-    if way == "fused" and weights is not None:
-        raise InputError("engine='fused' knows no sample_weight; use engine='auto'")
-    if way == "fused" and fused_nll(template, like, on_device.x, y, ids, seed) is None:
-        raise Unsuited(
-            "engine='fused' runs chains of small Linear layers and activations on a CPU with a C++ "
-            "compiler, not this network; use engine='auto'"
-        )
+    on_device = given._replace(y=y).to(place)
+    if way == "fused":
+        _refuse_unfused(template, like, on_device, ids, seed)
     write_log = log_to(log)  # last, since a logger writes files as soon as it exists
-    step_count = settings.epochs * steps_per_epoch(on_device, settings)
+    work = Work(
+        template=template,
+        data=on_device,
+        likelihood=like,
+        settings=settings,
+        together=together,
+        collect=collect,
+        checkpoint=checkpoint,
+        every=checkpoint_every,
+        whose=identity(settings, template, like, recipe, on_device) if checkpoint else {},
+    )
     if isinstance(start, str):  # who goes on from somewhere may need a few steps only
-        advise(settings, step_count, like, y, outputs)
-    whose = identity(settings, template, like, recipe, on_device) if checkpoint else {}
-    with contextlib.ExitStack() as held:
-        stop = held_by(held, checkpoint)
-        total = step_count * len(ids)
-        bar = held.enter_context(progress_bar("training", total=total, show=progress))
-
-        def block(part: Params, own: tuple[int, ...], *, seed: int = seed, name: str) -> Trained:
-            watch = collect() if collect else None
-            folder = None if checkpoint is None else Path(checkpoint) / name
-            keep = keeper(folder, checkpoint_every, whose, part, own, watch, stop)
-            return train(
-                template,
-                move(part, place),
-                on_device,
-                like,
-                own,
-                dataclasses.replace(settings, seed=seed),
-                watch,
-                bar,
-                write_log,
-                keep,
-            )
-
-        trained = in_blocks(block, params, ids, together, coupled=repulsion is not None)
-        if lost == "retry" and isinstance(start, str) and repulsion is None:
-
-            def once_more(own: tuple[int, ...], attempt: int) -> Trained:
-                anew = derive(seed, RETRY, attempt)
-                fresh = first_params(template, prepared, start, own, anew, prior_precision)
-                once = functools.partial(block, seed=anew)
-                return in_blocks(once, fresh, own, together, prefix=f"again-{attempt}-")
-
-            trained = tried_again(trained, ids, once_more)
+        advise(settings, work.steps, like, y, outputs)
+    again = first if lost == "retry" and isinstance(start, str) and repulsion is None else None
+    trained = work.done(params, ids, again=again, progress=progress, log=write_log)
     if trained.lost:
         report_lost(trained.lost, ids, "kept as they are" if lost == "keep" else "left out")
     if lost != "keep":
@@ -276,9 +205,56 @@ def fit(
         seed=seed,
         history=trained.history,
         spread=trained.spread,
-        engine=chosen,
+        engine=settings.engine,
         inputs=Inputs.of(given.x),
     )
+
+
+def _after_trials(auto: Auto, options: dict[str, Any]) -> Posterior:
+    """By the method that short trials favour."""
+    whole(epochs=options["epochs"])  # before the trials
+    member_ids(options["members"])
+    if asked(options["engine"]) is None:
+        refuse_url(options["checkpoint"])
+    rest = {k: v for k, v in options.items() if k not in ("net", "data", "method")}
+    return fit_best(fit, options["net"], options["data"], auto, rest)
+
+
+def _refuse_bad(options: dict[str, Any], cluster: Ray | None) -> None:
+    """What is out of its range, or does not go together."""
+
+    def named(*names: str) -> dict[str, Any]:
+        return {name: options[name] for name in names}
+
+    whole(**named("epochs"))
+    whole_or_none(**named("batch_size", "chunk"))
+    positive(**named("prior_precision"))
+    not_negative(**named("temperature", "weight_decay"))
+    every, repulsion, lost = (options[name] for name in ("checkpoint_every", "repulsion", "lost"))
+    if not every >= 0:
+        raise InputError(f"checkpoint_every must not be negative, got {every!r}")
+    if repulsion is not None:
+        positive(repulsion=repulsion)
+    if lost not in ("retry", "drop", "keep"):
+        raise InputError(f"lost must be 'retry', 'drop' or 'keep', got {lost!r}")
+    if cluster is None:
+        refuse_url(options["checkpoint"])
+    elif repulsion is not None:
+        raise InputError("repulsion couples all members, and cannot go with engine='ray'")
+    elif options["log"] is not None:
+        raise InputError("log is for one machine, and cannot go with engine='ray'")
+
+
+def _refuse_unfused(
+    template: nn.Module, like: Likelihood, data: Source, ids: tuple[int, ...], seed: int
+) -> None:
+    if data.weights is not None:
+        raise InputError("engine='fused' knows no sample_weight; use engine='auto'")
+    if fused_nll(template, like, data.x, data.y, ids, seed) is None:
+        raise Unsuited(
+            "engine='fused' runs chains of small Linear layers and activations on a CPU with a C++ "
+            "compiler, not this network; use engine='auto'"
+        )
 
 
 def _on_machines(

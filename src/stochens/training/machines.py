@@ -21,7 +21,7 @@ from stochens.cluster.connect import Ray, Room, connect, room
 from stochens.cluster.folder import everywhere, folder_of, held, keep_cut, kept_cut
 from stochens.cluster.tasks import cut_evenly, outside, run_pieces, runs
 from stochens.data.source import Replicas, source
-from stochens.errors import InputError, Unsuited
+from stochens.errors import Failed, InputError
 from stochens.files.checkpoints import InUse
 from stochens.files.storage import may_pass
 from stochens.members import Params, take
@@ -239,16 +239,20 @@ def unpacked_data(data: Any) -> Any:
 
 
 def _report_failures(
-    failed: dict[str, str], pieces: Mapping[str, Piece], which: str, checkpoint: object
+    failed: Mapping[str, InputError | Failed],
+    pieces: Mapping[str, Piece],
+    which: str,
+    checkpoint: object,
 ) -> None:
     if not failed:
         return
     told = "; ".join(f"{name}: {why}" for name, why in list(failed.items())[:TOLD])
     told += f"; and {len(failed) - TOLD} more" if len(failed) > TOLD else ""
     if len(failed) == len(pieces):
-        same = len(set(failed.values())) == 1
-        told = next(iter(failed.values())) if same else told
-        raise Unsuited(f"all {len(pieces)} blocks failed: {told}")
+        first, *others = failed.values()
+        told = told if any(str(other) != str(first) for other in others) else str(first)
+        kind = Failed if any(type(other) is not type(first) for other in others) else type(first)
+        raise kind(f"all {len(pieces)} blocks failed: {told}")  # what all refuse is bad input
     missing = sum(len(pieces[name].ids) for name in failed)
     again = "" if checkpoint is None else f". The same call with checkpoint={str(checkpoint)!r} "
     again += "tries them again" if again else ""

@@ -1,0 +1,54 @@
+"""A network that was found to fit its data: what training, and every sampler, begins with."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stochens.checks import check_network, probe_outputs
+from stochens.likelihoods import Likelihood
+from stochens.members import Builder, Factory, builder
+from stochens.randomness.seeds import derive, seeded
+
+FEW = 4  # rows that it is tried on
+
+
+class Built(NamedTuple):
+    net: nn.Module  # with what the likelihood adds to it
+    build: Factory  # of such networks, each initialised anew
+    few: Tensor  # rows of x, on the CPU
+    outputs: Tensor  # at these, as the network is at first
+
+
+def built(
+    net: nn.Module | Builder,
+    like: Likelihood,
+    x: Tensor,
+    y: Tensor,
+    seed: int,
+    *,
+    dtype: torch.dtype | None = None,
+    refuse: Callable[[nn.Module, Tensor], None] | None = None,
+) -> Built:
+    """The network for x [N, ...] and y [N, ...], or an InputError that names what is wrong.
+
+    dtype: of its parameters; its own when None. refuse(net, few): what else must not be.
+    """
+    build, few = builder(net), x[:FEW].cpu()
+    plain = fresh(build, seed)
+    plain = plain if dtype is None else plain.to(dtype)
+    if refuse is not None:
+        refuse(plain, few)
+    plain = like.prepare(plain, y)
+    outputs = probe_outputs(plain, few)
+    like.check_outputs(outputs, y)
+    return Built(plain, build.then(lambda net: like.prepare(net, y)), few, outputs)
+
+
+def fresh(build: Builder, seed: int) -> nn.Module:
+    """The seed's own network, checked."""
+    with seeded(derive(seed)):
+        plain = build()
+    check_network(plain)
+    return plain

@@ -1,0 +1,84 @@
+"""A training that is ready to begin, and how it is done for all members."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from stochens.data.source import Source
+from stochens.likelihoods import Likelihood
+from stochens.members import Params, move
+from stochens.progress import Log, Show, progress_bar
+from stochens.randomness.seeds import RETRY, derive
+from stochens.training.blocks import in_blocks, tried_again
+from stochens.training.folder import held_by, keeper
+from stochens.training.loop import Collector, Settings, Trained, steps_per_epoch, train
+
+First = Callable[[tuple[int, ...], int], Params]  # (members, seed) -> where they begin
+
+
+class Work(NamedTuple):
+    """All but the members."""
+
+    template: nn.Module
+    data: Source
+    likelihood: Likelihood
+    settings: Settings
+    together: int  # members at a time
+    collect: Callable[[], Collector] | None
+    checkpoint: str | Path | None
+    every: float  # seconds between checkpoints
+    whose: dict[str, Any]  # what a checkpoint must share, as `identity` says
+
+    @property
+    def steps(self) -> int:
+        return self.settings.epochs * steps_per_epoch(self.data, self.settings)
+
+    def done(
+        self,
+        params: Params,
+        ids: tuple[int, ...],
+        *,
+        again: First | None,
+        progress: Show,
+        log: Log | None,
+    ) -> Trained:
+        """From these parameters on; `again`: where those that are lost begin once more."""
+        seed, coupled = self.settings.seed, self.settings.repulsion is not None
+        with contextlib.ExitStack() as held:
+            stop = held_by(held, self.checkpoint)
+            total = self.steps * len(ids)
+            bar = held.enter_context(progress_bar("training", total=total, show=progress))
+
+            def block(
+                part: Params, own: tuple[int, ...], *, seed: int = seed, name: str
+            ) -> Trained:
+                watch = self.collect() if self.collect else None
+                folder = None if self.checkpoint is None else Path(self.checkpoint) / name
+                keep = keeper(folder, self.every, self.whose, part, own, watch, stop)
+                return train(
+                    self.template,
+                    move(part, self.settings.device),
+                    self.data,
+                    self.likelihood,
+                    own,
+                    dataclasses.replace(self.settings, seed=seed),
+                    watch,
+                    bar,
+                    log,
+                    keep,
+                )
+
+            def once_more(own: tuple[int, ...], attempt: int) -> Trained:
+                assert again is not None
+                anew = derive(seed, RETRY, attempt)
+                once = functools.partial(block, seed=anew)
+                prefix = f"again-{attempt}-"
+                return in_blocks(once, again(own, anew), own, self.together, prefix=prefix)
+
+            trained = in_blocks(block, params, ids, self.together, coupled=coupled)
+            return trained if again is None else tried_again(trained, ids, once_more)
