@@ -284,3 +284,11 @@ def test_networks_that_vmap_cannot_run_go_in_a_loop(data, sampler, options):
     assert posterior.predict(data[0]).mean.shape == (60, 2)
     with pytest.raises(InputError, match="vmap cannot run this network"):
         sampler(Recurrent, data, **(options | {"engine": "vmap"}))
+
+
+def test_weights_that_a_pass_changes_are_refused():
+    net = nn.Sequential(nn.Embedding(5, 3, max_norm=1.0), nn.Flatten(), nn.Linear(6, 2))
+    data = torch.randint(0, 5, (20, 2)), torch.arange(20) % 2
+    for sample in (stochens.nuts, stochens.langevin, stochens.sgmcmc):
+        with pytest.raises(InputError, match="0 has max_norm, which changes its weights"):
+            sample(net, data)

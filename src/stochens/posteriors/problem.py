@@ -157,7 +157,7 @@ def prepare(
         raise InputError("samplers take one data set, not Replicas; give (x, y)")
     y = like.check_targets(given.y)
     x, y = (t.to(dtype) if dtype and t.is_floating_point() else t for t in (given.x, y))
-    plain, build, few, _ = built(net, like, x, y, seed, dtype=dtype, refuse=_refuse_noise)
+    plain, build, few, _ = built(net, like, x, y, seed, dtype=dtype, refuse=_refuse_no_density)
     params = _start(plain.eval(), build, start, ids, seed, prior_precision)
     how = choose_engine(way, plain, params, few)  # on the CPU, where all of these are
     return Problem(
@@ -175,8 +175,14 @@ def prepare(
     )
 
 
-def _refuse_noise(net: nn.Module, few: Tensor) -> None:
-    """A density must have one value at one point."""
+def _refuse_no_density(net: nn.Module, few: Tensor) -> None:
+    """A density must have one value at one point, and no pass may move the point."""
+    for name, module in net.named_modules():
+        if getattr(module, "max_norm", None) is not None:
+            raise InputError(
+                f"{name} has max_norm, which changes its weights in each pass, so that a chain is "
+                "not where the sampler put it; build it without, the prior keeps weights small"
+            )
     noisy = list(stochastic_layers(net))
     if not noisy:
         try:
