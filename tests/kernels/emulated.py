@@ -64,4 +64,4 @@ def compiled(name: str, source: str) -> conv.Kernel:
 @functools.cache
 def kernel(name: str, layer: Layer, plan: Plan, flags: int, device) -> conv.Kernel:
     """In the place of `conv.kernel`."""
-    return compiled(name, conv.source(layer, plan, flags))
+    return compiled(name, conv.source(name, layer, plan, flags))

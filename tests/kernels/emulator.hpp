@@ -1,4 +1,4 @@
-// A GPU's blocks of threads on a CPU, enough of them for conv.cu: each thread is a fibre, and what
+// A GPU's blocks of threads on a CPU, enough of them for conv_*.cu: each thread is a fibre, and what
 // threads do together (barriers, shuffles, products of matrices) waits until all have come to it.
 #include <csetjmp>
 #include <ucontext.h>

@@ -1,4 +1,4 @@
-"""One layer by conv.cu, convolution to SiLU, as a function that autograd can differentiate.
+"""One layer by the kernels, convolution to SiLU, as a function that autograd can differentiate.
 
 The network has no need of it; gradients are tested with it.
 """

@@ -3,9 +3,9 @@
     z = (conv(x) + b) * kept / (1 - p),   n = z / sqrt(mean z^2 + eps)
     t = max(gamma n + beta, tau),         y = silu(t + residual)
 
-`forward`, `backward` and `weight_gradient` run conv.cu, compiled for each layer by NVRTC;
-conv_reference.py has the same in plain torch, and resnet.py makes a network of them. Activations
-are bf16 in blocks of 16 channels, [M, B, C / 16, H, W, 16] (`blocked`, `unblocked`), or
+`pack`, `forward`, `backward` and `weight_gradient` run the kernels conv_*.cu, compiled for each
+layer by NVRTC; conv_reference.py has the same in plain torch, and resnet.py makes a network of them.
+Activations are bf16 in blocks of 16 channels, [M, B, C / 16, H, W, 16] (`blocked`, `unblocked`), or
 [M, B, H, W, 4] for images of up to 4 channels (`quads`); parameters are float32, and so is every
 sum. The noise depends only on (seed, member id, layer, row in the batch, element): the backward
 pass reads it off the sign of the zeros in z.
@@ -34,7 +34,7 @@ from stochens.kernels.conv_plan import (
     share,
 )
 
-# conv.cu's, in its order
+# conv.hpp's, in its order
 HAS_RESIDUAL, HAS_SILU, HAS_NOISE, KEEPS, SHARED_X, WANTS_DX, ADDS_DX = (1 << k for k in range(7))
 
 KERNELS = ("conv_forward", "conv_backward", "conv_weight_gradient", "conv_pack")
@@ -45,8 +45,8 @@ Kernel = Callable[..., None]  # of (grid, block, args, shared_mem), as torch.cud
 # -- compiling ------------------------------------------------------------------------------------
 
 
-def source(layer: Layer, plan: Plan, flags: int) -> str:
-    """conv.cu for this layer."""
+def source(name: str, layer: Layer, plan: Plan, flags: int) -> str:
+    """A kernel's file, name.cu, for this layer."""
     defines = {
         "CIN": layer.inputs,
         "COUT": layer.outputs,
@@ -61,13 +61,13 @@ def source(layer: Layer, plan: Plan, flags: int) -> str:
         "FLAGS": flags,
     }
     head = "".join(f"#define {name} {value}\n" for name, value in defines.items())
-    return head + build.source("conv.cu")
+    return head + build.source(f"{name}.cu")
 
 
 @functools.cache
 def kernel(name: str, layer: Layer, plan: Plan, flags: int, device: torch.device) -> Kernel:
-    """One of conv.cu's four, compiled by NVRTC, which every CUDA build of torch brings along."""
-    code = source(layer, plan, flags)
+    """One of `KERNELS`, compiled by NVRTC, which every CUDA build of torch brings along."""
+    code = source(name, layer, plan, flags)
     with torch.cuda.device(device):
         _bind(device)
         made: Any = build.cuda_kernel(code, name)
