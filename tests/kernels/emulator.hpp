@@ -107,7 +107,7 @@ template <int N> void wait_groups() {}
 
 inline emulator::Warp &warp() { return emulator::warps[emulator::current / 32]; }
 
-inline float sum_over_rows(float v) {
+inline float sum_over_columns(float v) {
     emulator::Warp &w = warp();
     const int lane = emulator::current % 32;
     w.v[lane] = v;

@@ -4,11 +4,11 @@
     t = max(gamma n + beta, tau),         y = silu(t + residual)
 
 `pack`, `forward`, `backward` and `weight_gradient` run the kernels conv_*.cu, compiled for each
-layer by NVRTC; conv_reference.py has the same in plain torch, and resnet.py makes a network of them.
-Activations are bf16 in blocks of 16 channels, [M, B, C / 16, H, W, 16] (`blocked`, `unblocked`), or
-[M, B, H, W, 4] for images of up to 4 channels (`quads`); parameters are float32, and so is every
-sum. The noise depends only on (seed, member id, layer, row in the batch, element): the backward
-pass reads it off the sign of the zeros in z.
+layer by NVRTC; conv_reference.py has the same in plain torch, and resnet.py makes a network of
+them. Activations are bf16 in blocks of 16 channels, [M, B, C / 16, H, W, 16] (`blocked`,
+`unblocked`), or [M, B, H, W, 4] for images of up to 4 channels (`quads`); parameters are float32,
+and so is every sum. The noise depends only on (seed, member id, layer, row in the batch, element):
+the backward pass reads it off the sign of the zeros in z.
 """
 
 import functools
@@ -56,7 +56,7 @@ def source(name: str, layer: Layer, plan: Plan, flags: int) -> str:
         "KERNEL": layer.kernel,
         "ROWS": plan.rows,
         "UNITS": plan.units,
-        "BLOCKS": plan.blocks,
+        "BLOCKS_PER_SM": plan.blocks,
         "PAIRS": plan.pairs,
         "FLAGS": flags,
     }

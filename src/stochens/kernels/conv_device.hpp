@@ -1,3 +1,6 @@
+// Products of the tensor cores and copies to shared memory, as PTX has them; for a CPU, the tests'
+// emulator.hpp has them.
+
 typedef unsigned short bf16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -41,7 +44,7 @@ DEVICE float at_least(float v, float bound) {  // fmaxf would make a number of w
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(v), "f"(bound));
     return larger;
 }
-DEVICE float sum_over_rows(float v) {  // the 8 lanes of the same columns
+DEVICE float sum_over_columns(float v) {  // the 8 lanes that have the same channels
     for (int m = 4; m < 32; m *= 2) v += __shfl_xor_sync(0xffffffffu, v, m);
     return v;
 }

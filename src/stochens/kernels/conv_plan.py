@@ -42,7 +42,7 @@ class Layer(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How the work of a layer is shared out; what conv.hpp calls ROWS, UNITS, BLOCKS and PAIRS."""
+    """How a layer's work is shared out; conv.hpp's ROWS, UNITS, BLOCKS_PER_SM and PAIRS."""
 
     rows: int  # of an image, in the registers of a warp
     units: int  # images, or pairs of narrow ones, that a block of threads has at once
