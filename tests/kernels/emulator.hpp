@@ -1,5 +1,6 @@
 // A GPU's blocks of threads on a CPU, enough of them for conv_*.cu: each thread is a fibre, and what
 // threads do together (barriers, shuffles, products of matrices) waits until all have come to it.
+// Copies in the background are done at once: no race is found here (emulated.py).
 #include <csetjmp>
 #include <ucontext.h>
 

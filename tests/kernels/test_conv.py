@@ -1,6 +1,7 @@
 """The convolution kernels against their plain torch twin, forwards and every gradient.
 
-On a GPU the kernels themselves; elsewhere the very same source on an emulated GPU.
+On a GPU the kernels themselves; elsewhere the very same source on an emulated GPU, which finds
+wrong results but no races: see emulated.py.
 """
 
 import pytest
