@@ -142,7 +142,7 @@ def ours_forward(members: int, batch: int) -> Step:
     params = {name: p.detach() for name, p in stacked(net, members).items()}
     steps = resnet.steps_of(net, (32, 32))
     assert steps is not None
-    resnet.compile_steps(steps, x.device, backward=False, shared=True)
+    resnet.compile_steps(steps, x.device, backward=False)
     images, seed = conv.quads(x[:batch])[None], torch.zeros(1, dtype=torch.int64, device="cuda")
     return graph(lambda: resnet.run(steps, params, images, seed=seed))
 

@@ -1,4 +1,9 @@
-"""Kernels for a GPU on the CPU: compiled by the C++ compiler with emulator.hpp in CUDA's place."""
+"""Kernels for a GPU on the CPU: compiled by the C++ compiler with emulator.hpp in CUDA's place.
+
+It cannot find races. A copy to shared memory (cp.async) is done at once instead of in the
+background, so a wait that is missing or waits for too few copies changes nothing; and threads run
+one after the other, always in the same order, so that a missing barrier need not show either.
+"""
 
 import ctypes
 import functools
@@ -64,4 +69,4 @@ def compiled(name: str, source: str) -> conv.Kernel:
 @functools.cache
 def kernel(name: str, layer: Layer, plan: Plan, flags: int, device) -> conv.Kernel:
     """In the place of `conv.kernel`."""
-    return compiled(name, conv.source(layer, plan, flags))
+    return compiled(name, conv.source(name, layer, plan, flags))

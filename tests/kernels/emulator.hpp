@@ -1,5 +1,6 @@
-// A GPU's blocks of threads on a CPU, enough of them for conv.cu: each thread is a fibre, and what
+// A GPU's blocks of threads on a CPU, enough of them for conv_*.cu: each thread is a fibre, and what
 // threads do together (barriers, shuffles, products of matrices) waits until all have come to it.
+// Copies in the background are done at once: no race is found here (emulated.py).
 #include <csetjmp>
 #include <ucontext.h>
 
@@ -107,7 +108,7 @@ template <int N> void wait_groups() {}
 
 inline emulator::Warp &warp() { return emulator::warps[emulator::current / 32]; }
 
-inline float sum_over_rows(float v) {
+inline float sum_over_columns(float v) {
     emulator::Warp &w = warp();
     const int lane = emulator::current % 32;
     w.v[lane] = v;

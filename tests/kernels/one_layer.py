@@ -1,4 +1,4 @@
-"""One layer by conv.cu, convolution to SiLU, as a function that autograd can differentiate.
+"""One layer by the kernels, convolution to SiLU, as a function that autograd can differentiate.
 
 The network has no need of it; gradients are tested with it.
 """
@@ -8,16 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stochens.kernels.conv import (
-    Kept,
-    Noise,
-    Norm,
-    as_weight,
-    backward,
-    forward,
-    pack,
-    weight_gradient,
-)
+from stochens.kernels.conv import Kept, Noise, Norm, Sums, backward, forward, pack, weight_gradient
 from stochens.kernels.conv_plan import QUAD, Layer
 
 
@@ -81,9 +72,9 @@ class _ConvFrnSilu(torch.autograd.Function):
             raise ValueError("no gradient in x where it is an image or shared by the members")
         norm, kept = Norm(gamma, beta, tau), Kept(z, rms)
         own = pack(layer, weight, dx=True)[1] if wants else None
-        dconv, dresidual, dx, sums = backward(
-            layer, dy.contiguous(), kept, residual, own, norm, noise, silu=silu
+        sums, dy = Sums([layer], dy), dy.contiguous()
+        dconv, dresidual, dx = backward(
+            layer, dy, kept, residual, own, norm, noise, silu=silu, sums=sums.norms[0]
         )
-        dweight = as_weight(weight_gradient(layer, x, dconv).sum(0), weight.shape)
-        norms = sums.sum(0).view(4, len(weight), -1)
-        return None, None, None, dx, dweight, *norms, dresidual
+        weight_gradient(layer, x, dconv, sums.weights[0])
+        return None, None, None, dx, *sums.gradients([weight.shape]), dresidual

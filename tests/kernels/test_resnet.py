@@ -277,11 +277,12 @@ def test_a_training_run_learns_as_vmap_does(rate):
     for way in ("kernels", "vmap"):
         params = {n: p.cuda().requires_grad_() for n, p in start.items()}
         optimizer = torch.optim.SGD(params.values(), lr=0.02, momentum=0.9, nesterov=True)
+        layers = resnet.steps_of(net, (32, 32))
         for step in range(200):
             rows = torch.randint(0, 512, (8, 64), device="cuda")
             seed = torch.tensor([step], device="cuda")
             if way == "kernels":
-                outputs = resnet.resnet_forward(net, params, x[rows], seed=seed)
+                outputs = resnet.run(layers, params, conv.quads(x[rows]), seed=seed)
             else:
                 outputs = forward_each(net, params, x[rows])
             loss = nn.functional.cross_entropy(

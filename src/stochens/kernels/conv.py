@@ -3,17 +3,17 @@
     z = (conv(x) + b) * kept / (1 - p),   n = z / sqrt(mean z^2 + eps)
     t = max(gamma n + beta, tau),         y = silu(t + residual)
 
-`forward`, `backward` and `weight_gradient` run conv.cu, compiled for each layer by NVRTC;
-conv_reference.py has the same in plain torch, and resnet.py makes a network of them. Activations
-are bf16 in blocks of 16 channels, [M, B, C / 16, H, W, 16] (`blocked`, `unblocked`), or
-[M, B, H, W, 4] for images of up to 4 channels (`quads`); parameters are float32, and so is every
-sum. The noise depends only on (seed, member id, layer, row in the batch, element): the backward
-pass reads it off the sign of the zeros in z.
+`pack`, `forward`, `backward` and `weight_gradient` run the kernels conv_*.cu, compiled for each
+layer by NVRTC; conv_reference.py has the same in plain torch, and resnet.py makes a network of
+them. Activations are bf16 in blocks of 16 channels, [M, B, C / 16, H, W, 16] (`blocked`,
+`unblocked`), or [M, B, H, W, 4] for images of up to 4 channels (`quads`); parameters are float32,
+and so is every sum. The noise depends only on (seed, member id, layer, row in the batch, element):
+the backward pass reads it off the sign of the zeros in z.
 """
 
 import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ from stochens.kernels.conv_plan import (
     share,
 )
 
-# conv.cu's, in its order
+# conv.hpp's, in its order
 HAS_RESIDUAL, HAS_SILU, HAS_NOISE, KEEPS, SHARED_X, WANTS_DX, ADDS_DX = (1 << k for k in range(7))
 
 KERNELS = ("conv_forward", "conv_backward", "conv_weight_gradient", "conv_pack")
@@ -45,8 +45,8 @@ Kernel = Callable[..., None]  # of (grid, block, args, shared_mem), as torch.cud
 # -- compiling ------------------------------------------------------------------------------------
 
 
-def source(layer: Layer, plan: Plan, flags: int) -> str:
-    """conv.cu for this layer."""
+def source(name: str, layer: Layer, plan: Plan, flags: int) -> str:
+    """A kernel's file, name.cu, for this layer."""
     defines = {
         "CIN": layer.inputs,
         "COUT": layer.outputs,
@@ -56,18 +56,18 @@ def source(layer: Layer, plan: Plan, flags: int) -> str:
         "KERNEL": layer.kernel,
         "ROWS": plan.rows,
         "UNITS": plan.units,
-        "BLOCKS": plan.blocks,
+        "BLOCKS_PER_SM": plan.blocks,
         "PAIRS": plan.pairs,
         "FLAGS": flags,
     }
     head = "".join(f"#define {name} {value}\n" for name, value in defines.items())
-    return head + build.source("conv.cu")
+    return head + build.source(f"{name}.cu")
 
 
 @functools.cache
 def kernel(name: str, layer: Layer, plan: Plan, flags: int, device: torch.device) -> Kernel:
-    """One of conv.cu's four, compiled by NVRTC, which every CUDA build of torch brings along."""
-    code = source(layer, plan, flags)
+    """One of `KERNELS`, compiled by NVRTC, which every CUDA build of torch brings along."""
+    code = source(name, layer, plan, flags)
     with torch.cuda.device(device):
         _bind(device)
         made: Any = build.cuda_kernel(code, name)
@@ -257,14 +257,10 @@ def backward(
     noise: Noise,
     *,
     silu: bool,
+    sums: Tensor,  # of `Sums.norms`: to fill
     dx: Tensor | None = None,  # to add to, in place
-    sums: Tensor | None = None,  # [blocks, 4 M outputs], to fill
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-    """The gradients of the convolution's output, of the residual and of x; sums [blocks, 4 M C].
-
-    The sums are the gradients of the bias, gamma, beta and tau, [4, M, C], still to be added up
-    over blocks of threads.
-    """
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The gradients of the convolution's output, of the residual and of x."""
     plan = _plan(layer, "conv_backward")
     members, batch = dy.shape[:2]
     dconv = torch.empty_like(dy)
@@ -280,9 +276,6 @@ def backward(
         dx=weight is not None,
         adds=adds,
     )
-    if sums is None:
-        blocks, _ = backward_blocks(layer, members, batch, dy.device)
-        sums = torch.empty(blocks, 4 * members * layer.outputs, device=dy.device)
     args = [dy, kept.z, kept.rms, dy if residual is None else residual]
     args += [dy if weight is None else weight, *norm, dconv]
     args += [dconv if dresidual is None else dresidual, dconv if dx is None else dx, sums]
@@ -290,25 +283,59 @@ def backward(
     grid, threads = (len(sums), members, 1), plan.threads(layer)
     given = [*args, *numbers]
     _launch("conv_backward", layer, flags, grid, threads, given, residual=residual is not None)
-    return dconv, dresidual, dx, sums
+    return dconv, dresidual, dx
 
 
-def weight_gradient(layer: Layer, x: Tensor, dconv: Tensor, out: Tensor | None = None) -> Tensor:
-    """[blocks, M outputs inputs taps], still to be added up over blocks of threads."""
+def weight_gradient(layer: Layer, x: Tensor, dconv: Tensor, sums: Tensor) -> None:
+    """Fills one of `Sums.weights`."""
     plan = _plan(layer, "conv_weight_gradient")
     members, batch = dconv.shape[:2]
-    if out is None:
-        blocks, _ = gradient_blocks(layer, members, batch, x.device)
-        many = members * layer.outputs * max(layer.inputs, BLOCK) * layer.taps
-        out = torch.empty(blocks, many, device=x.device)
-    args = [x, dconv, out, batch, out.stride(0)]
-    grid = (len(out), members, layer.tiles // plan.pairs)
+    args = [x, dconv, sums, batch, sums.stride(0)]
+    grid = (len(sums), members, layer.tiles // plan.pairs)
     flags = SHARED_X * (len(x) != members)
     _launch("conv_weight_gradient", layer, flags, grid, 32 * CREW, args)
-    return out
 
 
-def as_weight(gradient: Tensor, shape: torch.Size) -> Tensor:
+# -- sums over blocks of threads ------------------------------------------------------------------
+
+
+class Sums:
+    """Room for the parameters' gradients as blocks of threads leave them behind, all layers' side
+    by side, so that one launch adds up those of all layers."""
+
+    norms: tuple[Tensor, ...]  # [blocks, 4 M outputs] of each layer: of bias, gamma, beta and tau
+    weights: tuple[Tensor, ...]  # [blocks, M outputs inputs taps]
+
+    def __init__(self, layers: Sequence[Layer], dy: Tensor) -> None:
+        members, batch = dy.shape[:2]
+        norms = [4 * members * a.outputs for a in layers]
+        weights = [members * a.fragments for a in layers]
+        where = (members, batch, dy.device)
+        of_norms = _common([_blocks("conv_backward", a, *where) for a in layers])
+        of_weights = _common([_gradient_blocks(a, *where) for a in layers])
+        self.members = members
+        self._norms = torch.empty(of_norms, sum(norms), device=dy.device)
+        self._weights = torch.empty(of_weights, sum(weights), device=dy.device)
+        self.norms = self._norms.split(norms, dim=1)
+        self.weights = self._weights.split(weights, dim=1)
+        self._sizes = norms, weights
+
+    def gradients(self, shapes: list[torch.Size]) -> list[Tensor]:
+        """Of weight (of such a shape), bias, gamma, beta and tau, layer after layer."""
+        norms = self._norms.sum(0).split(self._sizes[0])
+        weights = self._weights.sum(0).split(self._sizes[1])
+        found: list[Tensor] = []
+        for weight, norm, shape in zip(weights, norms, shapes, strict=True):
+            found += [_as_weight(weight, shape), *norm.view(4, self.members, -1)]
+        return found
+
+
+def _common(blocks: list[tuple[int, int]]) -> int:
+    """One number of blocks for all layers: what the greediest wants, if all have as many images."""
+    return min(max(wanted for wanted, _ in blocks), min(most for _, most in blocks))
+
+
+def _as_weight(gradient: Tensor, shape: torch.Size) -> Tensor:
     """[M x outputs x inputs x taps] as the weights' own shape."""
     members, outputs, inputs = shape[:3]
     if inputs > QUAD:
@@ -317,14 +344,17 @@ def as_weight(gradient: Tensor, shape: torch.Size) -> Tensor:
     return by_column[:, :, :3, :inputs].permute(0, 1, 3, 4, 2)
 
 
-def backward_blocks(
-    layer: Layer, members: int, batch: int, device: torch.device
+def _blocks(
+    name: str, layer: Layer, members: int, batch: int, device: torch.device
 ) -> tuple[int, int]:
-    """How many blocks of threads share a member's images in `backward`, and the most that can."""
-    return _blocks("conv_backward", layer, members, batch, device)
+    """How many blocks of threads share a member's images, and the most that can."""
+    plan = _plan(layer, name)
+    at_once = min(plan.blocks, MOST_SHARED // plan.shared(layer, name, residual=True))
+    sets = -(-batch // (plan.units * Tiles(layer, plan).images))
+    return share(members, sets, _multiprocessors(device) * at_once), sets
 
 
-def gradient_blocks(
+def _gradient_blocks(
     layer: Layer, members: int, batch: int, device: torch.device
 ) -> tuple[int, int]:
     """The same of `weight_gradient`."""
@@ -332,15 +362,6 @@ def gradient_blocks(
     tiles = layer.tiles // plan.pairs
     units = -(-batch // Tiles(layer, plan).images)
     return share(members * tiles, units, _multiprocessors(device)), units
-
-
-def _blocks(
-    name: str, layer: Layer, members: int, batch: int, device: torch.device
-) -> tuple[int, int]:
-    plan = _plan(layer, name)
-    at_once = min(plan.blocks, MOST_SHARED // plan.shared(layer, name, residual=True))
-    sets = -(-batch // (plan.units * Tiles(layer, plan).images))
-    return share(members, sets, _multiprocessors(device) * at_once), sets
 
 
 @functools.cache

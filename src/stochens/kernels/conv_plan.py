@@ -1,4 +1,4 @@
-"""How conv.cu's work on a layer is shared out among blocks of threads and warps, and fits."""
+"""How the kernels' (conv_*.cu) work on a layer is shared out among threads, and whether it fits."""
 
 import functools
 import math
@@ -42,7 +42,7 @@ class Layer(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How the work of a layer is shared out; what conv.cu calls ROWS, UNITS, BLOCKS and PAIRS."""
+    """How a layer's work is shared out; conv.hpp's ROWS, UNITS, BLOCKS_PER_SM and PAIRS."""
 
     rows: int  # of an image, in the registers of a warp
     units: int  # images, or pairs of narrow ones, that a block of threads has at once
@@ -53,7 +53,7 @@ class Plan(NamedTuple):
         return 32 * self.units * Tiles(layer, self).parts * layer.outputs // BLOCK
 
     def shared(self, layer: Layer, name: str, *, residual: bool) -> int:
-        """Bytes of shared memory that a kernel of conv.cu wants, as laid out there."""
+        """Bytes of shared memory that a kernel wants, as its comment lays it out."""
         tiles = Tiles(layer, self)
         images = self.units * tiles.images
         private = 16 * self.rows * self.threads(layer)  # of one tensor
@@ -74,7 +74,7 @@ class Plan(NamedTuple):
 
 
 class Tiles:
-    """The constants of conv.cu that follow from a layer and its plan."""
+    """The constants of conv.hpp that follow from a layer and its plan."""
 
     def __init__(self, layer: Layer, plan: Plan) -> None:
         height, width = layer.out

@@ -1,5 +1,8 @@
-"""What conv.cu does, in plain torch: `conv_frn_silu` on [M, B, C, H, W] of any floating type, the
-noise of it, and `fragments`, which `conv.pack` makes."""
+"""What the kernels conv_*.cu do, in plain torch.
+
+`conv_frn_silu` on [M, B, C, H, W] of any floating type, the noise of it, and `fragments`, which
+`conv.pack` makes.
+"""
 
 import torch
 from torch import Tensor

@@ -51,28 +51,24 @@ class Step(NamedTuple):
 def resnet_forward(
     net: nn.Module,
     params: Params,
-    x: Tensor,  # [M, B, 3, H, W], or [B, 3, H, W] where all members have the same
+    x: Tensor,  # [B, 3, H, W]
     *,
     seed: Tensor,  # [1] int64, on the device of x
-    members: Tensor | None = None,  # [M] int32: ids, which choose the noise; None: 0 to M - 1
 ) -> Tensor | None:
-    """Outputs of every member, [M, B, C] in float32, or None where the kernels do not fit.
+    """Predictions of every member, [M, B, C] in float32, or None where the kernels do not fit.
 
     They fit ResNet20FRN on CUDA, plain, with dropout of each position or with noise on weights,
-    images of up to 4 channels and float32 parameters. Dropout depends only on (seed, member id);
-    noise on weights comes from where randomness/noise.py says.
+    images of up to 4 channels and float32 parameters. Dropout depends only on (seed, place among
+    the members); noise on weights comes from where randomness/noise.py says.
     """
     if not _runs_here(x):
         return None
     steps = steps_of(net, x.shape[-2:])
     if steps is None or not _fits(net, steps, params):
         return None
-    shared = x.dim() == 4
-    backward = torch.is_grad_enabled() and any(p.requires_grad for p in params.values())
-    if not _compiled(steps, x.device, backward=backward, shared=shared):
+    if not _compiled(steps, x.device, backward=False):
         return None
-    images = conv.quads(x[None] if shared else x)
-    return run(steps, all_drawn(net, params), images, seed=seed, members=members)
+    return run(steps, all_drawn(net, params), conv.quads(x[None]), seed=seed)
 
 
 def resnet_nll(
@@ -118,7 +114,7 @@ def run(
     images: Tensor,  # [M, B, H, W, 4] bf16, as `conv.quads` gives them; M = 1: the same for all
     *,
     seed: Tensor,
-    members: Tensor | None = None,
+    members: Tensor | None = None,  # [M] int32: ids, which choose the noise; None: 0 to M - 1
 ) -> Tensor:
     """The forward pass itself, for steps that fit."""
     if members is None:
@@ -214,12 +210,10 @@ def _fits(net: nn.Module, steps: tuple[Step, ...], params: Params) -> bool:
 
 
 @functools.cache
-def _compiled(
-    steps: tuple[Step, ...], device: torch.device, *, backward: bool, shared: bool = False
-) -> bool:
+def _compiled(steps: tuple[Step, ...], device: torch.device, *, backward: bool) -> bool:
     """Whether the steps could be compiled; where not, vmap does the work."""
     try:
-        compile_steps(steps, device, backward=backward, shared=shared)
+        compile_steps(steps, device, backward=backward)
     except torch.OutOfMemoryError:
         raise  # fewer members may fit
     except (RuntimeError, AttributeError) as error:  # of NVRTC; of a torch that is another
@@ -229,19 +223,18 @@ def _compiled(
 
 
 @functools.cache
-def compile_steps(
-    steps: tuple[Step, ...], device: torch.device, *, backward: bool, shared: bool = False
-) -> None:
+def compile_steps(steps: tuple[Step, ...], device: torch.device, *, backward: bool) -> None:
     """Compile what the steps need, once, and all at the same time: seconds instead of a minute.
 
-    `shared`: whether all members have the same images.
+    For training, each member with images of its own; or, with no backward pass, for predictions,
+    where all have the same.
     """
     jobs: list[tuple[str, Layer, int]] = []
     met: set[int] = set()  # activations that have a gradient already, going backwards
     for step in reversed(steps):
         own = {"residual": step.residual is not None, "silu": step.silu, "noise": step.rate > 0}
-        images = shared and step.source == 0
-        flags = conv.forward_flags(**own, keep=backward, shared=images)
+        shared = step.source == 0 and not backward
+        flags = conv.forward_flags(**own, keep=backward, shared=shared)
         jobs.append(("conv_forward", step.layer, flags))
         if backward:
             if step.residual is not None:
@@ -249,7 +242,7 @@ def compile_steps(
             flags = conv.backward_flags(**own, dx=step.source > 0, adds=step.source in met)
             met.add(step.source)
             jobs.append(("conv_backward", step.layer, flags))
-            jobs.append(("conv_weight_gradient", step.layer, conv.SHARED_X * images))
+            jobs.append(("conv_weight_gradient", step.layer, 0))
         dx = backward and step.source > 0
         jobs.append(("conv_pack", step.layer, conv.WANTS_DX * dx))
     conv.compile_all(jobs, device)
@@ -301,10 +294,10 @@ class _Convolutions(torch.autograd.Function):
         params, rest = rest[: 5 * many], rest[5 * many :]
         activations, packed, flat = rest[:many], rest[many : 2 * many], rest[2 * many :]
         pending: dict[int, Tensor] = {many: dy.contiguous()}  # gradients of activations so far
-        sums = _Sums(steps, dy)
+        sums = conv.Sums([step.layer for step in steps], dy)
         for k in reversed(range(many)):
             step = steps[k]
-            dconv, dresidual, dx, _ = conv.backward(
+            dconv, dresidual, dx = conv.backward(
                 step.layer,
                 pending.pop(k + 1),
                 Kept(*flat[2 * k : 2 * k + 2]),
@@ -313,8 +306,8 @@ class _Convolutions(torch.autograd.Function):
                 Norm(*params[5 * k + 2 : 5 * k + 5]),
                 Noise(step.rate, seed, members, k),
                 silu=step.silu,
-                dx=pending.pop(step.source, None),
                 sums=sums.norms[k],
+                dx=pending.pop(step.source, None),
             )
             if step.residual is not None and dresidual is not None:
                 pending[step.residual] = dresidual
@@ -322,39 +315,3 @@ class _Convolutions(torch.autograd.Function):
                 pending[step.source] = dx
             conv.weight_gradient(step.layer, activations[step.source], dconv, sums.weights[k])
         return None, None, None, None, *sums.gradients([p.shape for p in params[::5]])
-
-
-class _Sums:
-    """Room for the sums that blocks of threads leave behind, all layers' side by side.
-
-    So that one launch adds up those of all layers.
-    """
-
-    def __init__(self, steps: tuple[Step, ...], dy: Tensor) -> None:
-        members, batch = dy.shape[:2]
-        layers = [step.layer for step in steps]
-        norms = [4 * members * a.outputs for a in layers]
-        weights = [members * a.fragments for a in layers]
-        where = (members, batch, dy.device)
-        of_norms = _common([conv.backward_blocks(a, *where) for a in layers])
-        of_weights = _common([conv.gradient_blocks(a, *where) for a in layers])
-        self.members = members
-        self._norms = torch.empty(of_norms, sum(norms), device=dy.device)
-        self._weights = torch.empty(of_weights, sum(weights), device=dy.device)
-        self.norms = self._norms.split(norms, dim=1)
-        self.weights = self._weights.split(weights, dim=1)
-        self._sizes = norms, weights
-
-    def gradients(self, shapes: list[torch.Size]) -> list[Tensor]:
-        """Of weight, bias, gamma, beta and tau, layer after layer."""
-        norms = self._norms.sum(0).split(self._sizes[0])
-        weights = self._weights.sum(0).split(self._sizes[1])
-        found: list[Tensor] = []
-        for weight, norm, shape in zip(weights, norms, shapes, strict=True):
-            found += [conv.as_weight(weight, shape), *norm.view(4, self.members, -1)]
-        return found
-
-
-def _common(blocks: list[tuple[int, int]]) -> int:
-    """One number of blocks for all layers: what the greediest wants, if all have as many images."""
-    return min(max(wanted for wanted, _ in blocks), min(most for _, most in blocks))
