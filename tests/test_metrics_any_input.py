@@ -70,6 +70,16 @@ def test_any_tensors_give_a_number_or_are_refused(a, b, c, metric):
             assert not isinstance(found, float) or not math.isnan(found)
 
 
+@pytest.mark.parametrize(
+    ("mean", "variance"), [(math.inf, math.inf), (math.inf, 1.0), (0.0, math.inf)]
+)
+def test_what_is_infinitely_far_or_wide_is_infinitely_wrong(mean, variance):
+    means = torch.tensor([mean, -mean])[:, None, None]  # [S, B, D]
+    found = gaussian_nll(means, torch.full_like(means, variance), torch.zeros(1, 1))
+    assert found == math.inf
+    assert rmse(means, torch.zeros(1, 1)) == (math.inf if mean else 0.0)
+
+
 def distributions(draws: int | None = None) -> st.SearchStrategy[Tensor]:
     def made(seed: int, size: int, classes: int) -> Tensor:
         shape = (size, classes) if draws is None else (draws, size, classes)

@@ -8,7 +8,7 @@ argmax, and of equally probable classes the first.
 from collections.abc import Callable
 from functools import partial, wraps
 from inspect import signature
-from math import log, pi
+from math import inf, log, pi
 from typing import Literal, NamedTuple, ParamSpec
 
 import torch
@@ -180,6 +180,7 @@ def gaussian_nll(means: Tensor, variances: Tensor, y: Tensor) -> Tensor:
     if variances.min() <= 0:
         raise InputError(f"variances must be > 0, got {variances.min():.4g}; did you pass logs?")
     log_density = -0.5 * ((y - means).square() / variances + variances.log() + log(2 * pi)).sum(-1)
+    log_density = log_density.nan_to_num(-inf, inf, -inf)  # of inf / inf: infinitely wide, or far
     return log(len(means)) - log_density.logsumexp(0)  # [B], from [S, B]
 
 
@@ -193,7 +194,7 @@ def rmse(means: Tensor, y: Tensor) -> Tensor:
     2.0
     """
     means, y = with_targets(means, y)
-    return (means.mean(0) - y).square().mean(-1)
+    return (means.mean(0) - y).square().mean(-1).nan_to_num(inf, inf)  # of inf - inf: far
 
 
 @_averages
