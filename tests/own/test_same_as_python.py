@@ -124,14 +124,13 @@ def test_regression_in_its_own_units(typed, here, tmp_path):
         **OPTIONS,
     )
     p = posterior.predict(((xt - mx) / sx).float())
-    sd, middle = sy.float(), my.float()
     means, variances = p.components()
     whole = stochens.GaussianPredictive(
-        p.mean * sd + middle,
-        p.aleatoric * sd**2,
-        p.epistemic * sd**2,
-        means * sd + middle,
-        variances * sd**2,
+        p.mean.double() * sy + my,
+        p.aleatoric.double() * sy**2,
+        p.epistemic.double() * sy**2,
+        means.double() * sy + my,
+        variances.double() * sy**2,
     )
     low, high = whole.interval(0.9)
     out = tmp_path / "p.csv"
@@ -146,13 +145,39 @@ def test_regression_in_its_own_units(typed, here, tmp_path):
         ("epistemic_std", whole.epistemic.sqrt()),
         ("aleatoric_std", whole.aleatoric.sqrt()),
     ):
-        assert torch.equal(floats(columns[name]), wanted[:, 0]), name
+        found = torch.tensor([float(number) for number in columns[name]], dtype=torch.float64)
+        assert torch.equal(found, wanted[:, 0]), name
     said = typed("evaluate", run, "test-real.npz", "--same-model", "--json")
     wanted = stochens.compare({"p": whole}, yt, show=False).rows["p"]
     found = json.loads(said.out)["metrics"]
     assert set(found) == {"RMSE", "NLL", "95 % coverage", "95 % width"}
     for name, interval in wanted.items():
         assert found[name] == interval._asdict(), name
+
+
+@pytest.mark.parametrize(("unit", "zero"), [(1.0, 1e8), (1e-24, 0.0), (1e24, 0.0)])
+def test_units_far_from_one(typed, here, tmp_path, unit, zero):
+    """Where float32 has no digits left for the spread, or none for its square."""
+    x, y = np.load(here / "train-real.npz").values()
+    y = (y - y.mean()) / y.std()
+    said = {}
+    for name, target in (("plain", y), ("far", y * unit + zero)):
+        data, run, out = (tmp_path / f"{name}{end}" for end in (".npz", "", "-said.csv"))
+        np.savez(data, x=x, y=target)
+        words = ("--model", "trees_nets:real", "--data", data, "--likelihood", "gaussian")
+        assert typed("fit", *words, "--normalise", *SMALL, "--out", run).code == 0
+        assert typed("predict", run, data, "--same-model", "-o", out).code == 0
+        columns = {name: np.array(texts, float) for name, texts in read_csv(out).items()}
+        found = json.loads(typed("evaluate", run, data, "--same-model", "--json").out)["metrics"]
+        said[name] = columns, {measure: row["value"] for measure, row in found.items()}
+    (plain, good), (far, measured) = said["plain"], said["far"]
+    for name, values in plain.items():
+        shift = zero if name in ("mean", "low", "high") else 0
+        np.testing.assert_allclose((far[name] - shift) / unit, values, rtol=1e-5, atol=1e-6)
+    assert measured["95 % coverage"] == good["95 % coverage"]
+    assert measured["95 % width"] / unit == pytest.approx(good["95 % width"], rel=1e-5)
+    assert measured["RMSE"] / unit == pytest.approx(good["RMSE"], rel=1e-5)
+    assert measured["NLL"] - np.log(unit) == pytest.approx(good["NLL"], abs=1e-4)
 
 
 def test_two_targets(typed, here, tmp_path):

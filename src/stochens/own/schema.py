@@ -90,17 +90,18 @@ class Schema:
         return torch.tensor([number[name] for name in found])
 
     def in_units(self, p: GaussianPredictive) -> GaussianPredictive:
-        """The prediction in the target's own units."""
+        """The prediction in the target's own units, in float64: a float32 has no digits left for a
+        spread of 1 around 1e8, and no variance of what is of the size 1e-24 or 1e24."""
         if self.target_scale is None:
             return p
-        mean, sd = self.target_scale.mean.to(p.mean), self.target_scale.sd.to(p.mean)
+        mean, sd = (t.to(p.mean.device) for t in (self.target_scale.mean, self.target_scale.sd))
         draws = p.draw_means, p.draw_variances
         return GaussianPredictive(
-            p.mean * sd + mean,
-            p.aleatoric * sd**2,
-            p.epistemic * sd**2,
-            None if draws[0] is None else draws[0] * sd + mean,
-            None if draws[1] is None else draws[1] * sd**2,
+            p.mean.double() * sd + mean,
+            p.aleatoric.double() * sd**2,
+            p.epistemic.double() * sd**2,
+            None if draws[0] is None else draws[0].double() * sd + mean,
+            None if draws[1] is None else draws[1].double() * sd**2,
         )
 
     # -- on disk ----------------------------------------------------------------------------------
