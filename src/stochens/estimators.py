@@ -364,14 +364,17 @@ class StochasticEnsembleRegressor(RegressorMixin, _Ensemble):  # type: ignore[mi
     def predict_uncertainty(self, X: Any) -> Uncertainty:
         """Variances of y, each [B] or [B, D]."""
         p = self._predictive(X)
-        return Uncertainty(*map(self._variance, (p.variance, p.aleatoric, p.epistemic)))
+        parts = (self._variance(t) for t in (p.variance, p.aleatoric, p.epistemic))
+        return Uncertainty(*map(self._shaped, parts))
 
     def _std(self, p: Any) -> Array:
-        return np.sqrt(self._variance(p.variance))
+        return self._shaped(np.sqrt(self._variance(p.variance)))
 
     def _variance(self, variance: Tensor) -> Array:
+        """[B, D] in the target's own units and float64: a std of 1e-24 has no square in float32."""
         scale = self.target_scaler_.scale_
-        return self._shaped(variance.double().numpy() * (1.0 if scale is None else scale**2))
+        units: Array = variance.double().numpy() * (1.0 if scale is None else scale**2)
+        return units
 
     def _shaped(self, columns: Array) -> Array:
         """[B, D] as the targets of training were, in the network's dtype."""

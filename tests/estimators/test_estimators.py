@@ -164,6 +164,18 @@ def test_the_users_own_network(iris):
     assert own[0].weight.dtype == torch.float32, "the user's own is left alone"
 
 
+@pytest.mark.parametrize("unit", [1e-24, 1e24])
+def test_std_whose_square_float32_cannot_hold(unit):
+    X = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
+    y = X.sum(1).astype(float)
+    _, wanted = StochasticEnsembleRegressor(**LITTLE).fit(X, y).predict(X, return_std=True)
+    model = StochasticEnsembleRegressor(**LITTLE).fit(X, y * unit)
+    _, std = model.predict(X, return_std=True)
+    assert std.dtype == np.float32
+    np.testing.assert_allclose(std / unit, wanted, rtol=1e-3)
+    np.testing.assert_array_equal(model.predict_std(X), std)
+
+
 @pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic"])
 def test_regression_in_the_units_of_the_targets(line, likelihood):
     x, y = line
