@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from stochens import GaussianPredictive, InputError, Predictive
+from stochens import GaussianPredictive, InputError, Predictive, fit
 
 
 def test_uncertainty_splits_into_its_parts():
@@ -67,6 +68,22 @@ def test_gaussian_moments_intervals_and_samples():
             p.interval(bad)
     with pytest.raises(InputError, match="must both be"):
         GaussianPredictive.of(means, means[0])
+
+
+def test_a_spread_that_is_small_beside_the_mean():
+    """Two parts in 1e9: the mean of the squares less the square of the mean has no digits left."""
+    x = torch.linspace(-1, 1, 30, dtype=torch.float64).unsqueeze(1)
+
+    def net():
+        return nn.Linear(1, 1, dtype=torch.float64)
+
+    posterior = fit(net, (x, x), method="regular", members=8, epochs=1, likelihood="gaussian")
+    posterior.params["bias"].mul_(1e-3).add_(1e6)
+    posterior.params["weight"].mul_(1e-3)
+    for cut in (None, 7):
+        p = posterior.predict(x, batch_size=cut)
+        wanted = p.components()[0].var(0, correction=0)
+        torch.testing.assert_close(p.epistemic, wanted, rtol=1e-6, atol=0)
 
 
 def test_they_show_their_sizes_and_no_numbers():

@@ -213,7 +213,7 @@ class Sums(abc.ABC):
 
     def add(self, outputs: Tensor, *, rows: slice, first_draw: int) -> None:
         outputs = outputs.float() if outputs.dtype.itemsize < 4 else outputs
-        draws, terms = self.terms(outputs)
+        draws, terms = self.terms(outputs, rows)
         if not self.sums:
             self._allocate(draws, terms)
         size, last = self.shape[0] // self.groups, first_draw + len(outputs)
@@ -235,7 +235,7 @@ class Sums(abc.ABC):
         self.dtype = draws[0].dtype
 
     @abc.abstractmethod
-    def terms(self, outputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def terms(self, outputs: Tensor, rows: slice) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """What is kept of each draw, and what is summed over draws."""
 
     @abc.abstractmethod
@@ -243,7 +243,7 @@ class Sums(abc.ABC):
 
 
 class ClassSums(Sums):
-    def terms(self, outputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def terms(self, outputs: Tensor, rows: slice) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         probs = outputs.softmax(-1)
         return (probs,), (probs, entropy(probs))
 
@@ -263,14 +263,19 @@ class GaussianSums(Sums):
     def __init__(self, *shape: int, likelihood: Gaussian, **options: Any) -> None:
         super().__init__(*shape, **options)
         self.likelihood = likelihood
+        # By first row. The squares are of distances to the first draw: those of the means
+        # themselves would leave nothing of a spread that is small beside them.
+        self.centres: dict[int, Tensor] = {}
 
-    def terms(self, outputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def terms(self, outputs: Tensor, rows: slice) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         mean, variance = self.likelihood.moments(outputs)
-        return (mean, variance), (mean, variance, mean.double().square())
+        centre = self.centres.setdefault(rows.start, mean[0].double())  # [b, D]
+        return (mean, variance), (mean, variance, (mean.double() - centre).square())
 
     def result(self) -> GaussianPredictive:
         mean, aleatoric, square = (total.sum(0) / self.shape[0] for total in self.sums)
-        epistemic = (square - mean.square()).clamp_min(0)
+        centre = torch.cat([self.centres[first] for first in sorted(self.centres)]).cpu()
+        epistemic = (square - (mean - centre).square()).clamp_min(0)
         moments = (t.to(self.dtype) for t in (mean, aleatoric, epistemic))
         return GaussianPredictive(*moments, *(self.kept or (None, None)))
 
