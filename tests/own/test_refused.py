@@ -3,6 +3,7 @@
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -40,6 +41,8 @@ def bad(here, tmp_path):
     np.savez(tmp_path / "rows.npz", x=x, y=[0, 1])
     np.savez(tmp_path / "onehot.npz", x=x, y=np.eye(3))
     np.save(tmp_path / "x.npy", x)
+    rows = pd.DataFrame({"a": [1.0, 2, 3], "b": 1.0, "c": 2.0, "y": [*"pqr"]}, index=[4, 6, 7])
+    rows.to_parquet(tmp_path / "index.parquet")
     for folder, size in (("p", (6, 7)), ("q", (6, 8))):
         (tmp_path / "sizes" / folder).mkdir(parents=True)
         Image.fromarray(np.zeros(size, np.uint8)).save(tmp_path / "sizes" / folder / "1.png")
@@ -64,6 +67,7 @@ def bad(here, tmp_path):
         ("label.csv", "column 'y' has no value in line 2"),
         ("numbers.csv", "the first line must name the columns"),
         ("index.csv", "column 1 has no name; an index?"),
+        ("index.parquet", "'__index_level_0__' is the index of a pandas table"),
         ("ragged.csv", "line 3 has 4 cells"),
         ("twice.csv", "two columns 'a'"),
         ("both.csv", "--target NAME: label and y may be"),

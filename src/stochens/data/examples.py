@@ -5,6 +5,7 @@
 a folder         images, FOLDER/CLASS/*.png
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -19,6 +20,7 @@ from stochens.files.storage import reading
 
 TARGETS = ("target", "label", "y", "class", "labels")  # what a target is called by itself
 LIKELY = ", ".join(TARGETS[:-1]) + f" or {TARGETS[-1]}"
+INDEX = re.compile(r"__index_level_\d+__")  # what pandas calls it in .parquet, if it has no name
 INPUTS = ("x", "X")  # what the inputs of an npz file are called by themselves
 SUFFIXES = ".parquet, .csv, .npz, .npy or a folder of images"
 
@@ -141,6 +143,12 @@ def _features(
     both = next((name for name in given if name in targets), None)
     if both is not None:
         raise InputError(f"{both!r} cannot be a feature and the target")
+    index = next((name for name in names if INDEX.fullmatch(name)), None)
+    if index is not None and not given and index not in (*drop, *targets):
+        raise InputError(
+            f"{file}: column {index!r} is the index of a pandas table; leave it out: --drop "
+            f"{index}, or write the file without it (index=False)"
+        )
     chosen = given or [name for name in names if name not in targets]
     chosen = [name for name in chosen if name not in drop]
     if not chosen:
