@@ -282,7 +282,9 @@ class StochasticEnsembleRegressor(RegressorMixin, _Ensemble):  # type: ignore[mi
 
     Options as in StochasticEnsembleClassifier, and
     likelihood: "gaussian" (one noise, learned) or "heteroscedastic" (a network with two outputs
-        for each target: the D means first, then the D log variances), or an object.
+        for each target: the D means first, then the D log variances), or an object, which sees the
+        targets as the network does: with `standardize` a noise that is given is in units of their
+        standard deviation.
 
     >>> X = np.linspace(-1, 1, 80)[:, None]
     >>> model = StochasticEnsembleRegressor(members=5, epochs=20, random_state=0)
