@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import warnings
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 import stochens
 from stochens import DropConnect, Dropout, Gaussian, InputError, NPDropout
 from stochens.networks import FRN
+from stochens.posteriors.diagnostics import SamplingWarning
 from stochens.predict.export import program
 
 # float32 in both, but sums of another order; entropies are of size 1 and are subtracted
@@ -182,6 +184,18 @@ def test_a_member_loads_into_the_plain_network(images, method, tmp_path):
             torch.testing.assert_close(probs, posterior.predict(x).probs[k], **CLOSE)
         for name, p in plain.named_parameters():
             assert torch.equal(p, posterior.params[name][k])
+
+
+def test_the_draws_of_a_sampler(tmp_path):
+    """Whose parameters are views of one tensor."""
+    x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
+    options = {"samples": 4, "warmup": 10, "chains": 2, "progress": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)
+        posterior = stochens.nuts(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), **options)
+    path = tmp_path / "draws.pt2"
+    noise = posterior.export(path)
+    compare(torch.export.load(path).module()(x, noise), posterior.predict(x))
 
 
 class Tied(nn.Module):

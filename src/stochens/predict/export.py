@@ -104,7 +104,8 @@ def _entropy(probs: Tensor) -> Tensor:
 def program(predictor: Predictor, x: Tensor) -> Any:
     """The torch.export.ExportedProgram of (x [B, ...], noise) -> averages; x is an example."""
     net = copy.deepcopy(predictor.net).cpu().eval().requires_grad_(False)
-    params = {name: p.detach().cpu() for name, p in predictor.params.items()}
+    # copies: those of a sampler are views of one tensor, and torch's scan takes no two such
+    params = {name: p.detach().cpu().clone() for name, p in predictor.params.items()}
     predictor = predictor._replace(net=net, params=params)
     batch = torch.export.Dim("batch", min=1)
     first = [p[0] for p in params.values()]
