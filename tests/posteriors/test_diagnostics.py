@@ -124,3 +124,10 @@ def test_without_arviz_the_remedy_is_named(run, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "arviz", None)
     with pytest.raises(InputError, match=r"stochens\[arviz\]"):
         stochens.diagnose(run, torch.zeros(3, 2))
+
+
+def test_a_chain_that_stands_still_has_the_worst_e_bfmi():
+    energy = torch.stack([torch.arange(20.0) % 3, torch.full((20,), 5.0)])
+    found = e_bfmi(energy)
+    assert found[0] > 0.3
+    assert found[1] == 0

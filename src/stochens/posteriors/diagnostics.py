@@ -164,8 +164,12 @@ def arviz() -> Any:
 
 
 def e_bfmi(energy: Tensor) -> Tensor:
-    """mean (E_n - E_{n-1})^2 / var E, of energy [chains, draws] -> [chains] (Betancourt, 2016)."""
-    return energy.diff(dim=1).square().mean(1) / energy.var(1, correction=0)
+    """mean (E_n - E_{n-1})^2 / var E, of energy [chains, draws] -> [chains] (Betancourt, 2016).
+
+    A chain that stands still has 0, the worst there is.
+    """
+    ratio = energy.diff(dim=1).square().mean(1) / energy.var(1, correction=0)
+    return ratio.where(~ratio.isnan() | energy.isnan().any(1), 0.0)
 
 
 # In words -----------------------------------------------------------------------------------------
