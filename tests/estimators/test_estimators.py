@@ -172,6 +172,7 @@ def test_std_whose_square_float32_cannot_hold(unit):
     model = StochasticEnsembleRegressor(**LITTLE).fit(X, y * unit)
     _, std = model.predict(X, return_std=True)
     assert std.dtype == np.float32
+    # standardised targets differ in their last bit, which training in float32 makes larger
     np.testing.assert_allclose(std / unit, wanted, rtol=1e-3)
     np.testing.assert_array_equal(model.predict_std(X), std)
 

@@ -171,6 +171,7 @@ def test_units_far_from_one(typed, here, tmp_path, unit, zero):
         found = json.loads(typed("evaluate", run, data, "--same-model", "--json").out)["metrics"]
         said[name] = columns, {measure: row["value"] for measure, row in found.items()}
     (plain, good), (far, measured) = said["plain"], said["far"]
+    # the same but for rounding of the standardised targets, in float32
     for name, values in plain.items():
         shift = zero if name in ("mean", "low", "high") else 0
         np.testing.assert_allclose((far[name] - shift) / unit, values, rtol=1e-5, atol=1e-6)

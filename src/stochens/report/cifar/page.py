@@ -39,7 +39,8 @@ READING = (
         "Rows",
         "regular is a deep ensemble, MultiSWA one of averaged weights, SE1 one with dropout, SE2 "
         "with DropConnect, SE3 with non-parametric dropout, cSGHMC a sampler with noisy gradients "
-        "and cyclical steps; the number is the drop rate.",
+        "and cyclical steps, langevin draws that are each carried from the prior; the number is "
+        "the drop rate.",
     ),
     (
         "Corrupted sets",
