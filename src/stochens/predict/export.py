@@ -73,7 +73,7 @@ class _All(nn.Module):
         params = list(self.buffers(recurse=False))  # each [M, ...]
 
         def draw(carry: Tensor, row: list[Tensor]) -> tuple[Tensor, Tensor]:
-            member, *own = row
+            member, own = row[0], list(row[1:])  # older torch takes `member, *own` for a tuple
             theta = [p.index_select(0, member).squeeze(0) for p in params]
             return carry.clone(), self._one(x, theta, own)
 
