@@ -8,6 +8,7 @@ ALL_IMAGES = 50_000  # that CIFAR has to train on; a run that asks for no number
 SETTINGS = {
     "members": "{:,} member{s}",
     "lr": "learning rate {:g}",
+    "step_size": "step size {:g}",
     "epochs": "{:,} epoch{s}",
     "images": "{:,} image{s}",
     "draws": "{:,} inference{s} each",
@@ -21,8 +22,8 @@ SETTINGS = {
 
 def words(key: str, value: Any) -> str:
     """
-    >>> words("images", 40960), words("members", 1)
-    ('40,960 images', '1 member')
+    >>> words("images", 40960), words("members", 1), words("step_size", 1.8e-3)
+    ('40,960 images', '1 member', 'step size 0.0018')
     """
     return SETTINGS[key].format(value, s="" if value == 1 else "s")
 
