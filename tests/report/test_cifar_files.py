@@ -11,7 +11,7 @@ from tests.report.sample import sample_run
 
 from stochens.metrics import accuracy as accuracy_of
 from stochens.metrics import ece
-from stochens.report import finish, markdown
+from stochens.report import finish, markdown, pictures
 from stochens.report.cifar.figures import cifar_figures
 from stochens.report.cifar.numbers import box, calibration, curve, distance, entropies, shares
 from stochens.report.cifar.rows import gather
@@ -87,6 +87,16 @@ def test_figures_of_several_runs_lie_beside_the_page(runs, tmp_path):
     written = (("Figures: ", "figures"), ("Tables:  ", "tables.md"), ("Numbers: ", "metrics.json"))
     assert said == [f"{what}{tmp_path / name}" for what, name in written]
     assert "SE1 0.1" in (tmp_path / "tables.md").read_text()
+
+
+def test_figures_of_the_same_run_are_the_same_files(runs, tmp_path):
+    for again in ("first", "second"):
+        pictures.save(runs[0], tmp_path / again)
+    first, second = (
+        {f.name: f.read_bytes() for f in (tmp_path / d).iterdir()} for d in ("first", "second")
+    )
+    assert len(first) > 2
+    assert first == second
 
 
 def test_figures_without_numbers_are_not_drawn(tmp_path):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -82,5 +83,8 @@ def _risk(ax: Axes, predictions: Mapping[str, Predictive], y: Tensor) -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
+    """The same figure makes the same file: an SVG has no date and no random names inside."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150, facecolor="white")
+    undated = {"Date": None} if path.suffix == ".svg" else None
+    with matplotlib.rc_context({"svg.hashsalt": "stochens"}):
+        figure.savefig(path, dpi=150, facecolor="white", metadata=undated)
