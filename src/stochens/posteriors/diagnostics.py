@@ -147,8 +147,11 @@ def mixing(quantities: Tensor) -> Mixing:
     if quantities.shape[2] > MOST_QUANTITIES:
         quantities = quantities[..., :: -(-quantities.shape[2] // MOST_QUANTITIES)]
     data = az.convert_to_dataset({"q": quantities.detach().double().cpu().numpy()})
-    results = (az.rhat(data), az.ess(data, method="bulk"), az.ess(data, method="tail"))
-    return Mixing(*(torch.from_numpy(np.asarray(r["q"].values)) for r in results))
+    results = [az.ess(data, method=method) for method in ("bulk", "tail")]
+    bulk, tail = (torch.from_numpy(np.asarray(r["q"].values)) for r in results)
+    if quantities.shape[0] == 1:  # of one chain ArviZ has none either, and logs a line to say so
+        return Mixing(torch.full_like(bulk, torch.nan), bulk, tail)
+    return Mixing(torch.from_numpy(np.asarray(az.rhat(data)["q"].values)), bulk, tail)
 
 
 def arviz() -> Any:
