@@ -1,0 +1,126 @@
+"""The tables of the README have the numbers of the files that they are made from."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CIFAR = ROOT / "results" / "cifar10"
+FOLDERS = {  # the beginning of a row of the CIFAR-10 table -> its run
+    "regular": "regular",
+    "MultiSWA": "multiswa",
+    "SE1, p = 0.2": "se1-0.2-300",
+    "SE1, p = 0.1": "se1-0.1-80",
+    "SE2, p = 0.05": "se2-0.05",
+    "SE3": "se3-channel",
+    "cyclical SGHMC": "csghmc",
+}
+
+
+def tables(page: str = "README.md") -> list[list[list[str]]]:
+    """Every table as rows of cells, the header first."""
+    found: list[list[list[str]]] = [[]]
+    for line in (ROOT / page).read_text().splitlines():
+        if line.startswith("|"):
+            found[-1].append([cell.strip() for cell in line.strip("|").split("|")])
+        elif found[-1]:
+            found.append([])
+    return [[rows[0], *rows[2:]] for rows in found if rows]
+
+
+def table(header: str, page: str = "README.md") -> list[list[str]]:
+    """The rows of the only table with this column."""
+    (rows,) = [rows[1:] for rows in tables(page) if header in rows[0]]
+    return rows
+
+
+def plain(cell: str) -> str:
+    return cell.replace("*", "")
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def measured(folder: str, row: str | None = None) -> list[float]:
+    """Accuracy, NLL, agreement and variance, in the table's units."""
+    rows = read(CIFAR / folder / "metrics.json")["cifar10"]
+    (name,) = [name for name in rows if name != "HMC"] if row is None else [row]
+    test = rows[name]["test"]
+    units = {"accuracy": 100, "NLL": 1, "agreement": 100, "variance": 100}
+    return [unit * test[key]["value"] if key in test else 0.0 for key, unit in units.items()]
+
+
+def written(values: list[float]) -> list[str]:
+    return [f"{v:.{digits}f}" for v, digits in zip(values, (2, 3, 2, 2), strict=True)]
+
+
+@pytest.mark.parametrize("start", FOLDERS)
+def test_a_row_of_the_cifar_table_is_its_run(start):
+    (row,) = [row for row in table("epochs") if plain(row[0]).startswith(start)]
+    run = read(CIFAR / FOLDERS[start] / "run.json")
+    seconds = next(t for what, t in run["timings"].items() if what.endswith("0000-0049"))
+    assert plain(row[1]).split(" + ")[-1] == str(run["config"]["epochs"])
+    assert plain(row[2]).split(" + ")[-1] == f"{seconds:.0f} s"
+    assert [plain(cell) for cell in row[3:]] == written(measured(FOLDERS[start]))
+
+
+def test_bold_in_the_cifar_table_is_what_is_closest_to_hmc():
+    rows = table("epochs")
+    hmc = measured("regular", "HMC")
+    assert [plain(cell) for cell in rows[0][3:5]] == written(hmc)[:2]
+    hmc[2] = 100.0  # it agrees with itself
+    ours = {start: measured(folder) for start, folder in FOLDERS.items()}
+    for k in range(4):
+        (bold,) = [row for row in rows if row[3 + k].startswith("**")]
+        closest = min(ours, key=lambda start: abs(ours[start][k] - hmc[k]))
+        assert plain(bold[0]).startswith(closest)
+
+
+@pytest.mark.parametrize(
+    ("page", "column", "way"),
+    [
+        ("README.md", 1, "loop"),
+        ("README.md", 2, "vmap + compile"),
+        ("README.md", 3, "jax vmap"),
+        ("README.md", 4, "ours"),
+        ("benchmarks/README.md", 1, "loop"),
+        ("benchmarks/README.md", 2, "vmap"),
+        ("benchmarks/README.md", 3, "vmap + compile"),
+        ("benchmarks/README.md", 4, "jax vmap"),
+        ("benchmarks/README.md", 5, "ours"),
+        ("benchmarks/README.md", 6, "ours, forward only"),
+    ],
+)
+def test_speeds_on_a_gpu(page, column, way):
+    cases = read(ROOT / "benchmarks" / "gpu.json")["cases"]
+    speeds = {c["members"]: c["member_images_per_s"] for c in cases if c["name"] == way}
+    rows = table("members", page)
+    found = {row[0]: plain(row[column]).split(" (")[0] for row in rows if row[column]}
+    assert found == {str(m): f"{speeds[m]:,}" for m in speeds if str(m) in found}
+    assert found
+
+
+@pytest.mark.parametrize(
+    ("mark", "folder"), [(", the paper's sizes", "toy"), (", replicated", "toy/table")]
+)
+def test_distances_on_the_toy_problem(mark, folder):
+    rows = [row for rows in tables() for row in rows if mark in row[0]]
+    metrics = read(ROOT / "results" / folder / "metrics.json")
+    for name, *cells in rows:
+        for set_name, cell in zip("abc", cells, strict=True):
+            own = metrics[set_name][name.split(mark)[0].strip("`")]
+            both = [f"{100 * own[place]['variance']['value']:.2f}" for place in ("in", "out")]
+            assert plain(cell) == " / ".join(both)
+    assert len(rows) >= 3
+
+
+def test_speeds_on_a_cpu():
+    cases = read(ROOT / "benchmarks" / "results" / "training.json")["cases"]
+    for name, loop, ours, ratio in table("loop"):
+        case = cases[name.replace('`engine="vmap"`', "vmap")]
+        assert (loop, ours) == (f"{case['loop_us']:.0f} us", f"{case['ours_us']:.1f} us")
+        low, high = case["ratio_min"], case["ratio_max"]
+        assert plain(ratio) == f"{case['ratio']:.0f}x ({low:.0f} to {high:.0f})"
