@@ -261,6 +261,14 @@ def test_a_noisy_layer_keeps_its_buffers_and_its_names(method, tmp_path):
     assert again.net.double()[0].mask.dtype == torch.float64
 
 
+def test_a_noisy_layer_is_exported_with_its_buffers(tmp_path):
+    x, y = torch.randn(9, 4), torch.arange(9) % 3
+    posterior = fit(masked(), (x, y), stochens.DropConnect(0.2), epochs=3)
+    noise = posterior.export(tmp_path / "model.pt2")
+    made = torch.export.load(tmp_path / "model.pt2").module()
+    compare(made(x, noise), posterior.predict(x, noise="shared"))
+
+
 def test_a_member_of_regression_leaves_the_noise_out():
     x = torch.linspace(-1, 1, 30).unsqueeze(1)
     net = stochens.MLP(1, 8, 1)

@@ -87,6 +87,34 @@ class Scaled(nn.Module):
         return self.scale * self.layer(x)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda y: y.squeeze(-1), r"needs a network with outputs \[B, 1\], got \(4,\)"),
+        (lambda y: (y, y), "must return one tensor, got tuple"),
+    ],
+)
+def test_outputs_of_a_wrong_shape_are_named_in_regression(xor, change, message):
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+
+        def forward(self, x):
+            return change(self.layer(x))
+
+    with pytest.raises(InputError, match=message):
+        fit((xor[0], xor[0][:, 0]), Net, likelihood="gaussian")
+
+
+def test_the_learned_noise_is_of_the_networks_precision(xor):
+    x, y = xor[0], xor[0][:, 0].double()
+    posterior = fit((x, y), lambda: MLP(2, 4, 1), likelihood="gaussian")
+    assert posterior.params["log_variance"].dtype == torch.float32
+    with pytest.raises(InputError, match=r"its parameters are torch.float64; use .*double"):
+        fit((x, y.float()), lambda: MLP(2, 4, 1).double(), likelihood="gaussian")
+
+
 def test_a_parameter_may_be_a_single_number(data):
     """One full-batch step of plain gradient descent, by hand."""
     options = {"optimizer": "sgd", "lr": 0.1, "schedule": "constant", "batch_size": None}

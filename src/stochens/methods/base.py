@@ -100,10 +100,16 @@ class StochasticLayer(nn.Module, abc.ABC):
 
     def output(self, theta: Params, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One draw of the layer's output, given a draw of its parameters."""
-        y = functional_call(self.inner, theta, args, kwargs)
+        y = self.run_inner(theta, args, kwargs)
         if isinstance(y, tuple):  # attention and recurrent layers return more than their output
             return (self.perturb(y[0]), *y[1:])
         return self.perturb(y)
+
+    def run_inner(self, theta: Params, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The inner layer's output by parameters theta and the buffers that torch sees here, which
+        may be others than the inner layer's own (torch.export swaps them)."""
+        buffers = dict(self.named_buffers())
+        return functional_call(self.inner, {**buffers, **theta}, args, kwargs)
 
     @abc.abstractmethod
     def mixtures(self, omega: Params) -> list[Mixture]:
