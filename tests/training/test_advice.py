@@ -58,8 +58,8 @@ def test_targets_far_from_0():
 
 @pytest.mark.parametrize("epochs", [100, 1000])
 def test_a_noise_that_did_not_come_down(epochs):
-    """It is to be 0.1. 100 steps of 0.01, half of which count, bring its logarithm from 0 to -0.25
-    at most."""
+    """It is to be 0.1. 100 steps of at most 0.02, on average half of that, bring the logarithm of
+    its square from 0 to -1, which is a noise of 0.6."""
     y = X[:, :1].sin() + 0.1 * torch.randn(60, 1, generator=torch.Generator().manual_seed(1))
     options = {"method": "regular", "members": 3, "epochs": epochs, "lr": 0.02}
     with warnings.catch_warnings(record=True) as said:
