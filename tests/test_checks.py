@@ -50,6 +50,7 @@ def test_batchnorm_alone_is_named_too() -> None:
         (nn.Sequential(nn.InstanceNorm2d(3, track_running_stats=True)), "'0' is a InstanceNorm2d"),
         (nn.Sequential(nn.Linear(2, 3), nn.LazyLinear(4)), "'1' is lazy and has no shape yet"),
         (nn.LazyConv2d(4, 3), "the network itself is lazy"),
+        (nn.DataParallel(nn.Linear(2, 2)), "is a DataParallel, .* give the network inside it"),
         (nn.Sequential(nn.Embedding(5, 3, sparse=True)), "'0' has sparse=True"),
         (nn.ReLU(), "no trainable parameter"),
         (nn.Linear(2, 2).requires_grad_(False), "no trainable parameter"),
@@ -58,6 +59,22 @@ def test_batchnorm_alone_is_named_too() -> None:
 def test_what_else_is_refused(net: nn.Module, message: str) -> None:
     with pytest.raises(InputError, match=message):
         check_network(net)
+    with pytest.raises(InputError, match=message):
+        stochens.fit(net, (torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64)), members=1)
+
+
+def test_a_token_that_the_embedding_has_not_is_found_before_training() -> None:
+    """It stands in the last row, which no one tries."""
+    net = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2))
+    x, y = torch.arange(40).view(20, 2) % 5, torch.arange(20) % 2
+    wrong = x.clone()
+    for token in (5, -1):
+        wrong[-1, 1] = token
+        with pytest.raises(InputError, match=r"the network fails on x .*index out of range"):
+            stochens.fit(net, (wrong, y), members=2, epochs=1)
+    posterior = stochens.fit(net, (x, y), members=2, epochs=1)
+    with pytest.raises(InputError, match=r"the network fails on x .*index out of range"):
+        posterior.predict(wrong)
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,16 @@ def test_groups_divide_the_channels(channels: int, groups: int, expected: int) -
     assert (new.num_groups, new.num_channels) == (expected, channels)
 
 
+@pytest.mark.parametrize("by", ["frn", "group"])
+@pytest.mark.parametrize("channels", [2, 8, 10])
+def test_features_without_positions_keep_what_they_say(by: Any, channels: int) -> None:
+    """Eight groups of eight features would make a constant of each."""
+    x = torch.randn(5, channels)
+    new = replace_batchnorm(nn.BatchNorm1d(channels), by)
+    torch.testing.assert_close(new(x), nn.functional.layer_norm(x, (channels,)))
+    assert new(x[:1]).shape == (1, channels)
+
+
 def test_an_unknown_replacement_is_refused() -> None:
     with pytest.raises(ValueError, match="by must be 'frn' or 'group', got 'layer'"):
         replace_batchnorm(nn.BatchNorm2d(4), "layer")  # type: ignore[arg-type]

@@ -39,6 +39,11 @@ def check_network(net: nn.Module) -> None:
                 "networks); stochens.replace_batchnorm(net, 'frn' or 'group') puts FRN or "
                 "GroupNorm in its place"
             )
+        if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            raise InputError(
+                f"{name} is a {type(module).__name__}, through which members cannot be "
+                "called; give the network inside it, net.module"
+            )
         if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats:
             raise InputError(
                 f"{name} is a {type(module).__name__} with track_running_stats=True, which keeps "
@@ -54,6 +59,16 @@ def check_network(net: nn.Module) -> None:
             )
     if not any(p.requires_grad for p in net.parameters()):
         raise InputError("the network has no trainable parameter")
+
+
+def telling_rows(x: Tensor, count: int) -> Tensor:
+    """The first rows of x [N, ...], to try a network on; of whole numbers also the rows with the
+    smallest and the largest, which an embedding may not have."""
+    if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool or len(x) <= count:
+        return x[:count]
+    rows = x.flatten(1) if x.dim() > 1 else x.unsqueeze(1)
+    ends = x[[int(rows.amin(1).argmin()), int(rows.amax(1).argmax())]]
+    return torch.cat([x[: max(1, count - 2)], ends])
 
 
 def probe(net: nn.Module, x: Tensor) -> Tensor:

@@ -90,7 +90,9 @@ def replace_batchnorm(
 ) -> nn.Module:
     """A copy whose batch norms are FRN, or GroupNorm with at most `groups` groups.
 
-    FRN needs positions (images, sequences), so a BatchNorm1d becomes GroupNorm either way.
+    FRN needs positions (images, sequences), which a BatchNorm1d may not have: it becomes GroupNorm
+    of one group either way, which is layer normalisation. Of several groups each would have few
+    numbers, and a group of one or two is only a constant or a sign.
 
     >>> replace_batchnorm(nn.BatchNorm2d(3))
     FRN(3, eps=1e-06)
@@ -103,7 +105,9 @@ def replace_batchnorm(
             return None
         channels = module.num_features
         like = next(net.parameters(), torch.empty(0))  # its device and dtype
-        if by == "frn" and not isinstance(module, nn.BatchNorm1d):
+        if isinstance(module, nn.BatchNorm1d):
+            return nn.GroupNorm(1, channels).to(like)
+        if by == "frn":
             return FRN(channels).to(like)
         fitting = next(g for g in range(min(groups, channels), 0, -1) if channels % g == 0)
         return nn.GroupNorm(fitting, channels).to(like)

@@ -8,6 +8,7 @@ import abc
 import contextlib
 import copy
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Self
@@ -213,6 +214,15 @@ def _rehearse(
 
 
 def _built(net: Callable[[int, int], nn.Module], n: int, m: int, dtype: torch.dtype) -> nn.Module:
+    try:
+        inspect.signature(net).bind(n, m)
+    except TypeError as error:
+        raise InputError(
+            f"net must be a module or a function (features, outputs) -> nn.Module: {error}. One "
+            "without arguments, as `stochens.fit` takes it, goes in by lambda n, m: build()"
+        ) from None
+    except ValueError:
+        pass  # some classes tell no signature
     made = net(n, m)
     if not isinstance(made, nn.Module):
         raise InputError(f"the function given as net must return an nn.Module, got {made!r}")

@@ -161,8 +161,9 @@ class Homoscedastic(Gaussian):
                     "the network has a log_variance of its own, and likelihood='gaussian' adds one "
                     "under that name; rename it, or use 'heteroscedastic'"
                 )
+            dtype = next((p.dtype for p in net.parameters()), y.dtype)
             net.register_parameter(
-                "log_variance", nn.Parameter(torch.zeros(y.shape[1], dtype=y.dtype))
+                "log_variance", nn.Parameter(torch.zeros(y.shape[1], dtype=dtype))
             )
             net.register_forward_hook(_append_log_variance)
         return net
@@ -181,7 +182,9 @@ class Homoscedastic(Gaussian):
         super().check_outputs(outputs, y)
 
 
-def _append_log_variance(net: nn.Module, _: Any, mean: Tensor) -> Tensor:
+def _append_log_variance(net: nn.Module, _: Any, mean: Any) -> Any:
+    if not isinstance(mean, Tensor) or mean.dim() != 2:
+        return mean  # which is refused, by its shape
     log_variance: Tensor = net.log_variance  # type: ignore[assignment]
     return torch.cat([mean, log_variance.expand(mean.shape[0], -1)], -1)
 

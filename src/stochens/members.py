@@ -61,6 +61,15 @@ def join(blocks: Sequence[Params]) -> Params:
     return {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
 
 
+def flatten(params: Params) -> Tensor:
+    """Params of M members as [M, D], in their order.
+
+    >>> flatten({"w": torch.ones(3, 2, 2), "scale": torch.zeros(3)}).shape
+    torch.Size([3, 5])
+    """
+    return torch.cat([p.reshape(len(p), -1) for p in params.values()], dim=1)
+
+
 def move(params: Params, device: torch.device | str) -> Params:
     """The same on another device."""
     return {name: p.to(device) for name, p in params.items()}

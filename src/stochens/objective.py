@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stochens.likelihoods import Likelihood
-from stochens.members import Engine, Params, forward, forward_each, size
+from stochens.members import Engine, Params, flatten, forward, forward_each, size
 from stochens.methods import Mixture, stochastic_layers
 
 SIGMA = 2.0**-23  # "machine precision" sigma: the spacing of float32 numbers at 1
@@ -194,7 +194,7 @@ def penalty_for(net: nn.Module, params: Params, precision: float) -> Callable[[P
     weights = 0.5 * torch.cat([slope.flatten() for slope in slopes])  # [D]
 
     def squares(params: Params) -> Tensor:
-        together = torch.cat([params[name].flatten(1) for name in ones], dim=1)  # [M, D]
+        together = flatten({name: params[name] for name in ones})  # [M, D]
         return (weights * together.square()).sum(1)
 
     return squares

@@ -222,6 +222,7 @@ def test_cross_validation(line):
         ({"dtype": "float16"}, "dtype must be one of float32, float64"),
         ({"net": 3}, "net must be a function"),
         ({"net": lambda n, m: None}, "must return an nn.Module"),
+        ({"net": lambda: None}, r"a function \(features, outputs\) -> nn.Module: too many"),
         ({"draws": 0}, "draws must be a whole number"),
         ({"hidden_layer_sizes": 20}, r"must be a tuple, say \(50,\), got 20"),
         ({"hidden_layer_sizes": (0,)}, "hidden_layer_sizes must be a whole number, at least 1"),

@@ -10,13 +10,14 @@ import torch
 from scipy import stats as scipy_stats
 from torch import Tensor, nn
 
+from stochens.members import flatten
 from stochens.posteriors import nuts as tree
 from stochens.posteriors import trajectory
 from stochens.posteriors.adaptation import windows
 from stochens.posteriors.engines import Eager, choose, names, restored, tensors
 from stochens.posteriors.problem import prepare
 from stochens.posteriors.run import reasonable_step
-from stochens.posteriors.target import NetworkTarget, Target, flatten
+from stochens.posteriors.target import NetworkTarget, Target
 from stochens.posteriors.trajectory import STATS, Record, Rules, State, initial
 from stochens.randomness.seeds import SAMPLER, derive
 

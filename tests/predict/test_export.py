@@ -229,6 +229,46 @@ def test_a_member_brings_tied_frozen_and_buffered_tensors(method):
         torch.testing.assert_close(probs, posterior.predict(x).probs[2], **CLOSE)
 
 
+class Masked(nn.Linear):
+    """A layer with a buffer, drawn when it is built."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.register_buffer("mask", (torch.rand(4, 4) < 0.5).float())
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight * self.mask, self.bias)
+
+
+def masked() -> nn.Module:
+    """It stands in two places, under two names."""
+    layer = Masked()
+    return nn.Sequential(layer, nn.ReLU(), nn.Sequential(layer, nn.ReLU()), nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize(
+    "method", ["regular", "np-dropout", [stochens.DropConnect(0.2), stochens.Gaussian(learn=True)]]
+)
+def test_a_noisy_layer_keeps_its_buffers_and_its_names(method, tmp_path):
+    x, y = torch.randn(9, 4), torch.arange(9) % 3
+    net = masked()
+    posterior = fit(net, (x, y), method, epochs=3)
+    assert torch.equal(posterior.member(0)["0.mask"], net[0].mask)
+    masked().load_state_dict(posterior.member(0))  # strict: every name, and no other
+    posterior.save(tmp_path / "mine")
+    again = stochens.load(tmp_path / "mine", masked)  # with another mask, were it not saved
+    assert torch.equal(again.predict(x).mean, posterior.predict(x).mean)
+    assert again.net.double()[0].mask.dtype == torch.float64
+
+
+def test_a_noisy_layer_is_exported_with_its_buffers(tmp_path):
+    x, y = torch.randn(9, 4), torch.arange(9) % 3
+    posterior = fit(masked(), (x, y), stochens.DropConnect(0.2), epochs=3)
+    noise = posterior.export(tmp_path / "model.pt2")
+    made = torch.export.load(tmp_path / "model.pt2").module()
+    compare(made(x, noise), posterior.predict(x, noise="shared"))
+
+
 def test_a_member_of_regression_leaves_the_noise_out():
     x = torch.linspace(-1, 1, 30).unsqueeze(1)
     net = stochens.MLP(1, 8, 1)

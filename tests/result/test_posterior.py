@@ -363,6 +363,18 @@ def test_a_network_that_computes_something_else_is_refused(xor, tmp_path, method
     torch.testing.assert_close(found, plain(x).detach())
 
 
+def test_members_of_other_constants_are_not_joined(xor):
+    """They would be predicted with the constants of the first, and nobody would notice."""
+    first, second = Features(True), Features(True)
+    parts = [fit(xor, first, members=[0]), fit(xor, second, members=[1])]
+    with pytest.raises(InputError, match="'drawn', which all members share, differs"):
+        stochens.join(parts)
+    parts = [fit(xor, first, members=[k]) for k in range(2)]
+    both = stochens.join(parts).predict(xor[0])
+    for k, part in enumerate(parts):
+        assert torch.equal(both.probs[k], part.predict(xor[0]).probs[0])
+
+
 def test_random_constants_must_be_those_of_the_saved_network(xor, tmp_path):
     for known in (True, False):
         posterior = stochens.fit(Features(known), xor, method="regular", members=2, epochs=2)
@@ -486,6 +498,11 @@ def test_join_refuses_what_does_not_belong_together(xor):
         stochens.join([a, fit(xor, members=[2], seed=1)])
     with pytest.raises(InputError, match="different networks"):
         stochens.join([a, fit(xor, lambda: MLP(2, 7, 2), members=[2])])
+    with pytest.raises(InputError, match="with the same parameters their outputs are up to"):
+        stochens.join([a, fit(xor, lambda: MLP(2, 6, 2, activation=nn.Tanh), members=[2])])
+    averaged = stochens.multiswag(MLP(2, 6, 2), xor, members=[2], epochs=40, rank=2)
+    with pytest.raises(InputError, match="only some have SWAG's Gaussian"):
+        stochens.join([a, averaged])
     some = a.take(slice(1, 2))
     assert some.members == (1,)
     assert some.history.loss.shape[1] == 1

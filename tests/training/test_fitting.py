@@ -75,6 +75,65 @@ def test_each_member_equals_the_network_trained_alone(data, engine, members):
             torch.testing.assert_close(posterior.params[name][row], p.detach(), **CLOSE)
 
 
+class Scaled(nn.Module):
+    """A temperature, as a parameter without an axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.scale * self.layer(x)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda y: y.squeeze(-1), r"needs a network with outputs \[B, 1\], got \(4,\)"),
+        (lambda y: (y, y), "must return one tensor, got tuple"),
+    ],
+)
+def test_outputs_of_a_wrong_shape_are_named_in_regression(xor, change, message):
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+
+        def forward(self, x):
+            return change(self.layer(x))
+
+    with pytest.raises(InputError, match=message):
+        fit((xor[0], xor[0][:, 0]), Net, likelihood="gaussian")
+
+
+def test_the_learned_noise_is_of_the_networks_precision(xor):
+    x, y = xor[0], xor[0][:, 0].double()
+    posterior = fit((x, y), lambda: MLP(2, 4, 1), likelihood="gaussian")
+    assert posterior.params["log_variance"].dtype == torch.float32
+    with pytest.raises(InputError, match=r"its parameters are torch.float64; use .*double"):
+        fit((x, y.float()), lambda: MLP(2, 4, 1).double(), likelihood="gaussian")
+
+
+def test_a_parameter_may_be_a_single_number(data):
+    """One full-batch step of plain gradient descent, by hand."""
+    options = {"optimizer": "sgd", "lr": 0.1, "schedule": "constant", "batch_size": None}
+    posterior = fit(data, Scaled, members=2, epochs=1, **options)
+    start = init(builder(Scaled), members=range(2), seed=0)
+    for k in range(2):
+        net = Scaled()
+        net.load_state_dict({name: p[k] for name, p in start.items()})
+        l2 = sum(p.square().sum() for p in net.parameters())
+        loss = F.cross_entropy(net(data[0]), data[1]) + l2 / (2 * len(data[0]))
+        for (name, p), g in zip(
+            net.named_parameters(),
+            torch.autograd.grad(loss, list(net.parameters())),
+            strict=True,
+        ):
+            moved = p - 0.1 * 1.9 * g  # Nesterov's first step is (1 + momentum) times as long
+            torch.testing.assert_close(posterior.params[name][k], moved.detach(), **CLOSE)
+
+
 @pytest.mark.parametrize("method", ["regular", Dropout(0.3), DropConnect(0.3), NPDropout()])
 def test_a_member_starts_the_same_whoever_is_beside_it(data, method):
     many = fit(data, method=method, members=6, epochs=1, lr=1e-300)  # a rate that moves nothing

@@ -7,7 +7,13 @@ from stochens.methods.gaussian import Gaussian
 from stochens.methods.np_dropout import NPDropout
 from stochens.methods.registry import METHODS, MethodLike, resolve
 from stochens.methods.regular import Regular
-from stochens.methods.swap import output_layer, start, stochastic, stochastic_layers
+from stochens.methods.swap import (
+    output_layer,
+    start,
+    stochastic,
+    stochastic_layers,
+    stochastic_places,
+)
 
 __all__ = [
     "METHODS",
@@ -25,4 +31,5 @@ __all__ = [
     "start",
     "stochastic",
     "stochastic_layers",
+    "stochastic_places",
 ]

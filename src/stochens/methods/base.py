@@ -41,9 +41,10 @@ class Mixture(NamedTuple):
 class StochasticLayer(nn.Module, abc.ABC):
     """A layer with noise, around a plain layer or around another stochastic layer.
 
-    It owns the layer's parameters under their own names; the layer itself is kept out of torch's
-    sight and only lends its forward pass. Subclasses override `draw` (noise on weights, shared by
-    the batch), `perturb` (noise on outputs, fresh for each example), `output` or `forward`.
+    It owns the layer's parameters and buffers under their own names; the layer itself is kept out
+    of torch's sight and only lends its forward pass. Subclasses override `draw` (noise on weights,
+    shared by the batch), `perturb` (noise on outputs, fresh for each example), `output` or
+    `forward`.
     """
 
     needs_second_set: ClassVar[bool] = False
@@ -56,8 +57,7 @@ class StochasticLayer(nn.Module, abc.ABC):
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self._inner = (layer,)  # a tuple, so that torch does not register it as a child
-        for name, p in layer.named_parameters():
-            register(self, name, p)
+        self._own()
         self.names = [name for name, _ in layer.named_parameters()]
         # omega's mean parameters -> the plain layer's parameter that each one is a value of
         self.base_of: dict[str, str] = (
@@ -65,6 +65,14 @@ class StochasticLayer(nn.Module, abc.ABC):
             if isinstance(layer, StochasticLayer)
             else {name: name for name in self.names}
         )
+
+    def _own(self) -> None:
+        """Register what the inner layer has, the same tensors."""
+        for name, p in self.inner.named_parameters():
+            register(self, name, p)
+        kept = self.inner.state_dict(keep_vars=True)
+        for name, buffer in self.inner.named_buffers():
+            register_buffer(self, name, buffer, persistent=name in kept)
 
     @property
     def inner(self) -> nn.Module:
@@ -92,10 +100,16 @@ class StochasticLayer(nn.Module, abc.ABC):
 
     def output(self, theta: Params, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One draw of the layer's output, given a draw of its parameters."""
-        y = functional_call(self.inner, theta, args, kwargs)
+        y = self.run_inner(theta, args, kwargs)
         if isinstance(y, tuple):  # attention and recurrent layers return more than their output
             return (self.perturb(y[0]), *y[1:])
         return self.perturb(y)
+
+    def run_inner(self, theta: Params, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The inner layer's output by parameters theta and the buffers that torch sees here, which
+        may be others than the inner layer's own (torch.export swaps them)."""
+        buffers = dict(self.named_buffers())
+        return functional_call(self.inner, {**buffers, **theta}, args, kwargs)
 
     @abc.abstractmethod
     def mixtures(self, omega: Params) -> list[Mixture]:
@@ -128,14 +142,11 @@ class StochasticLayer(nn.Module, abc.ABC):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self.inner._apply(fn, recurse)
+        self._own()
         lent = dict(self.inner.named_parameters())
-        for name, p in lent.items():
-            register(self, name, p)
         for name, p in self.named_parameters():
             if name not in lent:
                 p.data = fn(p.data)
-        for name, buffer in self.named_buffers(recurse=False):
-            self.register_buffer(name, fn(buffer))
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -157,11 +168,25 @@ class StochasticLayer(nn.Module, abc.ABC):
 
 def register(module: nn.Module, path: str, p: nn.Parameter) -> None:
     """Register a parameter under a dotted name, e.g. attention's "out_proj.weight"."""
+    owner, name = _owner(module, path)
+    owner._parameters[name] = p
+
+
+def register_buffer(module: nn.Module, path: str, buffer: Tensor, *, persistent: bool) -> None:
+    """Likewise a buffer, e.g. "parametrizations.weight.0._u"."""
+    owner, name = _owner(module, path)
+    owner._buffers[name] = buffer
+    if not persistent:
+        owner._non_persistent_buffers_set.add(name)
+
+
+def _owner(module: nn.Module, path: str) -> tuple[nn.Module, str]:
+    """The module that holds the last name of a dotted one; it is made where it is not there."""
     *parents, name = path.split(".")
     for parent in parents:
         # not add_module or register_parameter, which would trip over our __getattr__
         module = module._modules.setdefault(parent, nn.Module())  # type: ignore[assignment]
-    module._parameters[name] = p
+    return module, name
 
 
 def beside(p: Tensor, start: Tensor) -> nn.Parameter:

@@ -20,7 +20,7 @@ from stochens.randomness.noise import bernoulli
 
 
 class DropConnectLayer(StochasticLayer):
-    """theta = omega * eps / (1 - p),  eps ~ Bernoulli(1 - p) for each weight, once a pass."""
+    """theta = omega * eps / (1 - p),  eps ~ Bernoulli(1 - p) for each weight, once a call."""
 
     noise_on_weights: ClassVar[bool] = True
     fusable = True
@@ -45,7 +45,8 @@ class DropConnectLayer(StochasticLayer):
 
 @dataclasses.dataclass(frozen=True)
 class DropConnect(Rated):
-    """Each weight and bias is dropped with probability p; one mask a pass, shared by the batch.
+    """Each weight and bias is dropped with probability p; one mask a call of the layer,
+    shared by the batch.
 
     >>> DropConnect(0.05).p
     0.05

@@ -92,7 +92,7 @@ class GaussianLayer(StochasticLayer):
             return super().forward(*args, **kwargs)
         if "input" in kwargs:
             args = (kwargs.pop("input"), *args)
-        y = functional_call(self.inner, self.omega(), args, kwargs)
+        y = self.run_inner(self.omega(), args, kwargs)
         x, *rest = args
         squared = x if isinstance(self.plain, LOOKUP) else x.square()
         variances = {name: s.square() for name, s in self.sigmas().items()}

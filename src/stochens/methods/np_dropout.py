@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.func import functional_call
 
 from stochens.members import Params
 from stochens.methods.base import (
@@ -68,7 +67,7 @@ class NPDropoutLayer(StochasticLayer):
     def output(self, theta: Params, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.by_position:
             return super().output(theta, args, kwargs)
-        y1, y2 = (functional_call(self.inner, one, args, kwargs) for one in self.sets(theta))
+        y1, y2 = (self.run_inner(one, args, kwargs) for one in self.sets(theta))
         # one choice for each output element, shared by the batch
         return torch.where(bernoulli(0.5, y1.shape[1:], y1), y1, y2)
 

@@ -127,6 +127,12 @@ def stochastic_layers(net: nn.Module) -> dict[str, StochasticLayer]:
     return {p: layer for p, layer in net.named_modules() if isinstance(layer, StochasticLayer)}
 
 
+def stochastic_places(net: nn.Module) -> dict[str, StochasticLayer]:
+    """Likewise, where a layer that the network has under several names is there by each."""
+    modules = net.named_modules(remove_duplicate=False)
+    return {p: layer for p, layer in modules if isinstance(layer, StochasticLayer)}
+
+
 def start(net: nn.Module, first: Params, second: Params) -> Params:
     """Starting values of omega [M, ...], from initialisations of the plain network.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stochens.errors import InputError
 from stochens.likelihoods import Gaussian
-from stochens.posteriors.target import flatten
+from stochens.members import flatten
 from stochens.result.posterior import Posterior
 
 RHAT_LIMIT = 1.01  # Vehtari et al. 2021

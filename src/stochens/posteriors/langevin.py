@@ -29,7 +29,7 @@ from stochens.cluster.connect import Engines
 from stochens.errors import Failed, InputError
 from stochens.files.checkpoints import kept_in
 from stochens.likelihoods import Likelihood
-from stochens.members import Builder
+from stochens.members import Builder, flatten
 from stochens.posteriors.problem import prepare
 from stochens.posteriors.sgmcmc_steps import (
     Gradient,
@@ -37,7 +37,7 @@ from stochens.posteriors.sgmcmc_steps import (
     data_term_for,
     refuse_bad_start,
 )
-from stochens.posteriors.target import flatten, unflatten
+from stochens.posteriors.target import unflatten
 from stochens.progress import Show, progress_bar
 from stochens.randomness.hashed import MOMENTUM, normal
 from stochens.randomness.seeds import SAMPLER, derive

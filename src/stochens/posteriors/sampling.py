@@ -15,7 +15,7 @@ from stochens.cluster.connect import Engines
 from stochens.errors import InputError
 from stochens.files.checkpoints import kept_in
 from stochens.likelihoods import Likelihood
-from stochens.members import Builder, size
+from stochens.members import Builder, flatten, size
 from stochens.memory import activation_bytes, free_bytes
 from stochens.posteriors import adaptation
 from stochens.posteriors import nuts as tree
@@ -25,7 +25,7 @@ from stochens.posteriors.engines import choose
 from stochens.posteriors.problem import Problem, Start, prepare
 from stochens.posteriors.run import reasonable_step, run
 from stochens.posteriors.snapshot import Snapshot, continued, empty, found, refuse_both
-from stochens.posteriors.target import NetworkTarget, Target, flatten, unflatten
+from stochens.posteriors.target import NetworkTarget, Target, unflatten
 from stochens.posteriors.trajectory import STATS, Record, Rules, State, initial
 from stochens.progress import Show, progress_bar
 from stochens.randomness.seeds import SAMPLER, derive

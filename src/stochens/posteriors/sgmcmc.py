@@ -14,7 +14,7 @@ from stochens.cluster.connect import Engines
 from stochens.errors import InputError, check_known, did_you_mean
 from stochens.files.checkpoints import kept_in, refuse_other
 from stochens.likelihoods import Likelihood
-from stochens.members import Builder
+from stochens.members import Builder, flatten
 from stochens.posteriors.problem import Problem, Start, prepare
 from stochens.posteriors.sgmcmc_steps import (
     Plan,
@@ -25,7 +25,7 @@ from stochens.posteriors.sgmcmc_steps import (
     run,
 )
 from stochens.posteriors.snapshot import refuse_both
-from stochens.posteriors.target import flatten, unflatten
+from stochens.posteriors.target import unflatten
 from stochens.progress import Show, progress_bar
 from stochens.result.chains import Chains
 from stochens.result.posterior import Posterior

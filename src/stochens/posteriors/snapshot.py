@@ -7,8 +7,8 @@ from torch import Tensor
 
 from stochens.errors import InputError
 from stochens.files.checkpoints import refuse_other
+from stochens.members import flatten
 from stochens.posteriors.engines import names, restored, tensors
-from stochens.posteriors.target import flatten
 from stochens.posteriors.trajectory import STATS, Record, Rules, State
 from stochens.result.posterior import Posterior
 

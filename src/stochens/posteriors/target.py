@@ -65,15 +65,6 @@ class NetworkTarget:
         return total, grad
 
 
-def flatten(params: Params) -> Tensor:
-    """Params of M members as [M, D], in their order.
-
-    >>> flatten({"w": torch.ones(3, 2, 2), "b": torch.zeros(3, 2)}).shape
-    torch.Size([3, 6])
-    """
-    return torch.cat([p.flatten(1) for p in params.values()], dim=1)
-
-
 def unflatten(q: Tensor, shapes: dict[str, torch.Size]) -> Params:
     """[M, D] as Params; `shapes` are those of one member."""
     parts = q.split([shape.numel() for shape in shapes.values()], dim=1)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stochens.checks import dtype_remedy
+from stochens.checks import dtype_remedy, telling_rows
 from stochens.errors import InputError
 from stochens.kernels.fused import fused_forward
 from stochens.kernels.resnet import resnet_forward
@@ -51,7 +51,7 @@ def plan(
     """
     home = next(net.parameters()).device
     try:
-        one = max(1, activation_bytes(net, x[:1].to(home)))
+        one = max(1, activation_bytes(net, telling_rows(x, 1).to(home)))
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
         other = trained_on is not None and trained_on != tuple(x.shape[1:])
         then = f"; it was trained on x [N, {', '.join(map(str, trained_on or ()))}]"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from stochens.members import Params, plain_attention
-from stochens.methods import stochastic_layers
+from stochens.methods import stochastic_places
 from stochens.randomness.seeds import seeded
 from stochens.result.recipe import Inputs
 
@@ -28,7 +28,7 @@ def fingerprint(net: nn.Module, params: Params, inputs: Inputs | None) -> Tensor
         own = dict(plain.named_parameters())
         for name, p in params.items():
             own[name].data = p[0].detach().cpu()
-        for path, layer in stochastic_layers(plain).items():
+        for path, layer in stochastic_places(plain).items():
             if not path:
                 plain = layer.plain
             else:

@@ -3,9 +3,13 @@
 import dataclasses
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
 from stochens.errors import InputError
-from stochens.members import join
+from stochens.members import join, shared_by_all
 from stochens.result.chains import Chains
+from stochens.result.fingerprint import ROUNDING, differs, fingerprint
 from stochens.result.history import History
 from stochens.result.posterior import Posterior
 from stochens.spread import join_spreads
@@ -38,6 +42,9 @@ def join_posteriors(posteriors: Sequence[Posterior]) -> Posterior:
             n: p.shape[1:] for n, p in other.params.items()
         }:
             raise InputError("posteriors are of different networks")
+        _refuse_other_network(first, other)
+        if (first.spread is None) != (other.spread is None):
+            raise InputError("of the posteriors only some have SWAG's Gaussian around each member")
     ids = [member for posterior in posteriors for member in posterior.members]
     if len(set(ids)) < len(ids):
         raise InputError("a member is in two of the posteriors; train them with other member ids")
@@ -51,6 +58,32 @@ def join_posteriors(posteriors: Sequence[Posterior]) -> Posterior:
         spread=join_spreads(spreads) if len(spreads) == len(posteriors) else None,
         chains=None,
     )
+
+
+def _refuse_other_network(first: Posterior, other: Posterior) -> None:
+    """Parameters of the same names and shapes may be of networks that compute something else."""
+    if other.net is first.net:
+        return
+    ours, theirs = (shared_by_all(p.net) for p in (first, other))
+    for name, t in ours.items():
+        if not _same(t, theirs.get(name)):
+            raise InputError(
+                f"posteriors are of different networks: {name!r}, which all members share, differs"
+            )
+    one, two = (fingerprint(p.net, first.params, first.inputs) for p in (first, other))
+    if one is not None and two is not None and (apart := differs(one, two)) is not None:
+        raise InputError(
+            "posteriors are of different networks: with the same parameters their outputs are up "
+            f"to {apart:.3g} apart"
+        )
+
+
+def _same(one: Tensor, other: Tensor | None) -> bool:
+    """To rounding: tables of constants may have been computed on other machines."""
+    if other is None or one.shape != other.shape:
+        return False
+    one, other = one.cpu(), other.cpu()
+    return torch.equal(one, other) or torch.allclose(one.double(), other.double(), rtol=ROUNDING)
 
 
 def _together(histories: list[History]) -> History | None:

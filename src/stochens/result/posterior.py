@@ -16,7 +16,7 @@ from stochens.data.source import inputs
 from stochens.errors import InputError
 from stochens.likelihoods import Homoscedastic, Likelihood
 from stochens.members import Builder, Engine, Params, device_of, join, move, size, take
-from stochens.methods import MethodLike, stochastic_layers
+from stochens.methods import MethodLike, stochastic_places
 from stochens.predict.export import Predictor, write
 from stochens.predict.shared_noise import noise_by_name, noise_requests
 from stochens.predict.streaming import Ask, plan, predictive
@@ -217,9 +217,9 @@ class Posterior:
             name: (self.params[own[id(t)]][k] if id(t) in own else t).detach().clone()
             for name, t in self.net.state_dict(keep_vars=True).items()
         }
-        for path, layer in stochastic_layers(self.net).items():
+        for path, layer in stochastic_places(self.net).items():
             prefix = f"{path}." if path else ""
-            plain = {prefix + name for name, _ in layer.plain.named_parameters()}
+            plain = {prefix + name for name in layer.plain.state_dict()}
             one = {n: p for n, p in one.items() if not n.startswith(prefix) or n in plain}
         if isinstance(self.likelihood, Homoscedastic) and self.likelihood.noise is None:
             del one["log_variance"]  # the likelihood's, not the network's

@@ -29,10 +29,9 @@ def write(path: Any, posterior: Any, *, overwrite: bool) -> None:
 
 def tensors(posterior: Any) -> dict[str, Tensor]:
     """Everything that is a tensor, by kind and name."""
-    kinds: dict[str, dict[str, Tensor]] = {
-        "params": posterior.params,
-        "shared": shared_by_all(posterior.net),
-    }
+    # Copies, since one tensor may have several names, which safetensors refuses.
+    shared = {name: t.clone() for name, t in shared_by_all(posterior.net).items()}
+    kinds: dict[str, dict[str, Tensor]] = {"params": posterior.params, "shared": shared}
     if posterior.history is not None:
         kinds["history"] = posterior.history._asdict()
     if posterior.spread is not None:

@@ -1,18 +1,23 @@
-"""Said before training starts: what would train, and badly."""
+"""Said before training starts: what would train, and badly. And after it: a noise that did not
+arrive."""
 
+import math
 import warnings
 
 import torch
 from torch import Tensor
 
-from stochens.likelihoods import Categorical, Likelihood
-from stochens.training.loop import Settings
+from stochens.likelihoods import LOG_2_PI, Categorical, Homoscedastic, Likelihood
+from stochens.training.loop import Settings, Trained
 from stochens.training.schedules import schedule_named
 
 ENOUGH = 0.5  # how far each parameter should be able to move, where weights are of order 1
 FEW_STEPS = 100  # of an optimiser whose steps have no largest size
 FAR = 10.0  # of targets from 0, and their spread: such ones take long to be reached
 ROUNDING = 1e-4  # of probabilities that sum to 1
+MEND = "more epochs, a smaller batch_size or a larger lr may be needed"
+EPOCHS = 10  # from which on the last one's NLL is that of the parameters at the end
+ARRIVED = 0.5  # of the squared error that there should be for the noise that was learned
 
 
 class TrainingAdvice(UserWarning):
@@ -27,17 +32,40 @@ def advise(settings: Settings, steps: int, like: Likelihood, y: Tensor, outputs:
 
 
 def _few_steps(settings: Settings, steps: int) -> str | None:
-    mend = "more epochs, a smaller batch_size or a larger lr may be needed"
     if settings.optimizer == "sgd":
-        return f"{steps} steps of training are few; {mend}" if steps < FEW_STEPS else None
+        return f"{steps} steps of training are few; {MEND}" if steps < FEW_STEPS else None
     factor = schedule_named(settings.schedule)
     reach = settings.lr * sum(factor(k / 100) for k in range(100)) * steps / 100
     if reach >= ENOUGH:  # Adam's steps are no longer than the rate
         return None
     return (
         f"{steps} steps of training are few: at lr = {settings.lr:g} a parameter moves by "
-        f"about {reach:.2g} at most; {mend}"
+        f"about {reach:.2g} at most; {MEND}"
     )
+
+
+def advise_after(
+    settings: Settings, steps: int, like: Likelihood, trained: Trained, examples: float
+) -> None:
+    """A noise that was to be learned begins at 1, and takes long to come down to a small one; until
+    then predictions are too unsure, however good their mean is."""
+    learned = isinstance(like, Homoscedastic) and like.noise is None
+    if not learned or len(trained.history.nll) < EPOCHS:
+        return
+    logs = trained.params["log_variance"].double().cpu()  # [M, D]
+    left = 2 * trained.history.nll[-1].double().cpu() - (logs + LOG_2_PI).sum(1)  # [M]
+    # left = sum_d error_d^2 / noise_d^2; where the gradient is 0 it is this, the prior included
+    weight = settings.temperature * settings.prior_precision / examples
+    due = (1 + 2 * weight * logs).sum(1)
+    ratio = max(float((left / due).nanmedian()), 1e-4)  # rounding, where no error is left
+    if float(due.min()) > 0 and ratio < ARRIVED:
+        warnings.warn(
+            f"{steps} steps of training are few: the learned noise is still about "
+            f"{math.sqrt(1 / ratio):.1f} times the error that is left, so that predictions are "
+            f"too unsure; {MEND}",
+            TrainingAdvice,
+            stacklevel=3,
+        )
 
 
 def _far_targets(like: Likelihood, y: Tensor) -> str | None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stochens.checks import check_network, probe_outputs
+from stochens.checks import check_network, probe_outputs, telling_rows
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder, Factory, builder
 from stochens.randomness.seeds import derive, seeded
@@ -35,7 +35,9 @@ def built(
 
     dtype: of its parameters; its own when None. refuse(net, few): what else must not be.
     """
-    build, few = builder(net), x[:FEW].cpu()
+    if isinstance(net, nn.Module):
+        check_network(net)  # before it is copied, which a lazy layer does not bear
+    build, few = builder(net), telling_rows(x, FEW).cpu()
     plain = fresh(build, seed)
     plain = plain if dtype is None else plain.to(dtype)
     if refuse is not None:

@@ -23,7 +23,7 @@ from stochens.progress import Log, Show, log_to
 from stochens.result.joining import join_posteriors
 from stochens.result.posterior import Posterior
 from stochens.result.recipe import Inputs, Recipe
-from stochens.training.advice import advise
+from stochens.training.advice import advise, advise_after
 from stochens.training.auto import Auto, fit_best
 from stochens.training.blocks import report_lost, without_lost
 from stochens.training.built import built
@@ -193,6 +193,7 @@ def fit(
         report_lost(trained.lost, ids, "kept as they are" if lost == "keep" else "left out")
     if lost != "keep":
         trained, ids = without_lost(trained, ids)
+    advise_after(settings, work.steps, like, trained, given.examples)
     return Posterior(
         net=template.eval(),
         params=trained.params,

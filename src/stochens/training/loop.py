@@ -20,7 +20,7 @@ from stochens.kernels.mlp import alone_on_the_cores
 from stochens.kernels.noise import words
 from stochens.kernels.resnet import resnet_nll
 from stochens.likelihoods import Likelihood
-from stochens.members import Engine, Params, size
+from stochens.members import Engine, Params, flatten, size
 from stochens.progress import Bar, Log
 from stochens.randomness.noise import member_noise
 from stochens.randomness.seeds import NOISE, derive, member_seed, permutations, seeded
@@ -148,7 +148,7 @@ def train(
 def _lost(members: tuple[int, ...], params: Params, recorder: Recorder) -> dict[int, Lost]:
     """Of each member that is lost the step and its loss there."""
     at, by = recorder.lost_at.cpu(), recorder.lost_by.cpu()
-    whole = torch.stack([p.isfinite().flatten(1).all(1) for p in params.values()]).all(0).cpu()
+    whole = torch.stack([flatten({n: p}).isfinite().all(1) for n, p in params.items()]).all(0).cpu()
     return {
         member: Lost(int(at[row]), float(by[row]))
         for row, member in enumerate(members)
