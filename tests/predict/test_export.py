@@ -170,6 +170,19 @@ def test_a_place_that_cannot_be_written(images):
         posterior.export("/proc/model.pt2")
 
 
+def test_an_onnxscript_older_than_torch_is_one_clear_error(images, tmp_path, monkeypatch):
+    def exported(*_, **__):
+        raise ModuleNotFoundError("No module named 'onnxscript._framework_apis.torch_2_11'")
+
+    x, y = images
+    posterior = fit(stochens.MLP(25, 6, 3), (x.flatten(1), y), epochs=1)
+    monkeypatch.setattr("stochens.predict.export.program", lambda *_: None)
+    monkeypatch.setattr("torch.onnx.export", exported)
+    with pytest.raises(InputError, match=r"needs a newer onnxscript .*pip install -U onnxscript"):
+        posterior.export(tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
 def test_an_older_torch_is_one_clear_error(images, tmp_path, monkeypatch, suffix):
     x, y = images

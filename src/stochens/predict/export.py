@@ -160,6 +160,11 @@ def write(
         else:
             part.write_bytes(_onnx(made, predictor, x, about))
         part.replace(path)
+    except ImportError as error:  # onnxscript has a module for each newer torch
+        raise InputError(
+            f"torch {torch.__version__} needs a newer onnxscript ({error}); "
+            "pip install -U onnxscript"
+        ) from error
     except (OSError, RuntimeError) as error:  # torch's own way to say: cannot open
         raise InputError(f"cannot write {path}: {error}") from error
     finally:
