@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: install demo test lint docs bench faults clean
+.PHONY: install demo test bounds lint docs bench faults clean
 
 install: $(READY)
 
@@ -20,6 +20,16 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup
+
+# The suite on the lowest versions that pyproject.toml accepts, without what has no such old
+# company: numpyro and opencv, and what needs them. torch 2.6 brings 3 GB of CUDA along.
+LOWEST := build/lowest
+bounds:
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/pip install --quiet --disable-pip-version-check -c constraints-lowest.txt \
+		-e '.[arviz,images,onnx,ray]' pandas pytest pytest-xdist hypothesis torchmetrics selenium
+	$(LOWEST)/bin/python -m pytest -n auto --maxprocesses 8 --dist loadgroup \
+		--ignore tests/data/test_corruptions_oracles.py $(ONLY)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -74,7 +74,7 @@ smooth = st.tuples(*sizes).map(lambda drawn: predictions(*drawn))
 @pytest.mark.parametrize("kind", ["smooth", "grid", "saturated"])
 def test_accuracy_agrees_with_sklearn(kind: str) -> None:
     probs, labels = predictions(0, 500, 10, kind)
-    expected = accuracy_score(labels, probs.numpy().argmax(-1))
+    expected = accuracy_score(labels.numpy(), probs.numpy().argmax(-1))
     assert accuracy(probs, labels) == pytest.approx(expected, abs=ROUNDING)
 
 

@@ -7,13 +7,17 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.torch_version import TorchVersion
 
 import stochens
 from stochens import DropConnect, Dropout, Gaussian, InputError, NPDropout
 from stochens.networks import FRN
 from stochens.posteriors.diagnostics import SamplingWarning
-from stochens.predict.export import program
+from stochens.predict.export import OLDEST_TORCH, program
 
+needs_scan = pytest.mark.skipif(
+    torch.__version__ < OLDEST_TORCH, reason=f"export needs torch {OLDEST_TORCH}"
+)
 # float32 in both, but sums of another order; entropies are of size 1 and are subtracted
 CLOSE = {"rtol": 1e-4, "atol": 3e-6}
 
@@ -64,6 +68,7 @@ def compare(got, p):
 
 # A trace takes seconds, so that these and the tests below have each kind of noise once;
 # benchmarks/export.py has every method on four networks, ResNet20FRN among them, in onnxruntime.
+@needs_scan
 @pytest.mark.parametrize(
     "method",
     [DropConnect(0.3), [Dropout(0.2, node="channel"), Gaussian(0.1, learn=True)]],
@@ -93,6 +98,7 @@ def torch_says(caplog):
     log.removeHandler(caplog.handler)
 
 
+@needs_scan
 def test_onnx(images, tmp_path, torch_says):
     x, y = images
     posterior = fit(convnet, (x, y), [NPDropout(), Gaussian(0.1)])
@@ -109,6 +115,7 @@ def test_onnx(images, tmp_path, torch_says):
     assert b"/src/" not in (tmp_path / "model.onnx").read_bytes(), "no paths of ours in the file"
 
 
+@needs_scan
 def test_onnx_of_regression(tmp_path):
     x = torch.linspace(-1, 1, 30).unsqueeze(1)
     net = stochens.MLP(1, 8, 1)
@@ -121,6 +128,7 @@ def test_onnx_of_regression(tmp_path):
     compare(got, posterior.predict(x, draws=3, seed=1, noise="shared"))
 
 
+@needs_scan
 def test_draws_of_swag_are_part_of_the_file(images, tmp_path):
     x, y = images
     posterior = stochens.multiswag(
@@ -141,8 +149,6 @@ def test_bad_exports_are_refused(images, tmp_path, monkeypatch):
     (tmp_path / "there.onnx").touch()
     with pytest.raises(InputError, match="exists; pass overwrite=True"):
         posterior.export(tmp_path / "there.onnx")
-    with pytest.raises(InputError, match=r"cannot write /proc/model\.pt2"):
-        posterior.export("/proc/model.pt2")
     with pytest.raises(InputError, match="draws must be a whole number"):
         posterior.export(tmp_path / "model.onnx", draws=0)
     with pytest.raises(InputError, match="pass an example"):  # as of an older folder
@@ -156,6 +162,38 @@ def test_bad_exports_are_refused(images, tmp_path, monkeypatch):
     assert [file.name for file in tmp_path.iterdir()] == ["there.onnx"], "nothing half-written"
 
 
+@needs_scan
+def test_a_place_that_cannot_be_written(images):
+    x, y = images
+    posterior = fit(stochens.MLP(25, 6, 3), (x.flatten(1), y), epochs=1)
+    with pytest.raises(InputError, match=r"cannot write /proc/model\.pt2"):
+        posterior.export("/proc/model.pt2")
+
+
+def test_an_onnxscript_older_than_torch_is_one_clear_error(images, tmp_path, monkeypatch):
+    def exported(*_, **__):
+        raise ModuleNotFoundError("No module named 'onnxscript._framework_apis.torch_2_11'")
+
+    x, y = images
+    posterior = fit(stochens.MLP(25, 6, 3), (x.flatten(1), y), epochs=1)
+    monkeypatch.setattr("stochens.predict.export.program", lambda *_: None)
+    monkeypatch.setattr("torch.onnx.export", exported)
+    with pytest.raises(InputError, match=r"needs a newer onnxscript .*pip install -U onnxscript"):
+        posterior.export(tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_an_older_torch_is_one_clear_error(images, tmp_path, monkeypatch, suffix):
+    x, y = images
+    posterior = fit(stochens.MLP(25, 6, 3), (x.flatten(1), y), epochs=1)
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.1+cpu"))
+    with pytest.raises(InputError, match=r"needs torch 2\.10 or newer, this is 2\.9\.1\+cpu"):
+        posterior.export(tmp_path / f"model{suffix}")
+    assert not list(tmp_path.iterdir())
+
+
+@needs_scan
 def test_a_network_that_cannot_be_traced_is_one_clear_error(images, tmp_path):
     class Asks(nn.Linear):
         def forward(self, x):
@@ -186,6 +224,7 @@ def test_a_member_loads_into_the_plain_network(images, method, tmp_path):
             assert torch.equal(p, posterior.params[name][k])
 
 
+@needs_scan
 def test_the_draws_of_a_sampler(tmp_path):
     """Whose parameters are views of one tensor."""
     x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.torch_version import TorchVersion
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import stochens
@@ -16,6 +17,7 @@ from stochens.members import builder, init
 from stochens.predict import streaming
 from stochens.randomness.seeds import permutations
 from stochens.training import loop
+from stochens.training.engines import COMPILES_SINCE
 
 NET = (2, 8, 8, 2)
 ENGINES = [
@@ -525,6 +527,9 @@ def test_networks_that_cannot_be_members(xor):
         stochens.fit(nn.Sequential(nn.Linear(2, 2), nn.Flatten(0)), xor, method="regular")
 
 
+@pytest.mark.skipif(
+    torch.__version__ < COMPILES_SINCE, reason=f"engine='compile' needs torch {COMPILES_SINCE}"
+)
 def test_a_compiled_step_is_the_step(float64, xor):
     data = xor[0].double(), xor[1]
     options = {"method": "regular", "members": 2, "epochs": 2, "batch_size": 30, "lr": 0.01}
@@ -533,6 +538,14 @@ def test_a_compiled_step_is_the_step(float64, xor):
     for name, p in plain.params.items():
         # float64 rounding in another order
         torch.testing.assert_close(compiled.params[name], p, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("way", [stochens.fit, stochens.sgmcmc, stochens.langevin])
+def test_compile_on_an_older_torch_is_one_clear_error(xor, monkeypatch, way):
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.10.0+cpu"))
+    said = r"engine='compile' needs torch 2\.11 or newer, this is 2\.10\.0\+cpu"
+    with pytest.raises(InputError, match=said):
+        way(stochens.MLP(2, 4, 2), xor, engine="compile")
 
 
 @pytest.mark.parametrize(("bf16", "asked"), [(None, ["train", "predict"]), (False, [])])

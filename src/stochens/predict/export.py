@@ -24,6 +24,7 @@ from stochens.members import Params, forward, size
 from stochens.version import __version__
 
 SUFFIXES = (".onnx", ".pt2")
+OLDEST_TORCH = "2.10"  # the first whose scan can be traced with a network inside
 MOST_BYTES = 2_000_000_000  # a protobuf message, and so an ONNX file, ends at 2 GiB
 CLASSES = ("probs", "entropy", "mutual_information")
 REGRESSION = ("mean", "std", "aleatoric", "epistemic")
@@ -68,7 +69,7 @@ class _All(nn.Module):
             self.register_buffer(f"parameter_{k}", p)
 
     def forward(self, x: Tensor, noise: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        from torch._higher_order_ops.scan import scan  # young: not in every torch that we accept
+        from torch._higher_order_ops.scan import scan  # young, and so not public yet
 
         params = list(self.buffers(recurse=False))  # each [M, ...]
 
@@ -103,6 +104,8 @@ def _entropy(probs: Tensor) -> Tensor:
 
 def program(predictor: Predictor, x: Tensor) -> Any:
     """The torch.export.ExportedProgram of (x [B, ...], noise) -> averages; x is an example."""
+    if torch.__version__ < OLDEST_TORCH:  # compared as versions, not as strings
+        raise InputError(f"export needs torch {OLDEST_TORCH} or newer, this is {torch.__version__}")
     net = copy.deepcopy(predictor.net).cpu().eval().requires_grad_(False)
     # copies: those of a sampler are views of one tensor, and torch's scan takes no two such
     params = {name: p.detach().cpu().clone() for name, p in predictor.params.items()}
@@ -146,7 +149,7 @@ def write(
             )
     try:
         made = program(predictor, x)
-    except (RuntimeError, ImportError) as error:  # what torch.export raises, or an old torch
+    except RuntimeError as error:  # what torch.export raises
         said = str(error).splitlines()[0]
         raise InputError(f"torch.export cannot trace this network: {said}") from error
     part = path.with_name(f".{os.getpid()}.{path.name}")
@@ -157,6 +160,11 @@ def write(
         else:
             part.write_bytes(_onnx(made, predictor, x, about))
         part.replace(path)
+    except ImportError as error:  # onnxscript has a module for each newer torch
+        raise InputError(
+            f"torch {torch.__version__} needs a newer onnxscript ({error}); "
+            "pip install -U onnxscript"
+        ) from error
     except (OSError, RuntimeError) as error:  # torch's own way to say: cannot open
         raise InputError(f"cannot write {path}: {error}") from error
     finally:

@@ -106,8 +106,11 @@ class _Pass:
         """int32 of the shape, every bit random, for the member whose layer asks."""
         words = self.words(self.turn, self.seed, self.draws, shape)  # [m, *shape]
         self.draws += 1
-        # Drawn outside of vmap's sight; by `row` each member takes its own.
-        return words.squeeze(0) if self.row is None else words[self.row]
+        if self.row is None:
+            return words.squeeze(0)
+        # Drawn outside of vmap's sight; by `row` each member takes its own. Not words[row]: for a
+        # row of no axes older torch (2.6) calls .item(), which vmap refuses.
+        return words.index_select(0, self.row.unsqueeze(0)).squeeze(0)
 
 
 @contextlib.contextmanager

@@ -153,10 +153,10 @@ class Posterior:
     ) -> dict[str, Tensor]:
         """Write the averaged predictor as one file that needs no stochens; B stays free.
 
-        "model.onnx" (needs `stochens[onnx]`) or "model.pt2" (torch.export). The function is that of
-        `predict(x, draws=draws, seed=seed, noise="shared")`: x [B, ...] and the noise of each draw
-        to probs [B, C], entropy [B] and mutual_information [B], or for regression to mean, std,
-        aleatoric and epistemic [B, D], the last two as variances.
+        "model.onnx" (needs `stochens[onnx]`) or "model.pt2" (torch.export), both by torch 2.10
+        or newer. The function is that of `predict(x, draws=draws, seed=seed, noise="shared")`:
+        x [B, ...] and the noise of each draw to probs [B, C], entropy and mutual_information [B],
+        or for regression to mean, std, aleatoric and epistemic [B, D], the last two as variances.
 
         Returned are the noise inputs by name, each [S, ...], numbers from U(0, 1) ("uniform_0") or
         N(0, 1) ("normal_0"). In ONNX they are the inputs' default values: x alone gives this seed's

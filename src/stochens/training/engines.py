@@ -13,6 +13,9 @@ from stochens.memory import chosen_device
 from stochens.randomness.seeds import seeded
 
 ENGINES = ("auto", "fused", "compile", "vmap", "loop")
+# Older ones stumble over what we give torch.compile: 2.8 to 2.10 over a context manager that a
+# function returns, 2.6 over the gradient in float64 on a CPU.
+COMPILES_SINCE = "2.11"
 
 
 def refuse_unknown(engine: str, known: Sequence[str] = ENGINES) -> None:
@@ -33,6 +36,11 @@ def place_for(
 def choose_engine(engine: str, template: nn.Module, params: Params, few: Tensor) -> Engine:
     """How members are run: by vmap, unless the network cannot be or a loop is asked for."""
     refuse_unknown(engine)
+    if engine == "compile" and torch.__version__ < COMPILES_SINCE:  # as versions, not as strings
+        raise InputError(
+            f"engine='compile' needs torch {COMPILES_SINCE} or newer, this is "
+            f"{torch.__version__}; use engine='auto'"
+        )
     if engine == "loop":
         return "loop"
     two = take(params, slice(0, 2))

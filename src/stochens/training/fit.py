@@ -101,9 +101,9 @@ def fit(
         without them.
     chunk: members trained together; chosen by the memory that is free when None.
     engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "compile" (vmap through
-        torch.compile: a minute to begin with, and then the fastest for large networks on a GPU),
-        "vmap" or "loop"; "ray" or Ray(address, ...) for blocks of members on many machines, the
-        same as on one (docs/cluster.md), where `chunk` is the size of a block.
+        torch.compile, needs torch 2.11: a minute to begin with, and then the fastest for large
+        networks on a GPU), "vmap" or "loop"; "ray" or Ray(address, ...) for blocks of members on
+        many machines, the same as on one (docs/cluster.md), where `chunk` is the size of a block.
     log: a function (epoch, values), "tensorboard[:DIR]" or "wandb[:PROJECT]".
     checkpoint: a folder to save the training in, every `checkpoint_every` seconds and when Ctrl-C
         or SIGTERM ends it. The same call finds it there and goes on, to the same end. With Ray,
