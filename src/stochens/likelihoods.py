@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from stochens.errors import InputError, check_known
 
 LOG_2_PI = math.log(2 * math.pi)
+LOG_VARIANCE = "log_variance"
 
 
 class Likelihood(abc.ABC):
@@ -156,15 +157,13 @@ class Homoscedastic(Gaussian):
     def prepare(self, net: nn.Module, y: Tensor) -> nn.Module:
         done = _append_log_variance in net._forward_hooks.values()
         if self.noise is None and not done:
-            if hasattr(net, "log_variance"):
+            if hasattr(net, LOG_VARIANCE):
                 raise InputError(
                     "the network has a log_variance of its own, and likelihood='gaussian' adds one "
                     "under that name; rename it, or use 'heteroscedastic'"
                 )
             dtype = next((p.dtype for p in net.parameters()), y.dtype)
-            net.register_parameter(
-                "log_variance", nn.Parameter(torch.zeros(y.shape[1], dtype=dtype))
-            )
+            net.register_parameter(LOG_VARIANCE, nn.Parameter(torch.zeros(y.shape[1], dtype=dtype)))
             net.register_forward_hook(_append_log_variance)
         return net
 
@@ -180,6 +179,16 @@ class Homoscedastic(Gaussian):
         if self.noise is None and outputs.dim() == 2:
             outputs = outputs[:, : -y.shape[1]]  # what the user's network gave, before `prepare`
         super().check_outputs(outputs, y)
+
+
+def learned_noise(likelihood: Likelihood) -> str | None:
+    """The name of the parameter that the likelihood adds to a network to learn its noise.
+
+    >>> learned_noise(Homoscedastic()), learned_noise(Homoscedastic(0.1))
+    ('log_variance', None)
+    """
+    learned = isinstance(likelihood, Homoscedastic) and likelihood.noise is None
+    return LOG_VARIANCE if learned else None
 
 
 def _append_log_variance(net: nn.Module, _: Any, mean: Any) -> Any:

@@ -371,6 +371,31 @@ def test_regression_learns_the_line_and_its_noise():
     assert 0.85 < inside < 0.95
 
 
+class OwnNoise(nn.Module):
+    """A network that learns its noise by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.log_variance = nn.Linear(1, 1), nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return torch.cat([self.mean(x), self.log_variance.expand(len(x), 1)], 1)
+
+
+@pytest.mark.filterwarnings("ignore::stochens.training.advice.TrainingAdvice")
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_only_a_noise_of_the_likelihood_moves_faster_than_a_weight(optimizer):
+    x = torch.linspace(-1, 1, 20).unsqueeze(1)
+    one_step = {"epochs": 1, "batch_size": None, "schedule": "constant", "optimizer": optimizer}
+    ours = fit((x, x), lambda: nn.Linear(1, 1), likelihood="gaussian", **one_step)
+    own = fit((x, x), OwnNoise, likelihood="heteroscedastic", **one_step)
+    for posterior, moved in ((ours, 0.1), (own, 0.01)):
+        # Adam's first step is the rate, up or down; from 0
+        torch.testing.assert_close(
+            posterior.params["log_variance"].abs(), torch.full((3, 1), moved), rtol=1e-4, atol=0
+        )
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -7,7 +7,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from stochens.likelihoods import LOG_2_PI, Categorical, Homoscedastic, Likelihood
+from stochens.likelihoods import LOG_2_PI, Categorical, Likelihood, learned_noise
 from stochens.training.loop import Settings, Trained
 from stochens.training.schedules import schedule_named
 
@@ -47,12 +47,12 @@ def _few_steps(settings: Settings, steps: int) -> str | None:
 def advise_after(
     settings: Settings, steps: int, like: Likelihood, trained: Trained, examples: float
 ) -> None:
-    """A noise that was to be learned begins at 1, and takes long to come down to a small one; until
+    """A noise that was to be learned begins at 1, and may not have come down to a small one; until
     then predictions are too unsure, however good their mean is."""
-    learned = isinstance(like, Homoscedastic) and like.noise is None
-    if not learned or len(trained.history.nll) < EPOCHS:
+    name = learned_noise(like)
+    if name is None or len(trained.history.nll) < EPOCHS:
         return
-    logs = trained.params["log_variance"].double().cpu()  # [M, D]
+    logs = trained.params[name].double().cpu()  # [M, D]
     left = 2 * trained.history.nll[-1].double().cpu() - (logs + LOG_2_PI).sum(1)  # [M]
     # left = sum_d error_d^2 / noise_d^2; where the gradient is 0 it is this, the prior included
     weight = settings.temperature * settings.prior_precision / examples

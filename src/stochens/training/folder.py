@@ -17,7 +17,7 @@ from stochens.members import Params, shared_by_all
 from stochens.result.recipe import Recipe, described
 from stochens.training.loop import Collector, Settings
 
-FORMAT = "stochens training 2"  # 1: noise was drawn otherwise
+FORMAT = "stochens training 3"  # 1: noise was drawn otherwise; 2: one group of parameters
 Stop = Callable[[], BaseException | None]
 
 

@@ -19,7 +19,7 @@ from stochens.kernels.fused import fused_nll
 from stochens.kernels.mlp import alone_on_the_cores
 from stochens.kernels.noise import words
 from stochens.kernels.resnet import resnet_nll
-from stochens.likelihoods import Likelihood
+from stochens.likelihoods import Likelihood, learned_noise
 from stochens.members import Engine, Params, flatten, size
 from stochens.progress import Bar, Log
 from stochens.randomness.noise import member_noise
@@ -104,9 +104,10 @@ def train(
     recorder = Recorder(len(members), settings.device)
     optimizer = optimizer_named(
         settings.optimizer,
-        params.values(),
+        params,
         lr=settings.lr,
         weight_decay=settings.weight_decay,
+        noise=learned_noise(likelihood),
         capturable=_recordable(data, settings),
     )
     move: Step = Eager(params, loss_of, optimizer, recorder)

@@ -1,13 +1,13 @@
 """Learning rates over a run, and the optimisers that follow them."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from stochens.checks import positive
 from stochens.errors import check_known
+from stochens.members import Params
 
 # The authors divide the rate by 10 at 1/2 and 3/4 of training, each time with a fresh optimiser.
 STEP_FRACTIONS = (0.5, 0.75)
@@ -22,6 +22,9 @@ SCHEDULES: dict[str, Schedule] = {
 }
 DEFAULT_RATES = {"adam": 1e-3, "adamw": 1e-3, "sgd": 0.1}
 MOMENTUM = 0.9  # Nesterov's, for sgd
+# Adam moves every parameter by about the rate. A noise of 0.01 is 9 away from where log_variance
+# begins, ten times as far as a weight has to go: at the weights' rate it would hardly leave.
+NOISE_FACTOR = 10.0
 
 
 def schedule_named(name: str) -> Schedule:
@@ -43,19 +46,35 @@ def rate_for(optimizer: str, lr: float | None) -> float:
 
 def optimizer_named(
     name: str,
-    params: Iterable[Tensor],
+    params: Params,
     *,
     lr: float,
     weight_decay: float,
+    noise: str | None = None,
     capturable: bool = False,
 ) -> torch.optim.Optimizer:
     """All of them work element by element, so that stacked members stay independent.
 
-    `capturable`: for a CUDA graph.
+    A group of parameters has the rate times its "factor". `noise`: the parameter with the log of a
+    likelihood's noise. `capturable`: for a CUDA graph.
     """
     if name == "sgd":  # it counts no steps, so that a graph can always hold it
         return torch.optim.SGD(
-            params, lr=lr, momentum=MOMENTUM, nesterov=True, weight_decay=weight_decay, fused=True
+            [{"params": list(params.values()), "factor": 1.0}],
+            lr=lr,
+            momentum=MOMENTUM,
+            nesterov=True,
+            weight_decay=weight_decay,
+            fused=True,
         )
+    groups = [{"params": [p for path, p in params.items() if path != noise], "factor": 1.0}]
+    if noise is not None:
+        groups.append({"params": [params[noise]], "factor": NOISE_FACTOR})
     kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
-    return kind(params, lr=lr, weight_decay=weight_decay, fused=True, capturable=capturable)
+    return kind(
+        groups,
+        lr=lr,
+        weight_decay=weight_decay,
+        fused=True,
+        capturable=capturable,
+    )

@@ -58,7 +58,7 @@ class Eager:
 
     def __call__(self, batch: Batch, number: int, *, rate: float) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["factor"]
         self.move(batch, number)
 
     def move(self, batch: Batch, number: int | Tensor) -> None:
@@ -93,10 +93,12 @@ class Replayed:
 
     def __init__(self, step: Eager, batch: Batch) -> None:
         self._step = step
-        self._rate = torch.zeros((), device=step.recorder.sums.device)
-        self._number = torch.zeros(1, dtype=torch.int64, device=self._rate.device)
+        device = step.recorder.sums.device
+        self._number = torch.zeros(1, dtype=torch.int64, device=device)
+        self._rates: list[tuple[Tensor, float]] = []
         for group in step.optimizer.param_groups:
-            group["lr"] = self._rate  # read by the graph at each replay
+            group["lr"] = torch.zeros((), device=device)  # read by the graph at each replay
+            self._rates.append((group["lr"], group["factor"]))
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[int | None, tuple[torch.cuda.CUDAGraph, Tensor | None]] = {}
         self._record(batch)
@@ -105,7 +107,8 @@ class Replayed:
         if _size(batch) not in self._graphs:
             self._record(batch)
         graph, rows = self._graphs[_size(batch)]
-        self._rate.fill_(rate)
+        for held, factor in self._rates:
+            held.fill_(rate * factor)
         self._number.fill_(number)
         if rows is not None and isinstance(batch, Tensor):
             rows.copy_(batch)
