@@ -115,6 +115,20 @@ def test_a_graph_of_the_step_is_the_step(method, batch_size, optimizer, caplog):
     assert "without a CUDA graph" not in caplog.text
 
 
+def test_a_graph_keeps_the_rate_of_a_learned_noise(caplog):
+    x = torch.linspace(-1, 1, 60).unsqueeze(1)
+    options = {"members": 3, "epochs": 20, "batch_size": 20, "lr": 0.01, "device": "cuda"}
+    options |= {"method": "regular", "likelihood": "gaussian"}
+    plain, graph = (
+        stochens.fit(stochens.MLP(1, 8, 1), (x, x), engine=engine, **options)
+        for engine in ("vmap", "auto")
+    )
+    noise = [posterior.params["log_variance"] for posterior in (graph, plain)]
+    torch.testing.assert_close(*noise, rtol=1e-3, atol=1e-4)  # sums may be in another order
+    assert plain.params["log_variance"].max() < -0.5  # a weight's rate brings it to -0.3 at most
+    assert "without a CUDA graph" not in caplog.text
+
+
 def test_what_no_graph_can_hold_is_trained_without_one(caplog):
     class Asks(nn.Module):
         def __init__(self) -> None:
