@@ -59,11 +59,11 @@ def test_targets_far_from_0():
 
 @pytest.mark.parametrize("factor", [1.0, schedules.NOISE_FACTOR])
 def test_a_noise_that_did_not_come_down(factor, monkeypatch):
-    """It is to be 0.1. At a weight's rate 100 steps of at most 0.02, on average half of that, bring
+    """It is to be 0.1. At a weight's rate 200 steps of at most 0.01, on average half of that, bring
     the logarithm of its square from 0 to -1, which is a noise of 0.6."""
     monkeypatch.setattr(schedules, "NOISE_FACTOR", factor)
     y = X[:, :1].sin() + 0.1 * torch.randn(60, 1, generator=torch.Generator().manual_seed(1))
-    options = {"method": "regular", "members": 3, "epochs": 100, "lr": 0.02}
+    options = {"method": "regular", "members": 3, "epochs": 200, "lr": 0.01}
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         posterior = stochens.fit(MLP(2, 20, 1), (X, y), likelihood="gaussian", **options)

@@ -390,7 +390,7 @@ def test_only_a_noise_of_the_likelihood_moves_faster_than_a_weight(optimizer):
     ours = fit((x, x), lambda: nn.Linear(1, 1), likelihood="gaussian", **one_step)
     own = fit((x, x), OwnNoise, likelihood="heteroscedastic", **one_step)
     for posterior, moved in ((ours, 0.1), (own, 0.01)):
-        # Adam's first step is the rate, up or down; from 0
+        # Adam's first step is the rate, up or down, here from 0; ten times the weights' 0.01
         torch.testing.assert_close(
             posterior.params["log_variance"].abs(), torch.full((3, 1), moved), rtol=1e-4, atol=0
         )

@@ -25,6 +25,9 @@ MOMENTUM = 0.9  # Nesterov's, for sgd
 # Adam moves every parameter by about the rate. A noise of 0.01 is 9 away from where log_variance
 # begins, ten times as far as a weight has to go: at the weights' rate it would hardly leave.
 NOISE_FACTOR = 10.0
+NOISE_RATE = (
+    0.1  # at most, unless the weights' is larger: 5 % of the noise a step, or it overshoots
+)
 
 
 def schedule_named(name: str) -> Schedule:
@@ -69,7 +72,8 @@ def optimizer_named(
         )
     groups = [{"params": [p for path, p in params.items() if path != noise], "factor": 1.0}]
     if noise is not None:
-        groups.append({"params": [params[noise]], "factor": NOISE_FACTOR})
+        factor = max(1.0, min(NOISE_FACTOR, NOISE_RATE / lr))
+        groups.append({"params": [params[noise]], "factor": factor})
     kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
     return kind(
         groups,
