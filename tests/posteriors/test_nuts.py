@@ -363,9 +363,9 @@ def test_the_warm_up_is_that_of_plain_floats(name, warmup):
             reference.step = math.exp(mean if t == warmup - 1 else log_step)
         columns = [STATS.index(c) for c in ("energy", "accept", "step", "depth", "leapfrogs")]
         rows_here = torch.stack([stats[STATS[c]][chain] for c in columns], -1)
-        # The funnel's warm-up makes the last bit of its start (3e-16 to 2e-15) grow to 1e-6, and
-        # torch 2.6 rounds otherwise.
-        within = 1e-5 if name == "funnel" else 1e-8
+        # Older torch (2.6) rounds otherwise than NumPy, and the funnel's warm-up makes a last bit
+        # (3e-16 to 2e-15) grow to 1e-6.
+        within = 1e-5 if name == "funnel" and torch.__version__ < "2.11" else 1e-8
         _assert_same(draws[chain], rows_here, expected[warmup:], [row[:5] for row in rows], within)
 
 

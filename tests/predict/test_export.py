@@ -300,6 +300,7 @@ def test_a_noisy_layer_keeps_its_buffers_and_its_names(method, tmp_path):
     assert again.net.double()[0].mask.dtype == torch.float64
 
 
+@needs_scan
 def test_a_noisy_layer_is_exported_with_its_buffers(tmp_path):
     x, y = torch.randn(9, 4), torch.arange(9) % 3
     posterior = fit(masked(), (x, y), stochens.DropConnect(0.2), epochs=3)

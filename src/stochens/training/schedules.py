@@ -25,9 +25,7 @@ MOMENTUM = 0.9  # Nesterov's, for sgd
 # Adam moves every parameter by about the rate. A noise of 0.01 is 9 away from where log_variance
 # begins, ten times as far as a weight has to go: at the weights' rate it would hardly leave.
 NOISE_FACTOR = 10.0
-NOISE_RATE = (
-    0.1  # at most, unless the weights' is larger: 5 % of the noise a step, or it overshoots
-)
+NOISE_RATE = 0.1  # its largest, unless the weights' is larger: 5 % of the noise a step
 
 
 def schedule_named(name: str) -> Schedule:
