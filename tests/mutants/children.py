@@ -13,9 +13,9 @@ import json
 import os
 import resource
 import select
-import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 import numpy  # noqa: F401, everything heavy that tests import, so that children have it
 import pytest
 import torch
-
 from tests.mutants.mutations import Mutation, mutated
 
 HEAVY = (
@@ -90,6 +89,11 @@ def install(fault: Mutation, root: Path) -> None:
     sys.meta_path.insert(0, _Finder(name, path, fault))
 
 
+def _to_the_front() -> None:
+    """pytest imports modules whose examples it runs by a finder of its own, which comes after."""
+    sys.meta_path.sort(key=lambda finder: not isinstance(finder, _Finder))
+
+
 class _Chosen:
     """A plugin: only these tests, in this order; each is told of on the pipe as it begins."""
 
@@ -99,6 +103,9 @@ class _Chosen:
 
     def _tell(self, *what: object) -> None:
         os.write(self._pipe, (json.dumps(what) + "\n").encode())
+
+    def pytest_sessionstart(self) -> None:
+        _to_the_front()
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -168,16 +175,11 @@ class Recorder:
 
 
 def run_tests(files: Sequence[str], root: Path, plugin: object, *, stop: bool) -> int:
-    """pytest on these files; -1 where it did not get to run them."""
+    """pytest on these files, and its exit code."""
     options = ["-p", "no:cacheprovider", "-p", "no:xdist", "-q", "--no-header", "--tb=line"]
-    base = root.parent / "tmp" / str(os.getpid())
-    base.parent.mkdir(exist_ok=True, parents=True)
-    code = pytest.main(
-        [*options, *(["-x"] if stop else []), f"--basetemp={base}", f"--rootdir={root}", *files],
-        plugins=[plugin],
-    )
-    shutil.rmtree(base, ignore_errors=True)
-    return int(code)
+    with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as base:
+        places = [f"--basetemp={base}/tests", f"--rootdir={root}"]
+        return int(pytest.main([*options, *(["-x"] if stop else []), *places, *files], [plugin]))
 
 
 class Child:
@@ -239,9 +241,7 @@ class Child:
         return Ran(self.failed, self.count, time.monotonic() - self.began)
 
 
-def _be_child(
-    fault: Mutation | None, tests: list[str], root: Path, log: Path, pipe: int
-) -> None:
+def _be_child(fault: Mutation | None, tests: list[str], root: Path, log: Path, pipe: int) -> None:
     """In the child: never returns."""
     code = 70
     try:

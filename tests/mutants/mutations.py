@@ -38,7 +38,7 @@ PAIRS = (
     *(("any", "all"), ("floor", "ceil"), ("zeros", "ones"), ("zeros_like", "ones_like")),
     *(("log", "log1p"), ("exp", "expm1"), ("sum", "mean")),
 )
-OTHER = {a: b for a, b in PAIRS} | {b: a for a, b in PAIRS if b not in ("log1p", "expm1")}
+OTHER = dict(PAIRS) | {b: a for a, b in PAIRS if b not in ("log1p", "expm1")}
 BUILT_IN = {"min", "max", "any", "all"}  # of OTHER, as plain names
 TELL = {"warn", "info", "warning", "debug", "error", "note", "print"}  # their arguments are texts
 TYPES = {"isinstance", "issubclass", "hasattr", "getattr", "cast", "TypeVar"}
@@ -195,7 +195,7 @@ def _changes(node: ast.AST, path: Path, tree: ast.Module) -> Iterator[tuple[str,
             yield "arithmetic", _with(node, op=COMPUTED[type(node.op)]())
         yield "dropped", ast.Pass()
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Not | ast.Invert):
-        yield "sign" if isinstance(node.op, ast.USub) else "negation", copy.deepcopy(node.operand)
+        yield "sign" if isinstance(node.op, ast.USub) else "negation", node.operand
     elif isinstance(node, ast.BoolOp):
         yield "boolean", _with(node, op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
     elif isinstance(node, ast.Constant):
@@ -267,15 +267,15 @@ def _is_number(node: ast.BinOp, path: Path, tree: ast.Module) -> bool:
 
 def _negated(test: ast.expr) -> ast.expr:
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return copy.deepcopy(test.operand)
-    return ast.copy_location(ast.UnaryOp(ast.Not(), copy.deepcopy(test)), test)
+        return test.operand
+    return ast.copy_location(ast.UnaryOp(ast.Not(), test), test)
 
 
 def _with(node: Any, **fields: object) -> Any:
     """A copy of the node with other fields."""
-    new = copy.deepcopy(node)
+    new = copy.copy(node)
     for name, value in fields.items():
-        setattr(new, name, copy.deepcopy(value))
+        setattr(new, name, value)
     return new
 
 
@@ -303,7 +303,7 @@ def _put(tree: ast.Module, path: Path, node: ast.AST) -> None:
 def _header(node: ast.stmt) -> str:
     """A statement in one line; of an `if`, a loop or a function what stands before its body."""
     if hasattr(node, "body"):
-        node = copy.deepcopy(node)
+        node = copy.copy(node)
         node.body = [ast.Pass()]
         for field in ("orelse", "finalbody", "handlers", "decorator_list"):
             if hasattr(node, field):

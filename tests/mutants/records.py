@@ -40,11 +40,16 @@ def digest(paths: Iterable[Path]) -> str:
     return held.hexdigest()[:16]
 
 
+def test_files(tree: Path) -> list[Path]:
+    """All Python files of the tests but this tool's own."""
+    return [p for p in (tree / "tests").rglob("*.py") if p.parent.name != "mutants"]
+
+
 def recorded(tree: Path, files: Iterable[str], folder: Path, workers: int) -> Tests:
     """For each test that passes the lines it runs. Files whose record is still good are not run:
     neither they nor what they ran of the package has changed."""
     folder.mkdir(parents=True, exist_ok=True)
-    support = digest(p for p in (tree / "tests").rglob("*.py") if not p.name.startswith("test_"))
+    support = digest(p for p in test_files(tree) if not p.name.startswith("test_"))
     examples = [file for file in files if file.startswith("src/")]
     groups = [examples, *([file] for file in files if file not in examples)]
     wanted = {folder / f"{_named(group)}.json": group for group in groups if group}

@@ -22,7 +22,7 @@ from typing import Any
 
 from tests.mutants.children import Child, Ran, preload
 from tests.mutants.mutations import Mutation
-from tests.mutants.records import Tests, copied_tree, covering, digest, recorded
+from tests.mutants.records import Tests, copied_tree, covering, digest, recorded, test_files
 from tests.mutants.tables import COUNT, ROOT, SEED, Known, beside, broader, draw, known
 
 BUDGET = 60.0  # seconds that the tests of one fault may take, as they take without it
@@ -62,7 +62,7 @@ class Results:
 
     def __init__(self, path: Path, tree: Path, *, trust: bool) -> None:
         self._path, self._trust = path, trust
-        self._state = digest([*(tree / "src").rglob("*.py"), *(tree / "tests").rglob("*.py")])
+        self._state = digest([*(tree / "src").rglob("*.py"), *test_files(tree)])
         self._held: dict[tuple[str, ...], dict[str, Any]] = {}
         for line in path.read_text().splitlines() if path.exists() else ():
             one = json.loads(line)
@@ -163,9 +163,7 @@ def try_all(
                 _progress(done, noticed, total, began, fault, ran)
 
 
-def _progress(
-    done: int, noticed: int, total: int, began: float, fault: Mutation, ran: Ran
-) -> None:
+def _progress(done: int, noticed: int, total: int, began: float, fault: Mutation, ran: Ran) -> None:
     spent = time.monotonic() - began
     left = spent / done * (total - done)
     said = "noticed " if ran.failed else "SURVIVED"
