@@ -86,9 +86,10 @@ def mutations(source: str, module: str) -> list[Mutation]:
     tree = ast.parse(source)
     found = []
     for place in list(_places(tree, (), "", False, ())):
-        before = _header(_at(tree, place.statement))
         node = place.node
-        for choice, (kind, new) in enumerate(_changes(node, place.path, tree)):
+        changes = list(_changes(node, place.path, tree))
+        before = _header(_at(tree, place.statement)) if changes else ""
+        for choice, (kind, new) in enumerate(changes):
             _put(tree, place.path, new)
             after = _header(_at(tree, place.statement))
             _put(tree, place.path, node)
@@ -135,17 +136,20 @@ def drawn(found: list[Mutation], count: int, seed: int) -> list[Mutation]:
     return [one for _, one in sorted(ranked, key=lambda pair: pair[0])[:count]]
 
 
-def quotas(lines: dict[str, int], count: int) -> dict[str, int]:
-    """`count` shared out by lines, the largest remainders rounded up.
+def quotas(lines: dict[str, int], most: dict[str, int], count: int) -> dict[str, int]:
+    """`count` shared out by lines, the largest remainders rounded up, and no share above `most`.
 
-    >>> quotas({"a": 100, "b": 50, "c": 1}, 10)
+    >>> quotas({"a": 100, "b": 50, "c": 1}, {"a": 99, "b": 99, "c": 99}, 10)
     {'a': 7, 'b': 3, 'c': 0}
+    >>> quotas({"a": 100, "b": 50, "c": 1}, {"a": 99, "b": 2, "c": 99}, 10)
+    {'a': 7, 'b': 2, 'c': 1}
     """
     exact = {name: count * n / sum(lines.values()) for name, n in lines.items()}
-    shares = {name: int(n) for name, n in exact.items()}
-    left = sorted(exact, key=lambda name: shares[name] - exact[name])
-    for name in left[: count - sum(shares.values())]:
-        shares[name] += 1
+    shares = {name: min(int(n), most[name]) for name, n in exact.items()}
+    while (left := min(count, sum(most.values())) - sum(shares.values())) > 0:
+        behind = [name for name in lines if shares[name] < most[name]]
+        for name in sorted(behind, key=lambda name: shares[name] - exact[name])[:left]:
+            shares[name] += 1
     return shares
 
 

@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[2]
 KNOWN = Path(__file__).with_name("equivalent.toml")
 SEED, COUNT = 0, 300
 
-# Modules, and where their tests are: these are run first. A module's own examples always are.
+# Modules, and where their tests are, which are run first; the first line that fits counts. A
+# module's own examples are always among them.
 BESIDE: dict[str, tuple[str, ...]] = {
     "members": ("tests/test_members.py",),
     "likelihoods": ("tests/test_likelihoods.py",),
@@ -21,9 +22,11 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "metrics": ("tests/test_metrics*.py",),
     "metric_inputs": ("tests/test_metrics*.py",),
     "methods/*": ("tests/methods/test_*.py", "tests/test_objective.py"),
+    "training/machines": ("tests/test_cluster.py",),
     "training/*": ("tests/training/test_*.py",),
     "posteriors/swag": ("tests/test_swag.py",),
     "posteriors/*": ("tests/posteriors/test_*.py",),
+    "predict/export": ("tests/predict/test_export.py",),
     "predict/*": ("tests/predict/test_*.py", "tests/result/test_*.py"),
 }
 # Further tests, for what is left then.
@@ -34,8 +37,9 @@ BROADER = (
     *("tests/faults/test_poison.py", "tests/faults/test_loaders.py", "tests/own/test_kinds.py"),
     *("tests/estimators/test_estimators.py", "tests/kernels/test_fused.py"),
 )
-# Needs another process, another sampler's package, or minutes.
-LEFT_OUT = ("tests/posteriors/test_samplers_numpyro.py", "tests/predict/test_export.py")
+# Another sampler's package, whose threads do not live through a fork; minutes, for others than it.
+LEFT_OUT = ("tests/posteriors/test_samplers_numpyro.py",)
+SLOW = ("tests/predict/test_export.py", "tests/test_cluster.py")
 
 
 class Known(NamedTuple):
@@ -82,12 +86,14 @@ def draw(
 ) -> list[Mutation]:
     """The faults of this run: `count` over all modules, by their lines; `only` some of those."""
     lists = known()
-    shares = quotas({name: _lines(source_of(name, root)) for name in modules(root)}, count)
+    possible = {name: candidates(name, lists, root) for name in modules(root)}
+    places = {name: len({one.path for one in found}) for name, found in possible.items()}
+    lines = {name: _lines(source_of(name, root)) for name in possible if places[name]}
     return [
         one
-        for name, share in shares.items()
-        if share and any(fnmatch(name, pattern) for pattern in only)
-        for one in drawn(candidates(name, lists, root), share, seed)
+        for name, share in quotas(lines, places, count).items()
+        if any(fnmatch(name, pattern) for pattern in only)
+        for one in drawn(possible[name], share, seed)
     ]
 
 
@@ -108,14 +114,16 @@ def _lines(source: str) -> int:
 def beside(module: str, root: Path = ROOT) -> list[str]:
     """Test files beside a module, its own examples first."""
     own = f"src/stochens/{module}.py"
-    patterns = [p for name, ps in BESIDE.items() if fnmatch(module, name) for p in ps]
-    return [own, *_files(patterns, root)]
+    patterns = next(list(ps) for name, ps in BESIDE.items() if fnmatch(module, name))
+    found = _files(patterns, root)
+    return [own, *(file for file in found if file in patterns or file not in SLOW)]
 
 
 def broader(root: Path = ROOT) -> list[str]:
     """Every file with tests that may notice a fault: those beside any module, and more."""
     own = [f"src/stochens/{name}.py" for name in modules(root)]
-    return own + _files([p for ps in BESIDE.values() for p in ps] + list(BROADER), root)
+    found = _files([p for ps in BESIDE.values() for p in ps] + list(BROADER), root)
+    return own + [file for file in found if file not in SLOW]
 
 
 def _files(patterns: list[str], root: Path) -> list[str]:
