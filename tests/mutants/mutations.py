@@ -85,6 +85,7 @@ def mutations(source: str, module: str) -> list[Mutation]:
     """
     tree = ast.parse(source)
     found = []
+    seen = set()  # `if not a` negated is `if a` without its `not`
     for place in list(_places(tree, (), "", False, ())):
         node = place.node
         changes = list(_changes(node, place.path, tree))
@@ -93,8 +94,9 @@ def mutations(source: str, module: str) -> list[Mutation]:
             _put(tree, place.path, new)
             after = _header(_at(tree, place.statement))
             _put(tree, place.path, node)
-            if after == before:
+            if after == before or (place.statement, after) in seen:
                 continue
+            seen.add((place.statement, after))
             found.append(
                 Mutation(
                     module=module,
@@ -102,7 +104,7 @@ def mutations(source: str, module: str) -> list[Mutation]:
                     kind=kind,
                     before=before,
                     after=after,
-                    line=getattr(node, "lineno", 0),
+                    line=_line(node),
                     end=_end(node),
                     inside=place.inside,
                     path=place.path,
@@ -318,7 +320,11 @@ def _header(node: ast.stmt) -> str:
     return " ".join(ast.unparse(node).split())
 
 
-def _end(node: ast.AST) -> int:
-    if hasattr(node, "test"):
-        return int(node.test.end_lineno)
-    return int(getattr(node, "end_lineno", 0) or 0)
+def _line(node: Any) -> int:
+    return int(node.target.lineno if isinstance(node, ast.comprehension) else node.lineno)
+
+
+def _end(node: Any) -> int:
+    if isinstance(node, ast.comprehension):
+        return int(node.ifs[-1].end_lineno)
+    return int(node.test.end_lineno if hasattr(node, "test") else node.end_lineno)
