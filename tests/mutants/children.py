@@ -5,6 +5,7 @@ Linux and macOS only. The tree on disk stays as it is: the fault is compiled in 
 imported. Python processes that a test starts by itself see the package without it.
 """
 
+import ast
 import contextlib
 import importlib.abc
 import importlib.machinery
@@ -16,17 +17,16 @@ import select
 import signal
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy  # noqa: F401, everything heavy that tests import, so that children have it
 import pytest
 import torch
-from tests.mutants.mutations import Mutation, mutated
+from tests.mutants.mutations import MARK, Mutation, marked, mutated
 
 HEAVY = (
     *("hypothesis", "hypothesis.strategies", "_pytest.doctest", "_hypothesis_pytestplugin"),
@@ -55,57 +55,73 @@ def preload() -> None:
             importlib.import_module(name)
 
 
-class _Faulty(importlib.machinery.SourceFileLoader):
-    """Loads a module with a fault, and never from or to its cache."""
+Change = Callable[[str], ast.Module]  # a module's source -> the tree to compile
 
-    def __init__(self, name: str, path: str, fault: Mutation) -> None:
+
+class _Changed(importlib.machinery.SourceFileLoader):
+    """Loads a module that is changed on its way, and never from or to its cache."""
+
+    def __init__(self, name: str, path: str, change: Change, names: dict[str, Any]) -> None:
         super().__init__(name, path)
-        self._fault = fault
+        self._change, self._names = change, names
 
     def get_code(self, fullname: str) -> CodeType:
-        source = Path(self.path).read_text()
-        tree = mutated(source, self._fault.path, self._fault.choice)
+        tree = self._change(Path(self.path).read_text())
         return compile(tree, self.path, "exec", dont_inherit=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__dict__.update(self._names)
+        super().exec_module(module)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, name: str, path: Path, fault: Mutation) -> None:
-        self._name, self._path, self._fault = name, str(path), fault
+    """Finds modules of the package that are to be changed."""
+
+    def __init__(self, root: Path, changes: Callable[[str], tuple[Change, dict[str, Any]] | None]):
+        self._package, self._changes = root / "src/stochens", changes
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> Any:
-        if fullname != self._name:
+        first, *rest = fullname.split(".")
+        if first != "stochens":
             return None
-        loader = _Faulty(fullname, self._path, self._fault)
-        package = [str(Path(self._path).parent)] if self._path.endswith("__init__.py") else None
+        file = self._package.joinpath(*rest)
+        found = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
+        name = str(found.relative_to(self._package).with_suffix(""))
+        change = self._changes(name)
+        if change is None or not found.exists():
+            return None
+        inside = [str(file)] if file.is_dir() else None
+        loader = _Changed(fullname, str(found), *change)
         return importlib.util.spec_from_file_location(
-            fullname, self._path, loader=loader, submodule_search_locations=package
+            fullname, found, loader=loader, submodule_search_locations=inside
         )
 
-
-def install(fault: Mutation, root: Path) -> None:
-    """From now on this process imports the module with the fault."""
-    name = "stochens." + fault.module.replace("/", ".").removesuffix(".__init__")
-    path = root / "src/stochens" / f"{fault.module}.py"
-    sys.meta_path.insert(0, _Finder(name, path, fault))
+    def install(self) -> None:
+        """From now on this process imports what it finds. pytest has a finder of its own, for
+        modules whose examples it runs, and puts it to the front: this one must be there again."""
+        sys.meta_path[:] = [self, *(f for f in sys.meta_path if f is not self)]
 
 
-def _to_the_front() -> None:
-    """pytest imports modules whose examples it runs by a finder of its own, which comes after."""
-    sys.meta_path.sort(key=lambda finder: not isinstance(finder, _Finder))
+def _with_fault(fault: Mutation, root: Path) -> _Finder:
+    def change(source: str) -> ast.Module:
+        return mutated(source, fault.path, fault.choice)
+
+    return _Finder(root, lambda name: (change, {}) if name == fault.module else None)
 
 
 class _Chosen:
     """A plugin: only these tests, in this order; each is told of on the pipe as it begins."""
 
-    def __init__(self, order: Sequence[str], pipe: int) -> None:
+    def __init__(self, order: Sequence[str], pipe: int, finder: _Finder | None) -> None:
         self._order = {test: place for place, test in enumerate(order)}
-        self._pipe = pipe
+        self._pipe, self._finder = pipe, finder
 
     def _tell(self, *what: object) -> None:
         os.write(self._pipe, (json.dumps(what) + "\n").encode())
 
     def pytest_sessionstart(self) -> None:
-        _to_the_front()
+        if self._finder is not None:
+            self._finder.install()
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -125,53 +141,33 @@ class _Chosen:
 
 
 class Recorder:
-    """A plugin: which lines of the package each test runs, and how long it takes."""
+    """A plugin: which statements of the package each test runs, and how long it takes."""
 
-    def __init__(self, package: Path) -> None:
-        self._package = str(package) + os.sep
+    def __init__(self, root: Path) -> None:
         self._lines: dict[str, set[int]] = {}
-        self._known: dict[CodeType, set[int] | None] = {}
         self.tests: dict[str, dict[str, Any]] = {}
+        self._finder = _Finder(root, self._watched)
+        self._finder.install()
+
+    def _watched(self, name: str) -> tuple[Change, dict[str, Any]]:
+        return marked, {MARK: self._lines.setdefault(name, set()).add}
+
+    def pytest_sessionstart(self) -> None:
+        self._finder.install()
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self._lines = {}
-        self._known = {}
+        for seen in self._lines.values():
+            seen.clear()
         began = time.monotonic()
-        threading.settrace(self._called)
-        sys.settrace(self._called)
-        try:
-            yield
-        finally:
-            sys.settrace(None)
-            threading.settrace(None)  # type: ignore[arg-type]
-        lines = {file: sorted(seen) for file, seen in self._lines.items() if seen}
+        yield
         one = self.tests.setdefault(item.nodeid, {"passed": True})
-        one |= {"seconds": round(time.monotonic() - began, 4), "lines": lines}
+        one["seconds"] = round(time.monotonic() - began, 4)
+        one["lines"] = {name: sorted(seen) for name, seen in self._lines.items() if seen}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if not report.passed:
             self.tests.setdefault(report.nodeid, {})["passed"] = False
-
-    def _called(self, frame: Any, event: str, arg: object) -> Any:
-        code = frame.f_code
-        if code not in self._known:
-            own = code.co_filename.startswith(self._package) and code.co_name != "<module>"
-            self._known[code] = self._seen(code) if own else None
-        seen = self._known[code]
-        if seen is None:
-            return None
-
-        def line(frame: Any, event: str, arg: object) -> Any:
-            if event == "line":
-                seen.add(frame.f_lineno)
-            return line
-
-        return line
-
-    def _seen(self, code: CodeType) -> set[int]:
-        file = code.co_filename.removeprefix(self._package).removesuffix(".py")
-        return self._lines.setdefault(file, set())
 
 
 def run_tests(files: Sequence[str], root: Path, plugin: object, *, stop: bool) -> int:
@@ -252,10 +248,11 @@ def _be_child(fault: Mutation | None, tests: list[str], root: Path, log: Path, p
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.chdir(root)
-        if fault is not None:
-            install(fault, root)
+        finder = None if fault is None else _with_fault(fault, root)
+        if finder is not None:
+            finder.install()  # here too, for what conftest.py imports
         files = list(dict.fromkeys(test.split("::")[0] for test in tests))
-        code = run_tests(files, root, _Chosen(tests, pipe), stop=True)
+        code = run_tests(files, root, _Chosen(tests, pipe, finder), stop=True)
     finally:
         sys.stdout.flush()
         os._exit(code)

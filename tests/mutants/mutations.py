@@ -44,6 +44,7 @@ TELL = {"warn", "info", "warning", "debug", "error", "note", "print"}  # their a
 TYPES = {"isinstance", "issubclass", "hasattr", "getattr", "cast", "TypeVar"}
 UNTOUCHED = {"annotation", "returns", "decorator_list", "type_params", "msg", "type_comment"}
 CHECKING = {"strict", "stacklevel"}
+MARK = "__ran__"
 Path = tuple[tuple[str, int | None], ...]  # from the module to a node: field, index in a list
 
 
@@ -56,8 +57,8 @@ class Mutation(NamedTuple):
     before: str
     after: str
     line: int
-    end: int
-    inside: bool  # of a function's body, so that lines tell which tests run it
+    statement: int  # the line of the statement
+    inside: bool  # of a function's body, so that tests can be told by whether they run it
     path: Path
     choice: int
 
@@ -105,7 +106,7 @@ def mutations(source: str, module: str) -> list[Mutation]:
                     before=before,
                     after=after,
                     line=_line(node),
-                    end=_end(node),
+                    statement=_at(tree, place.statement).lineno,
                     inside=place.inside,
                     path=place.path,
                     choice=choice,
@@ -120,6 +121,48 @@ def mutated(source: str, path: Path, choice: int) -> ast.Module:
     old = _at(tree, path)
     new = list(_changes(old, path, tree))[choice][1]
     _put(tree, path, ast.copy_location(new, old))
+    return ast.fix_missing_locations(tree)
+
+
+class _Marks(ast.NodeTransformer):
+    """Before each statement inside a function a call with its line."""
+
+    def __init__(self) -> None:
+        self._inside = False
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        before, self._inside = self._inside, True
+        node.body = self._block(node.body)
+        self._inside = before
+        return node
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            block = getattr(node, field, None)
+            if isinstance(block, list):
+                setattr(node, field, self._block(block))
+        return node
+
+    def _block(self, block: list[Any]) -> list[Any]:
+        new = []
+        for child in block:
+            text = isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
+            if self._inside and isinstance(child, ast.stmt) and not text:
+                call = ast.Call(ast.Name(MARK, ast.Load()), [ast.Constant(child.lineno)], [])
+                new.append(ast.copy_location(ast.Expr(call), child))
+            new.append(self.visit(child))
+        return new
+
+
+def marked(source: str) -> ast.Module:
+    """The tree of `source` that calls MARK with the line of each statement that it runs.
+
+    >>> print(ast.unparse(marked("def f(a):\\n    return a")))
+    def f(a):
+        __ran__(2)
+        return a
+    """
+    tree: ast.Module = _Marks().visit(ast.parse(source))
     return ast.fix_missing_locations(tree)
 
 
@@ -177,7 +220,7 @@ def _places(
     for field, value in ast.iter_fields(node):
         if field in UNTOUCHED or (field == "keywords" and isinstance(node, ast.ClassDef)):
             continue
-        body = field == "body" and isinstance(node, ast.FunctionDef | ast.Lambda)
+        body = field == "body" and isinstance(node, ast.FunctionDef)
         children = enumerate(value) if isinstance(value, list) else [(None, value)]
         for index, child in children:
             if isinstance(child, ast.keyword) and child.arg in CHECKING:
@@ -322,9 +365,3 @@ def _header(node: ast.stmt) -> str:
 
 def _line(node: Any) -> int:
     return int(node.target.lineno if isinstance(node, ast.comprehension) else node.lineno)
-
-
-def _end(node: Any) -> int:
-    if isinstance(node, ast.comprehension):
-        return int(node.ifs[-1].end_lineno)
-    return int(node.test.end_lineno if hasattr(node, "test") else node.end_lineno)

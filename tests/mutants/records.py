@@ -104,7 +104,7 @@ def _recorder(tree: Path, group: list[str], held: Path, support: str) -> int:
             os.dup2(out.fileno(), 2)
         os.chdir(tree)
         package = tree / "src/stochens"
-        recorder = Recorder(package)
+        recorder = Recorder(tree)
         # 0: all passed; 1: some did not; 5: no tests
         code = 0 if run_tests(group, tree, recorder, stop=False) in (0, 1, 5) else 1
         ran = {name for one in recorder.tests.values() for name in one.get("lines", {})}
@@ -123,10 +123,9 @@ def _recorder(tree: Path, group: list[str], held: Path, support: str) -> int:
 def covering(fault: Mutation, tests: Tests) -> dict[str, float]:
     """Tests that run the place of the fault, with the seconds that each takes. What is done as the
     module is imported concerns every test that runs any of it."""
-    lines = range(fault.line, fault.end + 1)
     found = {}
     for name, one in tests.items():
         ran = one["lines"].get(fault.module)
-        if ran and (not fault.inside or any(line in lines for line in ran)):
+        if ran and (not fault.inside or fault.statement in ran):
             found[name] = one["seconds"]
     return found
