@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=ROOT / "build/mutants")
     parser.add_argument("--beside", action="store_true", help="no tests but those beside a module")
+    parser.add_argument("--equivalent", action="store_true", help="try those too that are listed")
     parser.add_argument("--trust", action="store_true", help="keep what an earlier run noticed")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -44,7 +45,8 @@ def main() -> None:
     sys.path[:] = [str(tree / "src"), str(tree), *(p for p in sys.path if p != str(ROOT / "src"))]
     os.environ["PYTHONPATH"] = str(tree / "src")
     preload()
-    faults = draw(tree, count=options.count, seed=options.seed, only=options.only)
+    lists, every = known(), draw(tree, count=options.count, seed=options.seed, only=options.only)
+    faults = [fault for fault in every if options.equivalent or fault.key not in lists.equivalent]
     results = Results(options.out / "results.jsonl", tree, trust=options.trust)
     for near in (True,) if options.beside else (True, False):
         files = {file for fault in faults for file in beside(fault.module, tree)}
@@ -52,7 +54,7 @@ def main() -> None:
             files |= set(broader(tree))
         tests = recorded(tree, sorted(files), options.out / "records", options.workers)
         try_all(faults, tests, results, tree, options.workers, near=near)
-    score = report(faults, results, known())
+    score = report(every, results, lists)
     sys.exit(score < MUST)
 
 
