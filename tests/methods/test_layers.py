@@ -1,5 +1,6 @@
 """A stochastic layer as a torch module: its modes, and what it lends from the layer inside."""
 
+import torch
 from torch import nn
 
 from stochens.methods import Dropout, stochastic
@@ -31,3 +32,26 @@ def test_a_layer_that_is_not_built_yet_has_no_attributes():
     """As copy and pickle make it, before its state is there."""
     empty = type(wrapped()).__new__(type(wrapped()))
     assert not hasattr(empty, "in_features")
+
+
+class Scaled(nn.Linear):
+    """A layer with a buffer that is saved and one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 3)
+        self.register_buffer("scale", torch.tensor(2.0))
+        self.register_buffer("cache", torch.tensor(3.0), persistent=False)
+
+    def forward(self, x):
+        return self.scale * self.cache * super().forward(x)
+
+
+def test_buffers_are_the_layers_own_and_saved_as_there():
+    plain = Scaled()
+    layer = stochastic(nn.Sequential(plain, nn.Linear(3, 2)), [Dropout(0.3)])[0]
+    assert dict(layer.named_buffers()) == dict(layer.inner.named_buffers())
+    assert set(layer.state_dict()) == set(plain.state_dict()) == {"weight", "bias", "scale"}
+    x = torch.ones(4, 2)
+    torch.testing.assert_close(layer.run_inner(layer.omega(), (x,), {}), plain(x))
+    layer.double()
+    assert layer.cache.dtype == layer.inner.cache.dtype == torch.float64

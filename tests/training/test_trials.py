@@ -45,8 +45,8 @@ def test_two_examples_must_be_held_out_and_one_left(data):
     options = {"method": Auto(candidates=["regular"], members=2, held_out=0.5), "epochs": 1}
     with pytest.raises(stochens.InputError, match="hold 0 of 1 examples out"):
         stochens.fit(MLP(2, 4, 2), (x[:1], y[:1]), **options)
+    whole = Auto(candidates=["regular"], members=2, held_out=0.9)
     with pytest.raises(stochens.InputError, match="hold 3 of 3 examples out"):
-        whole = Auto(candidates=["regular"], members=2, held_out=0.9)
         stochens.fit(MLP(2, 4, 2), (x, y), method=whole, epochs=1)
     posterior = stochens.fit(MLP(2, 4, 2), (x, y), members=2, **options)  # 2 out, 1 left
     assert torch.isfinite(torch.tensor(posterior.trials.rows[0].held_out))
