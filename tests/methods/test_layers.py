@@ -1,9 +1,11 @@
 """A stochastic layer as a torch module: its modes, and what it lends from the layer inside."""
 
+import pytest
 import torch
 from torch import nn
 
-from stochens.methods import Dropout, stochastic
+from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, stochastic
+from stochens.methods.np_dropout import SECOND, set_distance
 
 
 def wrapped() -> nn.Module:
@@ -55,3 +57,46 @@ def test_buffers_are_the_layers_own_and_saved_as_there():
     torch.testing.assert_close(layer.run_inner(layer.omega(), (x,), {}), plain(x))
     layer.double()
     assert layer.cache.dtype == layer.inner.cache.dtype == torch.float64
+
+
+def norm(size: int, _: int) -> nn.Module:
+    return nn.LayerNorm(size)
+
+
+@pytest.mark.parametrize(
+    ("rule", "plain"),
+    [
+        *((rule, nn.Linear) for rule in (Dropout(0.5), DropConnect(0.5))),
+        *((rule, kind) for rule in (NPDropout(), Gaussian(0.5)) for kind in (nn.Linear, norm)),
+    ],
+)
+def test_a_layer_knows_whether_a_batch_shares_its_draw(rule, plain):
+    """Equal rows come out equal, apart from rounding, if and only if it says so. Gaussian noise on
+    a LayerNorm, which is not linear in its parameters, is that of weights drawn once."""
+    layer = stochastic(nn.Sequential(plain(5, 5), nn.Linear(5, 2)), [rule])[0]
+    with torch.no_grad():
+        y = layer(torch.arange(10.0).remainder(5).view(2, 5))
+    same = torch.allclose(y[0], y[1], rtol=1e-5, atol=1e-6)
+    assert layer.shared_by_batch() is same
+
+
+def test_the_distance_of_two_sets_against_a_loop():
+    """sum_n |a_n - b_n| / sum_n |a_n| over the nodes of all layers, the mean over members."""
+    net = stochastic(
+        nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), [NPDropout(output=True)], output="1"
+    )
+    generator = torch.Generator().manual_seed(0)
+    params = {
+        name: torch.randn(4, *p.shape, generator=generator, dtype=torch.float64)
+        for name, p in net.named_parameters()
+    }
+    ratios = []
+    for k in range(4):
+        apart = size = 0.0
+        for layer in ("0", "1"):
+            one, two = params[f"{layer}.weight"][k], params[f"{layer}.weight{SECOND}"][k]
+            for a, b in zip(one, two, strict=True):  # a node's incoming weights
+                apart += float((a - b).square().sum().sqrt())
+                size += float(a.square().sum().sqrt())
+        ratios.append(apart / size)
+    assert set_distance(params) == pytest.approx(sum(ratios) / 4, rel=1e-12)
