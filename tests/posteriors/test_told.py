@@ -1,5 +1,7 @@
 """What samplers tell: a diagnosis in print, limits that are said only beyond them, refusals."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -85,3 +87,23 @@ def test_the_prior_energy_of_sgmcmc_is_that_of_its_draws(data):
     prior = 0.5 * 3.0 * flat.square().sum(1).view(2, 3)
     # sums of 6 squares in another order
     torch.testing.assert_close(run.chains.stats["prior"], prior, rtol=1e-12, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore")  # a single transition of warm-up is troubled
+@pytest.mark.parametrize("sampler", [stochens.nuts, stochens.hmc])
+def test_samplers_run_four_chains_and_refuse_no_draws(data, sampler):
+    run = sampler(nn.Linear(2, 2), data, samples=1, warmup=1, step_size=0.1)
+    assert (run.chains.count, len(run)) == (4, 4)
+    with pytest.raises(InputError, match="samples must be"):
+        sampler(nn.Linear(2, 2), data, samples=0, warmup=1)
+    with pytest.raises(InputError, match="step_size must be"):
+        sampler(nn.Linear(2, 2), data, samples=1, warmup=1, step_size=-0.1)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_trajectory_is_a_quarter_turn_of_the_prior(data):
+    """pi / 2 standard deviations of N(0, 1 / 4), as Izmailov et al. (2021) have it."""
+    options = {"samples": 1, "warmup": 1, "step_size": 0.1, "prior_precision": 4.0}
+    run = stochens.hmc(nn.Linear(2, 2), data, **options)
+    assert run.chains.settings["length"] == pytest.approx(math.pi / 4, rel=1e-15)
+    assert run.chains.settings["jitter"] == 0.2
