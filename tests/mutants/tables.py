@@ -33,7 +33,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
 BROADER = (
     *("tests/result/test_*.py", "tests/randomness/test_*.py", "tests/test_checks.py"),
     *("tests/test_conversions.py", "tests/test_networks.py", "tests/test_memory.py"),
-    *("tests/test_progress.py", "tests/test_threads.py", "tests/faults/test_checkpoints.py"),
+    *("tests/test_progress*.py", "tests/test_threads.py", "tests/faults/test_checkpoints.py"),
     *("tests/faults/test_poison.py", "tests/faults/test_loaders.py", "tests/own/test_kinds.py"),
     *("tests/estimators/test_estimators.py", "tests/kernels/test_fused.py"),
 )
