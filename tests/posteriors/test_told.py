@@ -107,3 +107,25 @@ def test_a_trajectory_is_a_quarter_turn_of_the_prior(data):
     run = stochens.hmc(nn.Linear(2, 2), data, **options)
     assert run.chains.settings["length"] == pytest.approx(math.pi / 4, rel=1e-15)
     assert run.chains.settings["jitter"] == 0.2
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("sampler", [stochens.nuts, stochens.hmc])
+def test_a_checkpoint_of_another_beginning_is_refused(data, sampler, tmp_path):
+    """Where chains began, and the step size that they began with, are part of a run."""
+    options = {"samples": 2, "warmup": 2, "chains": 1, "checkpoint": tmp_path / "run"}
+    sampler(nn.Linear(2, 2), data, step_size=0.1, **options)
+    with pytest.raises(InputError, match="step_size was 0.1 there and is 0.2 now"):
+        sampler(nn.Linear(2, 2), data, step_size=0.2, **options)
+    with pytest.raises(InputError, match="start was"):
+        sampler(nn.Linear(2, 2), data, step_size=0.1, start="default", **options)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_one_chain_may_start_from_a_posterior_of_one_member(data):
+    net = nn.Linear(2, 2)
+    member = stochens.fit(net, data, method="regular", members=1, epochs=1)
+    options = {"samples": 1, "warmup": 1, "chains": 1, "step_size": 1e-12, "max_depth": 1}
+    run = stochens.nuts(net, data, start=member, **options)
+    # a step of 1e-12 leads nowhere
+    torch.testing.assert_close(run.params["weight"], member.params["weight"])

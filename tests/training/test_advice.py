@@ -93,8 +93,10 @@ def test_a_softmax_at_the_end():
 
 
 def test_trials_of_methods_are_short_and_say_nothing_of_it():
+    """A quarter of 1200 steps at 1e-3, on average half of that, would be too few for a training."""
     method = stochens.Auto(candidates=["regular"], members=2)
-    assert told(method=method, epochs=4) == []
+    assert told(method=method, epochs=1200, lr=1e-3) == []
+    assert "300 steps of training are few" in told(method="regular", epochs=300, lr=1e-3)[0]
 
 
 def test_a_function_must_build_a_network_each_time():
