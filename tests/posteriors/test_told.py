@@ -115,7 +115,7 @@ def test_a_checkpoint_of_another_beginning_is_refused(data, sampler, tmp_path):
     """Where chains began, and the step size that they began with, are part of a run."""
     options = {"samples": 2, "warmup": 2, "chains": 1, "checkpoint": tmp_path / "run"}
     sampler(nn.Linear(2, 2), data, step_size=0.1, **options)
-    with pytest.raises(InputError, match="step_size was 0.1 there and is 0.2 now"):
+    with pytest.raises(InputError, match=r"step_size was 0\.1 there and is 0\.2 now"):
         sampler(nn.Linear(2, 2), data, step_size=0.2, **options)
     with pytest.raises(InputError, match="start was"):
         sampler(nn.Linear(2, 2), data, step_size=0.1, start="default", **options)
@@ -129,3 +129,9 @@ def test_one_chain_may_start_from_a_posterior_of_one_member(data):
     run = stochens.nuts(net, data, start=member, **options)
     # a step of 1e-12 leads nowhere
     torch.testing.assert_close(run.params["weight"], member.params["weight"])
+
+
+def test_a_start_that_lacks_some_parameters_is_refused(data):
+    without = stochens.fit(nn.Linear(2, 2, bias=False), data, method="regular", members=1, epochs=1)
+    with pytest.raises(InputError, match="'bias' is absent in the posterior given"):
+        stochens.nuts(nn.Linear(2, 2), data, start=without, chains=1, samples=1, warmup=1)
