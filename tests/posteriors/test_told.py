@@ -135,3 +135,19 @@ def test_a_start_that_lacks_some_parameters_is_refused(data):
     without = stochens.fit(nn.Linear(2, 2, bias=False), data, method="regular", members=1, epochs=1)
     with pytest.raises(InputError, match="'bias' is absent in the posterior given"):
         stochens.nuts(nn.Linear(2, 2), data, start=without, chains=1, samples=1, warmup=1)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("sampler", [stochens.nuts, stochens.hmc])
+def test_chains_start_from_the_prior_or_as_the_network_is_initialised(data, sampler):
+    """N(0, 100^2), or torch's own for 2 inputs, which is within 1 / sqrt(2). Steps of 1e-12 lead
+    nowhere."""
+    options = {"samples": 1, "warmup": 1, "step_size": 1e-12, "prior_precision": 1e-4}
+    if sampler is stochens.hmc:
+        options["max_leapfrogs"] = 1
+    else:
+        options["max_depth"] = 1
+    for start, least, most in (("prior", 5, 1000), ("default", 0, 0.7072)):
+        run = sampler(nn.Linear(2, 2), data, start=start, **options)
+        values = run.params["weight"].abs()  # 16 of them: the largest is above 5 but for e-21
+        assert least <= float(values.max()) <= most

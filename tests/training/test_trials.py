@@ -74,6 +74,8 @@ def test_a_row_is_made_of_its_outcome():
     assert (b.kl, b.stochasticity) == (None, -2.0)
     assert (a.held_out, b.held_out) == (-2.0, -1.75)
     assert (a.gap, b.gap) == (0.25, 0.0)  # b is the best: -0.5, 1 and 1, weighted
+    rows = (a, b._replace(kl=7.0), b._replace(kl=None))
+    assert auto.choice(rows, "kl") == ("a", "a: the lowest KL loss, 6.0 nats, 1 others")
 
 
 def test_the_table_is_shown_where_progress_is(data, capsys):
