@@ -44,3 +44,10 @@ def test_a_run_that_goes_on_begins_where_it_was(data, sampler):
     told = Told()
     sampler(nn.Linear(2, 2), data, samples=5, resume=run, progress=told, **options)
     assert told.done[-1] == told.total
+
+
+@pytest.mark.filterwarnings("ignore")  # so few steps are too few
+def test_langevin_tells_of_every_step(data):
+    told = Told()
+    stochens.langevin(nn.Linear(2, 2), data, members=2, steps=5, progress=told)
+    assert told.done[-1] == told.total > 0

@@ -70,3 +70,9 @@ def test_noise_is_the_members_own_in_any_block(data, method, engine, float64):
         for part in parts:
             # float64 rounding, of blocks of another size, grown by four steps
             torch.testing.assert_close(part.params[name], p, rtol=1e-9, atol=1e-11)
+
+
+def test_a_training_on_a_cpu_has_nothing_to_log(data, caplog):
+    """It asks for no CUDA graph, which would be refused with a line in the log."""
+    stochens.fit(MLP(2, 4, 2), data, device="cpu", **OPTIONS)
+    assert caplog.records == []
