@@ -22,7 +22,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "metrics": ("tests/test_metrics*.py",),
     "metric_inputs": ("tests/test_metrics*.py",),
     "methods/*": ("tests/methods/test_*.py", "tests/test_objective.py"),
-    "training/machines": ("tests/test_cluster.py",),
+    "training/machines": ("tests/training/test_machines.py", "tests/test_cluster.py"),
     "training/*": ("tests/training/test_*.py",),
     "posteriors/swag": ("tests/test_swag.py",),
     "posteriors/*": ("tests/posteriors/test_*.py",),
