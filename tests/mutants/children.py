@@ -150,7 +150,13 @@ class Recorder:
         self._finder.install()
 
     def _watched(self, name: str) -> tuple[Change, dict[str, Any]]:
-        return marked, {MARK: self._lines.setdefault(name, set()).add}
+        seen = self._lines.setdefault(name, set())
+
+        def mark(line: int) -> None:
+            if not torch.compiler.is_dynamo_compiling():  # nothing but tensors goes into its graph
+                seen.add(line)
+
+        return marked, {MARK: mark}
 
     def pytest_sessionstart(self) -> None:
         self._finder.install()

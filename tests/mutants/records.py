@@ -114,18 +114,17 @@ def _recorder(tree: Path, group: list[str], held: Path, support: str) -> int:
             "modules": {n: digest([package / f"{n}.py"]) for n in sorted(ran)},
             "tests": {n: t for n, t in recorder.tests.items() if "lines" in t},
         }
-        held.write_text(json.dumps(record))
+        if code == 0:
+            held.write_text(json.dumps(record))
     finally:
         sys.stdout.flush()
         os._exit(code)
 
 
 def covering(fault: Mutation, tests: Tests) -> dict[str, float]:
-    """Tests that run the place of the fault, with the seconds that each takes. What is done as the
-    module is imported concerns every test that runs any of it."""
-    found = {}
-    for name, one in tests.items():
-        ran = one["lines"].get(fault.module)
-        if ran and (not fault.inside or fault.statement in ran):
-            found[name] = one["seconds"]
-    return found
+    """Tests that run the statement of the fault, with the seconds that each takes; where there are
+    none, those that run any of its module."""
+    module = {n: t["lines"][fault.module] for n, t in tests.items() if fault.module in t["lines"]}
+    exact = [name for name, ran in module.items() if fault.statement in ran]
+    # none: as it is imported, or inside what torch compiles, which cannot be watched
+    return {name: tests[name]["seconds"] for name in (fault.inside and exact) or module}

@@ -56,7 +56,7 @@ def test_a_row_is_made_of_its_outcome():
     """Means over members, the standard error of the KL loss sd / sqrt(M), that of a weighted mean
     over examples, and the gap to the best example by example."""
     log_p = torch.tensor([[-1.0, -2.0, -4.0], [-1.5, -1.0, -3.0]], dtype=torch.float64)
-    loss = torch.tensor([3.0, 5.0, 10.0, 6.0], dtype=torch.float64)
+    loss = torch.tensor([3.0, 5.0, 10.0], dtype=torch.float64)
     found = {
         name: auto.Outcome(
             log_p=log_p[k],
@@ -70,7 +70,7 @@ def test_a_row_is_made_of_its_outcome():
     weights = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
     a, b = auto._rows(found, weights)
     assert (a.label, a.kl, a.kl_fluctuation, a.stochasticity) == ("a", 6.0, 1.0, 0.0)
-    assert a.kl_error == pytest.approx((26 / 3) ** 0.5 / 2, rel=1e-12)  # 9 + 1 + 16 + 0 over 3
+    assert a.kl_error == pytest.approx((26 / 2 / 3) ** 0.5, rel=1e-12)  # 9 + 1 + 16 over 2
     assert (b.kl, b.stochasticity) == (None, -2.0)
     assert (a.held_out, b.held_out) == (-2.0, -1.75)
     assert (a.gap, b.gap) == (0.25, 0.0)  # b is the best: -0.5, 1 and 1, weighted
