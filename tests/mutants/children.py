@@ -6,6 +6,7 @@ imported. Python processes that a test starts by itself see the package without 
 """
 
 import ast
+import atexit
 import contextlib
 import importlib.abc
 import importlib.machinery
@@ -187,6 +188,16 @@ def run_tests(files: Sequence[str], root: Path, plugin: object, *, stop: bool) -
         return int(pytest.main([*options, *(["-x"] if stop else []), *places, *files], [plugin]))
 
 
+_alive: set[int] = set()  # each leads a process group of its own
+
+
+@atexit.register
+def _end_all() -> None:
+    for pid in _alive:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+
+
 class Child:
     """A forked process with a fault (or without one), which runs tests until one fails."""
 
@@ -206,6 +217,7 @@ class Child:
             os.close(self.pipe)
             _be_child(fault, list(tests), root, log, theirs)
         os.close(theirs)
+        _alive.add(self.pid)
 
     def read(self) -> Ran | None:
         """Look what it has told; None while it runs."""
@@ -237,6 +249,7 @@ class Child:
             if self.failed is not None:
                 os.killpg(self.pid, signal.SIGKILL)
         _, status = os.waitpid(self.pid, 0)
+        _alive.discard(self.pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)  # what a test left behind
         os.close(self.pipe)

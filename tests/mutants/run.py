@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import sys
 import time
 from pathlib import Path
@@ -42,6 +43,7 @@ def main() -> None:
     parser.add_argument("--trust", action="store_true", help="keep what an earlier run noticed")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the children end too
     tree = copied_tree(ROOT, options.out / "tree")
     sys.path[:] = [str(tree / "src"), str(tree), *(p for p in sys.path if p != str(ROOT / "src"))]
     os.environ["PYTHONPATH"] = str(tree / "src")
