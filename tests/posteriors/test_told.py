@@ -8,6 +8,7 @@ from torch import nn
 
 import stochens
 from stochens import InputError
+from stochens.posteriors.adaptation import windows
 from stochens.posteriors.diagnostics import (
     ESS_LIMIT,
     RHAT_LIMIT,
@@ -15,6 +16,8 @@ from stochens.posteriors.diagnostics import (
     Mixing,
     _mixing_troubles,
 )
+from stochens.posteriors.sampling import _quietly, _sample
+from stochens.posteriors.trajectory import Rules
 
 PRINTED = """
                 R-hat, largest   bulk ESS, least   tail ESS, least
@@ -151,3 +154,23 @@ def test_chains_start_from_the_prior_or_as_the_network_is_initialised(data, samp
         run = sampler(nn.Linear(2, 2), data, start=start, **options)
         values = run.params["weight"].abs()  # 16 of them: the largest is above 5 but for e-21
         assert least <= float(values.max()) <= most
+
+
+def test_a_run_on_many_machines_has_no_resume(data):
+    with pytest.warns(UserWarning, match="transitions diverged"):
+        run = stochens.nuts(nn.Linear(2, 2), data, samples=1, warmup=1, chains=1, step_size=50.0)
+    with pytest.raises(InputError, match="resume is for one machine"):
+        stochens.nuts(nn.Linear(2, 2), data, samples=2, warmup=1, engine="ray", resume=run)
+
+
+def test_a_part_of_the_chains_says_nothing_of_trouble(data, recwarn):
+    """The whole run does, once; the parts of it are on other machines."""
+    rules = Rules(1, windows(1), 0.8, max_depth=1)
+    options = dict.fromkeys(("device", "dtype", "resume", "checkpoint"))
+    options |= {"net": nn.Linear(2, 2), "data": data, "chains": 2, "samples": 2, "seed": 0}
+    options |= {"prior_precision": 1.0, "likelihood": "categorical", "start": "prior"}
+    options |= {"step_size": 50.0, "engine": "auto", "progress": False}
+    _quietly("nuts", rules, **options)
+    assert not recwarn.list
+    _sample("nuts", rules, **options)
+    assert "transitions diverged" in str(recwarn.list[0].message)
