@@ -32,7 +32,7 @@ from stochens.experiments.runs import (
 from stochens.members import Params
 from stochens.metrics import Interval
 from stochens.networks import SmallResNetFRN
-from stochens.posteriors.langevin import langevin
+from stochens.posteriors.langevin import langevin, usual_step
 from stochens.posteriors.sampling import hmc
 from stochens.predict.predictive import Predictive
 from stochens.report.compare import closeness, compare, halves
@@ -95,7 +95,14 @@ def configured(preset: str | None = None, **changes: Any) -> Config:
 
 
 Data = tuple[Tensor, Tensor]  # x [N, 1, 8, 8], y [N]
-METHODS = ENSEMBLES | {"langevin": langevin}
+
+
+def _by_langevin(net: nn.Module, data: Data, **options: Any) -> Posterior:
+    """With one step size for all members, that of the results which are published."""
+    return langevin(net, data, step_size=usual_step(len(data[0])), **options)
+
+
+METHODS = ENSEMBLES | {"langevin": _by_langevin}
 
 
 def resumed(path: Path, **changes: Any) -> Config:

@@ -229,7 +229,7 @@ def _step(problem: Problem, plan: Plan, state: State, g: Tensor, key: Tensor, st
 
 
 class Gradient:
-    """N nll [M] on the rows [M, B], and dU / dq = weight N dnll / dq + lambda q, [M, D].
+    """N nll [M] on the rows [M, B], and dU / dq = N dnll / dq + lambda q, [M, D].
 
     Every batch of a random order is a random part of the data, the short last one too: its mean is
     that of all the data on average. On a GPU the network's part is a CUDA graph, one for each size
@@ -241,15 +241,18 @@ class Gradient:
         self._graphs: dict[int, Replayed] = {}
         self._record = problem.x.is_cuda
 
-    def __call__(
-        self, q: Tensor, rows: Tensor | None, step: int, *, weight: float = 1.0
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, q: Tensor, rows: Tensor | None, step: int) -> tuple[Tensor, Tensor]:
+        energy, slope = self.of_data(q, rows, step)
+        return energy, slope + self._problem.prior_precision * q.detach()
+
+    def of_data(self, q: Tensor, rows: Tensor | None, step: int) -> tuple[Tensor, Tensor]:
+        """N nll [M] and N dnll / dq [M, D], without the prior."""
         if self._record:
             nll, slope = self._replayed(q, rows, step)
         else:
             nll, slope = self._slope(q, step, rows)
         N = len(self._problem.x)
-        return N * nll.double(), weight * N * slope + self._problem.prior_precision * q.detach()
+        return N * nll.double(), N * slope
 
     def _slope(
         self, q: Tensor, step: int | Tensor, rows: Tensor | None = None
