@@ -220,7 +220,7 @@ class Network:
     batch: int
     words: int = 0  # 0: inputs are real numbers
     points: int = 2048  # examples to draw the batches from; an epoch of fit, timed whole
-    cpu: tuple[int, int] = (4, 32)  # members and batch where there is no GPU
+    cpu: tuple[int, int, int] = (4, 32, 64)  # members, batch and points where there is no GPU
     wide: bool = False  # whether one member at 4x and 10x the batch is a row
     image: bool = False  # channels_last pays
 
@@ -237,25 +237,29 @@ class Network:
 
 IMAGE = (3, 32, 32)
 NETWORKS: dict[str, Network] = {
-    "mlp": Network(lambda: MLP(32, 256, 256, 256, 10), (32,), 50, 128, points=32768, cpu=(50, 128)),
-    "cnn": Network(CNN, IMAGE, 20, 128, points=4096, wide=True, image=True),
+    "mlp": Network(
+        lambda: MLP(32, 256, 256, 256, 10), (32,), 50, 128, points=32768, cpu=(50, 128, 4096)
+    ),
+    "cnn": Network(CNN, IMAGE, 20, 128, points=4096, cpu=(20, 128, 256), wide=True, image=True),
     "vit": Network(ViT, IMAGE, 10, 128, wide=True),
-    "text": Network(Text, (128,), 10, 64, 8192, 1024, cpu=(4, 16), wide=True),
+    "text": Network(Text, (128,), 10, 64, 8192, 1024, cpu=(4, 16, 32), wide=True),
     "resnet18": Network(ResNet18, IMAGE, 10, 128, wide=True, image=True),
     "mobilenet": Network(MobileNetV2, IMAGE, 10, 128, image=True),
-    "lstm": Network(LSTM, (128,), 10, 64, 8192, 1024, cpu=(4, 16)),
+    "lstm": Network(LSTM, (128,), 10, 64, 8192, 1024, cpu=(4, 16, 32)),
     # TabM's packed ensemble (Gorishniy et al. 2025)
-    "tabm": Network(lambda: MLP(32, 992, 992, 992, 992, 10), (32,), 32, 256, points=32768),
+    "tabm": Network(
+        lambda: MLP(32, 992, 992, 992, 992, 10), (32,), 32, 256, points=32768, cpu=(8, 256, 1024)
+    ),
 }
 
 SMALL = (3, 8, 8)
 TINY: dict[str, Network] = {
     "mlp": Network(lambda: MLP(4, 8, 8, 10), (4,), 3, 8, points=32),
-    "cnn": Network(lambda: CNN(4, 8), SMALL, 3, 4, wide=True, image=True),
-    "vit": Network(lambda: ViT(16, 2, 2, 8), SMALL, 3, 4, wide=True),
-    "text": Network(lambda: Text(16, 2, 2, 6, 11), (6,), 3, 4, words=11, wide=True),
-    "resnet18": Network(lambda: ResNet18(8, 4), SMALL, 3, 4, wide=True, image=True),
-    "mobilenet": Network(lambda: MobileNetV2(2, 16), SMALL, 3, 4, image=True),
-    "lstm": Network(lambda: LSTM(8, 11), (6,), 3, 4, words=11),
+    "cnn": Network(lambda: CNN(4, 8), SMALL, 3, 4, points=16, wide=True, image=True),
+    "vit": Network(lambda: ViT(16, 2, 2, 8), SMALL, 3, 4, points=16, wide=True),
+    "text": Network(lambda: Text(16, 2, 2, 6, 11), (6,), 3, 4, 11, 16, wide=True),
+    "resnet18": Network(lambda: ResNet18(8, 4), SMALL, 3, 4, points=16, wide=True, image=True),
+    "mobilenet": Network(lambda: MobileNetV2(2, 16), SMALL, 3, 4, points=16, image=True),
+    "lstm": Network(lambda: LSTM(8, 11), (6,), 3, 4, 11, 16),
     "tabm": Network(lambda: MLP(4, 16, 16, 10), (4,), 3, 8, points=32),
 }

@@ -14,6 +14,7 @@ from torch's caches.
 """
 
 import argparse
+import json
 import statistics
 import time
 import warnings
@@ -29,7 +30,7 @@ from timing import (
     about,
     attempt,
     ceilings,
-    graphed,
+    graphed_if_possible,
     rate_row,
     step_seconds,
     wait,
@@ -59,10 +60,7 @@ def measure(case: Case, way: str, *, repeats: int, each: float) -> Row:
     wait()
     step, more = ready.step, Row()
     if case.cuda and ready.recordable:
-        try:
-            step = graphed(ready.step)
-        except RuntimeError as error:  # timed without one, then
-            more["without_graph"] = " ".join(str(error).split())[:200]
+        step, more = graphed_if_possible(ready.step)
     more["setup_s"] = round(time.perf_counter() - began, 2)
     seconds = [s / ready.steps for s in step_seconds(step, repeats=repeats, each=each)]
     return {**rate_row(seconds, ready.examples), **more}
@@ -101,6 +99,25 @@ def line_of(row: Row) -> str:
     )
 
 
+def table(file: Path) -> str:
+    """A result as Markdown: a row for each network, a column for each way."""
+    rows: list[Row] = json.loads(file.read_text())["cases"]
+    networks = list(dict.fromkeys(row["network"] for row in rows))
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+
+    def cell(network: str, way: str) -> str:
+        found = [row for row in rows if (row["network"], row["way"]) == (network, way)]
+        texts = [
+            "error" if "error" in row else f"{row['member_examples_per_s']:,}"
+            for row in sorted(found, key=lambda row: int(row["members"]))
+        ]
+        return " / ".join(texts)
+
+    lines = ["| network | " + " | ".join(ways) + " |", "| --- " * (len(ways) + 1) + "|"]
+    cells = ([name, *(cell(name, way) for way in ways)] for name in networks)
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in cells)])
+
+
 def main() -> None:
     warnings.simplefilter("ignore", TrainingAdvice)  # trainings are short here on purpose
     parser = argparse.ArgumentParser(description=__doc__)
@@ -115,8 +132,11 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=75, help="seconds for one row")
     parser.add_argument("--workers", type=int, help="processes that compile; 7 on a GPU")
     parser.add_argument("--out", type=Path, help="results/networks-DEVICE.json; with --tiny none")
+    parser.add_argument("--table", type=Path, help="print this result as Markdown, measure nothing")
     parser.add_argument("--warm", nargs="*", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.table is not None:
+        return print(table(args.table))
     cuda = torch.cuda.is_available() and args.device != "cpu"
     device = torch.device("cuda" if cuda else "cpu")
     networks = TINY if args.tiny else NETWORKS
@@ -125,8 +145,9 @@ def main() -> None:
 
     def case_of(name: str, members: int | None) -> Case:
         network = networks[name]
-        own, batch = (network.members, network.batch) if cuda or args.tiny else network.cpu
-        points = network.points if cuda and not args.tiny else 4 * batch
+        own, batch, points = network.cpu
+        if cuda or args.tiny:
+            own, batch, points = network.members, network.batch, network.points
         return Case(network, members or own, batch, points, device)
 
     if args.warm is not None:

@@ -27,8 +27,10 @@ from timing import (
     Row,
     about,
     attempt,
+    busiest_kernels,
     ceilings,
     graphed,
+    graphed_if_possible,
     rate_row,
     step_seconds,
     wait,
@@ -38,6 +40,7 @@ from timing import (
 from ways import Case, Ready
 
 RESULTS = Path(__file__).parent / "results"
+PARTS = ("networks", "layers")
 SETS = 2  # of inputs, in turn, so that one does not find all of itself in the cache
 
 Make = Callable[[], Problem]
@@ -160,16 +163,19 @@ def layer_row(form: Form, problem: Problem, device: torch.device, *, repeats: in
     }
 
 
-def network_row(prepare: Callable[[], Ready], cuda: bool, *, repeats: int, each: float) -> Row:
+def network_row(
+    prepare: Callable[[], Ready], cuda: bool, *, repeats: int, each: float, profile: bool
+) -> Row:
     began = time.perf_counter()
     ready = prepare()
     ready.step()
     wait()
-    step = graphed(ready.step) if cuda else ready.step
+    step, more = graphed_if_possible(ready.step) if cuda else (ready.step, Row())
     setup = round(time.perf_counter() - began, 2)
     peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0
     row = rate_row(step_seconds(step, repeats=repeats, each=each), ready.examples)
-    return {**row, "setup_s": setup, "peak_gib": round(peak, 2)}
+    more |= busiest_kernels(step) if profile else {}
+    return {**row, "setup_s": setup, "peak_gib": round(peak, 2), **more}
 
 
 # -- main ------------------------------------------------------------------------------------------
@@ -200,14 +206,15 @@ def time_layers(report: Report, device: torch.device, *, tiny: bool, repeats: in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", nargs="*", default=["layers", "networks"])
+    parser.add_argument("--part", nargs="*", default=list(PARTS), choices=PARTS)
     parser.add_argument("--only", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tiny", action="store_true", help="to see that it runs; means nothing")
     parser.add_argument("--budget", type=float, default=470, help="seconds for everything")
     parser.add_argument("--limit", type=float, default=45, help="seconds for one network's row")
     parser.add_argument("--workers", type=int, help="processes that compile; 7 on a GPU")
-    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
+    parser.add_argument("--profile", action="store_true", help="each network's busiest kernels")
     parser.add_argument("--out", type=Path, help="results/rules-DEVICE.json; with --tiny none")
     parser.add_argument("--warm", nargs="*", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -217,8 +224,7 @@ def main() -> None:
 
     def case_of(name: str) -> Case:
         network = (TINY if args.tiny else NETWORKS)[name]
-        points = network.points if cuda else 4 * network.batch
-        return Case(network, network.members, network.batch, points, device)
+        return Case(network, network.members, network.batch, network.points, device)
 
     if args.warm is not None:
 
@@ -258,7 +264,9 @@ def main() -> None:
             if cuda:
                 torch.cuda.reset_peak_memory_stats()
             made = ways_of(name, case)[way]
-            return network_row(made, cuda, repeats=args.repeats, each=each)
+            return network_row(
+                made, cuda, repeats=args.repeats, each=each, profile=args.profile and cuda
+            )
 
         row |= (
             attempt(work, min(args.limit, report.left)) if report.left > 5 else {"error": "no time"}

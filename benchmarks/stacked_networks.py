@@ -107,6 +107,11 @@ class Layout(Protocol):
         """The layout -> [M, B, C, H, W]."""
 
 
+def _channels_last(weight: Tensor) -> Tensor:
+    """[M, O, I, k, k] as it is, in a memory where each member's kernel is channels_last."""
+    return weight.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+
+
 def _pad(weight: Tensor) -> int:
     return weight.shape[-1] // 2
 
@@ -118,7 +123,7 @@ class InChannels:
         return members_in_channels(x).contiguous(memory_format=CL)
 
     def conv(self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
-        flat = weight.flatten(0, 1).contiguous(memory_format=CL)
+        flat = _channels_last(weight).flatten(0, 1)
         plus = None if bias is None else bias.flatten()
         return F.conv2d(x, flat, plus, stride, _pad(weight), groups=len(weight))
 
@@ -139,12 +144,11 @@ class InBatch:
         return x.flatten(0, 1).contiguous(memory_format=CL)
 
     def conv(self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
-        own = x.chunk(len(weight))
+        own, kernels = x.chunk(len(weight)), _channels_last(weight).unbind()
 
         def one(k: int) -> Tensor:
             plus = None if bias is None else bias[k]
-            kernel = weight[k].contiguous(memory_format=CL)
-            return F.conv2d(own[k], kernel, plus, stride, _pad(weight))
+            return F.conv2d(own[k], kernels[k], plus, stride, _pad(weight))
 
         members = len(weight)
         return torch.cat(

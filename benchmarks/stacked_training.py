@@ -123,7 +123,8 @@ def on_side_streams(case: Case, members: int | None = None, *, compiled: bool) -
             loss = function(own[k], x[rows[k]], y[rows[k]])
             grads = torch.autograd.grad(loss, list(own[k].values()))
             for p, grad in zip(own[k].values(), grads, strict=True):
-                p.grad = grad
+                same = grad.stride() == p.stride()  # which fused Adam asks for
+                p.grad = grad if same else torch.empty_like(p).copy_(grad)
             return loss.detach()
 
         on_streams(one, members, at_most=members)

@@ -5,6 +5,7 @@ import gc
 import importlib.metadata
 import json
 import os
+import shlex
 import signal
 import statistics
 import subprocess
@@ -52,10 +53,42 @@ def graphed(step: Step) -> Step:
             step()
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        step()
+    captured, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(captured):
+            step()
+    finally:  # a recording that fails stays on its own stream
+        torch.cuda.set_stream(before)
     return captured.replay
+
+
+def graphed_if_possible(step: Step) -> tuple[Step, Row]:
+    """As a CUDA graph, or as it is with the reason."""
+    try:
+        return graphed(step), {}
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        return step, {"without_graph": " ".join(str(error).split())[:200]}
+
+
+def busiest_kernels(step: Step, *, steps: int = 3, most: int = 12) -> Row:
+    """Where the GPU's time goes, by torch's profiler: microseconds a step and calls a step."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(steps):
+            step()
+        wait()
+    kernels = [
+        (event.key[:100], event.self_device_time_total / steps, event.count / steps)
+        for event in profile.key_averages()
+        if event.self_device_time_total > 0
+    ]
+    kernels.sort(key=lambda kernel: -kernel[1])
+    return {
+        "kernels_us": round(sum(us for _, us, _ in kernels), 1),
+        "busiest": [[name, round(us, 1), round(calls, 1)] for name, us, calls in kernels[:most]],
+    }
 
 
 def wait() -> None:
@@ -123,8 +156,9 @@ def about(**more: Any) -> dict[str, Any]:
     for package in ("jax", "triton"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             packages[package] = importlib.metadata.version(package)
+    words = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
     return {
-        "command": " ".join(["python", "benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join(["python", "benchmarks/" + Path(sys.argv[0]).name, *words]),
         "device": torch.cuda.get_device_name() if cuda else "cpu",
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
