@@ -46,7 +46,10 @@ ON_GPU = [
     *("4x batch", "10x batch", "jax"),
 ]
 ON_CPU = ["loop", "fit"]
-COMPILED = ("compiled loop", "fit, compile, bf16", "vmap + compile", "4x batch", "10x batch")
+COMPILED = [
+    *("compiled loop", "4x batch", "10x batch"),
+    *("vmap + compile", "fit, compile", "fit, compile, bf16"),
+]
 ONE_MEMBER = ("loop", "compiled loop", "4x batch", "10x batch")
 
 
