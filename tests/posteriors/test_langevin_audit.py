@@ -134,7 +134,6 @@ def test_few_members_that_diverge_are_refused():
     """31 of 50 were kept once, the largest weight being 7e17."""
     x, y = linear(400, 0.15)
     options = {"batch_size": 20, "steps": 1250, "step_size": 0.01, "members": 50}
-    with pytest.raises(Failed, match="of 50 members diverged|all 50 members diverged"):
-        stochens.langevin(
-            nn.Linear(4, 1), (x, y), likelihood=stochens.Homoscedastic(0.15), **options
-        )
+    like = stochens.Homoscedastic(0.15)
+    with pytest.raises(Failed, match="50 members diverged"):
+        stochens.langevin(nn.Linear(4, 1), (x, y), likelihood=like, **options)
