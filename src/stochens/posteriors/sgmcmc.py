@@ -98,7 +98,7 @@ def sgmcmc(
         follows the draws would change what they are drawn from (for "csghmc" the last 100 steps of
         exploration are noisy, so that V sees it).
     cycles: of "csghmc"; 4 when None. They share the samples evenly.
-    temperature: T. 0 descends to the mode.
+    temperature: T of exp(-U / T). 0 descends to the mode.
     start: "default" (the layers' own), "prior", a Posterior (its first members, one for each
         chain), or Params [chains, ...].
     dtype: float32 or float64; the network's own when None.
