@@ -1,4 +1,4 @@
-"""One table with every metric, method by method, each with its bootstrap interval."""
+"""One table with every metric, method by method, each with its interval."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -109,7 +109,7 @@ def compare(
     `ood` holds predictions by the same names for inputs that are not of this kind, and adds how
     well those are told apart: "OOD AUROC" by the largest mean probability, "OOD AUROC (MI)" by
     mutual information, for which there must be members that can disagree. Intervals are 95 %
-    bootstrap intervals over the examples.
+    bootstrap intervals over the examples; that of ECE is `metrics.ece_interval`.
 
     >>> draws = torch.tensor([[[0.9, 0.1], [0.2, 0.8]], [[0.8, 0.2], [0.4, 0.6]]])  # [S, B, C]
     >>> table = compare({"mine": Predictive.of(draws)}, torch.tensor([0, 1]), show=False)
