@@ -66,6 +66,10 @@ def nuts(
     `posterior.chains` has how each transition went. Samples  exp(-N nll - lambda / 2 |theta|^2)  on
     all of the data; the cost of a gradient is that of a full batch.
 
+    At its end it warns (SamplingWarning) where draws are not enough or not right: R-hat above 1.01
+    or a bulk ESS below 100 for each chain (Vehtari et al. 2021), of the predictions at 20 training
+    inputs and of the log density; divergences; energies that rounding to float32 has eaten.
+
     net, data, likelihood: as in `fit`, but not a DataLoader. The network must not be stochastic.
     chains: how many, or which.
     samples, warmup: of each chain. Step size and diagonal mass are learned in the warm-up.

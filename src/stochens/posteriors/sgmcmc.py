@@ -83,7 +83,8 @@ def sgmcmc(
 
     Every draw of every chain is a member of the Posterior that is returned, chain after chain. In
     `posterior.chains.stats`, likelihood is N nll of the mini-batch of the step that led to the
-    draw, where that step began; prior is lambda / 2 |theta|^2 of the draw; step is its lr.
+    draw, where that step began; prior is lambda / 2 |theta|^2 of the draw; step is its lr. At its
+    end it warns of a high R-hat and of few effective draws, as `nuts` does.
 
     net, data, likelihood: as in `fit`, but not a DataLoader. The network must not be stochastic.
     kind: "sgld" (beta = 0), "sghmc", or "csghmc": cycles of a falling step size,
