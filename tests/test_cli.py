@@ -44,7 +44,7 @@ def test_toy_leaves_a_run_with_a_page(small, tmp_path):
     out = tmp_path / "one"
     done = CliRunner().invoke(app, ["toy", "--sets", "a", "--out", str(out)])
     assert done.exit_code == 0, done.output
-    for word in ("NUTS, chain to chain", "SE3", "Page:", "variance"):
+    for word in ("NUTS, its own noise", "SE3", "Page:", "variance"):
         assert word in done.output
     for file in ("run.json", "metrics.json", "predictions.npz", "report.html", "figures/fig1.svg"):
         assert (out / file).exists(), file

@@ -35,6 +35,7 @@ from stochens.experiments import digits, runs, toy
 from stochens.files import storage
 from stochens.files.checkpoints import Checkpoints, alone_in
 from stochens.own import config as own
+from stochens.posteriors.diagnostics import SamplingWarning
 from stochens.progress import columns
 from stochens.report.run_folder import Run, RunFolder
 from stochens.training.machines import _blocks, _for_ray
@@ -361,6 +362,23 @@ def test_chains_and_other_members_are_the_same(cluster):
     torch.testing.assert_close(
         spread.spread.variance["0.weight"], alone.spread.variance["0.weight"]
     )
+
+
+def test_what_is_wrong_with_chains_is_said_once_of_all_of_them(cluster):
+    net = torch.nn.Linear(2, 2)
+    for sample, options in (
+        (stochens.nuts, {"chains": 3, "samples": 20, "warmup": 50}),
+        (stochens.sgmcmc, {"chains": 3, "samples": 10, "burn_in": 30, "batch_size": 20}),
+    ):
+        told = []
+        for engine in ("auto", "ray"):
+            with pytest.warns(SamplingWarning) as caught:
+                sample(net, DATA, engine=engine, **options)
+            told.append([str(w.message) for w in caught if w.category is SamplingWarning])
+            assert all(w.filename == __file__ for w in caught)
+        assert told[0] == told[1]
+        (one,) = [text for text in told[0] if "R-hat" in text]
+        assert "300, which is 100 for each chain" in one
 
 
 def test_a_start_for_each_member_goes_to_its_block(cluster):

@@ -27,7 +27,7 @@ ORDER = [
     ["training"],
     ["posteriors"],
     ["estimators"],
-    ["metric_inputs"],
+    ["metric_inputs", "ece_noise"],
     ["metrics"],
     ["report"],
     ["experiments"],

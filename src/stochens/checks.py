@@ -2,13 +2,14 @@
 and options that are out of their range."""
 
 import contextlib
+import functools
 import math
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor, nn
@@ -279,6 +280,32 @@ def not_negative(**values: Any) -> None:
     for name, value in values.items():
         if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
             raise InputError(f"{name} must not be negative, got {value!r}")
+
+
+def refuse_renamed(options: dict[str, Any], where: str, **names: str) -> None:
+    """Options by names that they had before, each with the name it has now."""
+    for old, new in names.items():
+        if options.get(old) is not None:
+            raise InputError(
+                f"{where} has no {old} any more, it is {new} now: {new}={options[old]!r}"
+            )
+
+
+P = ParamSpec("P")
+
+
+def renamed(**names: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """For a constructor that may not have options beside those it stores: `refuse_renamed`."""
+
+    def decorate(init: Callable[P, None]) -> Callable[P, None]:
+        @functools.wraps(init)
+        def wrapper(*args: P.args, **options: P.kwargs) -> None:
+            refuse_renamed(options, type(args[0]).__name__, **names)
+            init(*args, **options)
+
+        return wrapper
+
+    return decorate
 
 
 def whole_seed(seed: Any) -> int:

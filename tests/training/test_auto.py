@@ -298,7 +298,7 @@ def test_trials_are_part_of_a_checkpoint(data, posterior, at, tmp_path, monkeypa
 
 def test_kept_trials_of_another_run_are_refused(data, tmp_path):
     fit(data, epochs=4, checkpoint=tmp_path / "kept")
-    for changed in ({"epochs": 8}, {"lr": 0.5}, {"seed": 1}, {"temperature": 0.5}):
+    for changed in ({"epochs": 8}, {"lr": 0.5}, {"seed": 1}, {"kl_weight": 0.5}):
         with pytest.raises(InputError, match="trials is of another run"):
             fit(data, **{"epochs": 4} | changed, checkpoint=tmp_path / "kept")
     with pytest.raises(InputError, match="the data differ"):

@@ -55,7 +55,7 @@ def advise_after(
     logs = trained.params[name].double().cpu()  # [M, D]
     left = 2 * trained.history.nll[-1].double().cpu() - (logs + LOG_2_PI).sum(1)  # [M]
     # left = sum_d error_d^2 / noise_d^2; where the gradient is 0 it is this, the prior included
-    weight = settings.temperature * settings.prior_precision / examples
+    weight = settings.kl_weight * settings.prior_precision / examples
     due = (1 + 2 * weight * logs).sum(1)
     ratio = max(float((left / due).nanmedian()), 1e-4)  # rounding, where no error is left
     if float(due.min()) > 0 and ratio < ARRIVED:

@@ -8,7 +8,15 @@ import torch
 from torch import nn
 
 from stochens import likelihoods, methods
-from stochens.checks import member_ids, not_negative, positive, whole, whole_or_none, whole_seed
+from stochens.checks import (
+    member_ids,
+    not_negative,
+    positive,
+    refuse_renamed,
+    whole,
+    whole_or_none,
+    whole_seed,
+)
 from stochens.cluster.connect import Engines, Ray, asked
 from stochens.cluster.folder import refuse_url
 from stochens.data.source import Source, source, weighting
@@ -50,7 +58,7 @@ def fit(
     schedule: str = "cosine",
     weight_decay: float = 0.0,
     prior_precision: float = 1.0,
-    temperature: float = 1.0,
+    kl_weight: float = 1.0,
     likelihood: str | Likelihood = "categorical",
     skip: str | Sequence[str] = (),
     start: str | Params = "default",
@@ -66,10 +74,11 @@ def fit(
     collect: Callable[[], Collector] | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: float = EVERY,
+    temperature: None = None,
 ) -> Posterior:
     """Train a stochastic ensemble by variational inference, all members in one program.
 
-    Each member minimises  mean NLL + temperature * KL / N;  losses are summed over members, so that
+    Each member minimises  mean NLL + kl_weight * KL / N;  losses are summed over members, so that
     they stay independent.
 
     net: a function that builds a network (each member its own initialisation, as its author wrote
@@ -86,6 +95,8 @@ def fit(
     optimizer: "adam", "adamw" or "sgd" (Nesterov). schedule: "cosine", "step" (divided by 10 at 1/2
         and 3/4, with a fresh optimiser) or "constant". weight_decay: on top of the prior's L2.
     prior_precision: lambda of the prior N(0, 1 / lambda) on all parameters.
+    kl_weight: w. 1 is Bayes' rule; another one fits  likelihood^(1 / w) * prior.  `temperature` in
+        `sgmcmc` is another thing: (likelihood * prior)^(1 / T).
     likelihood: "categorical", "gaussian" (one noise, learned), "heteroscedastic" (outputs are the D
         means, then the D log variances), or an object.
     skip: name patterns of layers that get no noise.
@@ -116,6 +127,7 @@ def fit(
     torch.Size([4, 60, 2])
     """
     options = dict(locals())
+    refuse_renamed(options, "fit", temperature="kl_weight")
     if isinstance(method, Auto) or method == "auto":
         return _after_trials(method if isinstance(method, Auto) else Auto(), options)
     ids, seed, cluster = member_ids(members), whole_seed(seed), asked(engine)
@@ -148,7 +160,7 @@ def fit(
         weight_decay=weight_decay,
         schedule=schedule,
         prior_precision=prior_precision,
-        temperature=temperature,
+        kl_weight=kl_weight,
         repulsion=repulsion,
         seed=seed,
         device=place,
@@ -230,7 +242,7 @@ def _refuse_bad(options: dict[str, Any], cluster: Ray | None) -> None:
     whole(**named("epochs"))
     whole_or_none(**named("batch_size", "chunk"))
     positive(**named("prior_precision"))
-    not_negative(**named("temperature", "weight_decay"))
+    not_negative(**named("kl_weight", "weight_decay"))
     every, repulsion, lost = (options[name] for name in ("checkpoint_every", "repulsion", "lost"))
     if not every >= 0:
         raise InputError(f"checkpoint_every must not be negative, got {every!r}")

@@ -58,7 +58,7 @@ class Settings:
     weight_decay: float
     schedule: str
     prior_precision: float
-    temperature: float
+    kl_weight: float
     repulsion: float | None
     seed: int
     device: torch.device
@@ -202,7 +202,7 @@ def _loss(
         if settings.repulsion is not None:
             parts = objective.mixtures(net, params)
             kl = kl + objective.repulsive_bound(parts, settings.repulsion)
-        minimised = nll + settings.temperature * kl / data.examples
+        minimised = nll + settings.kl_weight * kl / data.examples
         return Loss(minimised, nll, data.examples * nll + kl + noise_gain)
 
     return loss_of, context

@@ -25,7 +25,7 @@ Batch = Tensor | tuple[Tensor, Tensor] | None  # rows [M, B]; a loader's (x, y);
 class Loss(NamedTuple):
     """Each [M]."""
 
-    minimised: Tensor  # mean NLL + temperature * KL / N
+    minimised: Tensor  # mean NLL + kl_weight * KL / N
     nll: Tensor
     kl: Tensor  # the training KL loss, in nats
 
