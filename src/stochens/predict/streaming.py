@@ -14,7 +14,7 @@ from stochens.likelihoods import Likelihood
 from stochens.members import Engine, Params, device_of, forward, size, take
 from stochens.memory import activation_bytes, free_bytes
 from stochens.methods import stochastic_layers
-from stochens.predict.predictive import sums_for
+from stochens.predict.predictive import Sums
 from stochens.predict.shared_noise import noise_of_draw, noise_requests
 from stochens.randomness.noise import same_noise
 from stochens.randomness.seeds import PREDICTION, derive, seeded
@@ -88,7 +88,7 @@ def predictive(
     """At some of the rows that were asked for: those from a multiple of `ask.rows` on."""
     device, members = device_of(params), size(params)
     rows, chunk, draws, seed = ask.rows, ask.chunk, ask.draws, ask.seed
-    sums = sums_for(
+    sums = Sums(
         likelihood,
         draws * members,
         len(x),
