@@ -45,6 +45,15 @@ class Predictive(Predicted):
             )
         return cls(probs.mean(0), entropy(probs).mean(0).to(probs), probs)
 
+    @property
+    def keeps_draws(self) -> bool:
+        """Whether all draws are here, and not their averages alone."""
+        return self.draws is not None
+
+    def light(self) -> "Predictive":
+        """The same without its draws."""
+        return dataclasses.replace(self, draws=None)
+
     @classmethod
     def joined(cls, parts: "Sequence[Predictive]") -> "Predictive":
         """Predictions at some inputs and at others, as one, in order."""

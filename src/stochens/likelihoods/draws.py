@@ -34,6 +34,15 @@ class Predicted(abc.ABC):
     def quantities(self) -> Tensor:
         """What each draw predicts, [S, K]: numbers that chains of a sampler must agree about."""
 
+    @property
+    @abc.abstractmethod
+    def keeps_draws(self) -> bool:
+        """Whether all draws are here, and not their averages alone."""
+
+    @abc.abstractmethod
+    def light(self) -> Self:
+        """The same without its draws."""
+
     @classmethod
     @abc.abstractmethod
     def joined(cls, parts: Sequence[Self]) -> Self:

@@ -60,6 +60,15 @@ class GaussianPredictive(Moments):
         spread = means.var(0, correction=0)
         return cls(means.mean(0), variances.mean(0), spread, means, variances)
 
+    @property
+    def keeps_draws(self) -> bool:
+        """Whether all draws are here, and not their averages alone."""
+        return self.draw_means is not None
+
+    def light(self) -> "GaussianPredictive":
+        """The same without its draws."""
+        return dataclasses.replace(self, draw_means=None, draw_variances=None)
+
     @classmethod
     def joined(cls, parts: "Sequence[GaussianPredictive]") -> "GaussianPredictive":
         """Predictions at some inputs and at others, as one, in order."""

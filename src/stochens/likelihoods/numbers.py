@@ -78,6 +78,15 @@ class NumberPredictive(Moments):
         means, variances = draws.each.mean, draws.each.variance
         return cls(means.mean(0), variances.mean(0), means.var(0, correction=0), draws)
 
+    @property
+    def keeps_draws(self) -> bool:
+        """Whether all draws are here, and not their averages alone."""
+        return self.draws is not None
+
+    def light(self) -> "NumberPredictive":
+        """The same without its draws."""
+        return dataclasses.replace(self, draws=None)
+
     @classmethod
     def joined(cls, parts: "Sequence[NumberPredictive]") -> "NumberPredictive":
         """Predictions at some inputs and at others, as one, in order."""
