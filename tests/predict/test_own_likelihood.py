@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 import torch
 from torch import distributions, nn
+from torch.utils.data import DataLoader
 
 import stochens
 from stochens import InputError
@@ -213,6 +214,80 @@ def test_chains_agree_about_what_it_predicts(data):
     p = posterior.predict(x)
     assert torch.equal(p.quantities(), p.components().each.mean.flatten(1))
     assert p.quantities().shape == (10, 60)
+
+
+@dataclasses.dataclass(frozen=True)
+class NegativeBinomial(Poisson):
+    """Counts with a dispersion that each member learns: a parameter that the likelihood adds."""
+
+    name: ClassVar[str] = "negative binomial"
+
+    def prepare(self, net, y):
+        net.register_parameter("log_total", nn.Parameter(torch.zeros(y.shape[1:])))
+        net.register_forward_hook(
+            lambda net, _, out: torch.stack([out, net.log_total.expand_as(out)], -1)
+        )
+        return net
+
+    def adds(self):
+        return ("log_total",)
+
+    def distribution(self, outputs):  # [S, B, D, 2]
+        rate, total = outputs.exp().unbind(-1)
+        logits = (rate / total).log()
+        return Numbers(distributions.NegativeBinomial, total_count=total, logits=logits)
+
+    def nll(self, outputs, y, weights=None):
+        terms = -self.distribution(outputs).each.log_prob(y)  # [..., B, D]
+        return mean_over_examples(terms.sum(-1), weights)
+
+    def check_outputs(self, outputs, y):
+        assert outputs.shape[1:] == (*y.shape[1:], 2)
+
+
+def test_a_parameter_that_the_likelihood_adds_is_loaded_with_it(data, tmp_path):
+    """Was: another network, unless the parameter was called log_variance."""
+    x, y = data["poisson"]
+    posterior = fit((x, y), NegativeBinomial())
+    posterior.save(tmp_path / "mine")
+    net = stochens.MLP(2, 8, 1)
+    again = stochens.load(tmp_path / "mine", net, likelihood=NegativeBinomial())
+    p = posterior.predict(x)
+    assert torch.equal(again.predict(x).variance, p.variance)
+    rate, total = outputs(posterior, x).exp().unbind(-1)  # [S, B, 1] each
+    torch.testing.assert_close(p.aleatoric, (rate + rate.square() / total).mean(0), **CLOSE)
+    net.load_state_dict(posterior.member(1))  # strict: without the likelihood's own
+
+
+@dataclasses.dataclass(frozen=True)
+class OneRate(Poisson):
+    """Outputs and counts are [B], without a second axis."""
+
+    def nll(self, outputs, y, weights=None):
+        return mean_over_examples(outputs.exp() - y * outputs + (y + 1).lgamma(), weights)
+
+    def check_targets(self, y):
+        return y.to(torch.get_default_dtype())
+
+    def check_outputs(self, outputs, y):
+        assert outputs.dim() == 1
+
+
+def test_outputs_without_a_second_axis(data):
+    x, y = data["poisson"]
+
+    def net():
+        return nn.Sequential(nn.Linear(2, 1), nn.Flatten(0))
+
+    options = {"method": "regular", "members": 3, "epochs": 20, "lr": 0.1, "device": "cpu"}
+    posterior = stochens.fit(net, (x, y), likelihood=OneRate(), **options)
+    p = posterior.predict(DataLoader(x, batch_size=7))
+    rates = outputs(posterior, x).exp()  # [S, B]
+    torch.testing.assert_close(p.mean, rates.mean(0), **CLOSE)
+    wanted = distributions.Poisson(rates).log_prob(y).exp().mean(0).log()
+    torch.testing.assert_close(p.log_prob(y), wanted, **CLOSE)
+    rows = stochens.compare({"mine": p}, y, resamples=20, show=False).rows["mine"]
+    assert rows["RMSE"].value == pytest.approx(float((p.mean - y).square().mean().sqrt()))
 
 
 # -- what is refused, and when ---------------------------------------------------------------------

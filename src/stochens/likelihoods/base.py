@@ -61,8 +61,16 @@ class Likelihood(abc.ABC):
         """Whether the network's outputs [B, C] fit all the targets."""
 
     def prepare(self, net: nn.Module, y: Tensor) -> nn.Module:
-        """The network with whatever parameters the likelihood adds to it."""
+        """The network with whatever parameters the likelihood adds to it, which `adds` names.
+
+        Of y [N, ...] only the shape counts. When a posterior is loaded, the first of the added
+        parameters stands in for it: one number for each target, [D], or one for all, [].
+        """
         return net
+
+    def adds(self) -> tuple[str, ...]:
+        """The names of the parameters that `prepare` adds to the network."""
+        return ()
 
     def options(self) -> dict[str, Any]:
         return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]

@@ -248,6 +248,9 @@ class Homoscedastic(Gaussian):
             net.register_forward_hook(_append_log_variance)
         return net
 
+    def adds(self) -> tuple[str, ...]:
+        return (LOG_VARIANCE,) if self.noise is None else ()
+
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         if self.noise is None:
             return Heteroscedastic().moments(outputs)

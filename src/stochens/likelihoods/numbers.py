@@ -114,7 +114,7 @@ class NumberPredictive(Moments):
         """log 1/S sum_s p(y | x, theta_s) of targets y [B] or [B, D], in float64: [B]."""
         each = self.components().double().each
         terms = each.log_prob(self._targets(y).to(self.mean.device, torch.float64))  # [S, B, ...]
-        return terms.flatten(2).sum(-1).logsumexp(0) - math.log(len(terms))
+        return terms.reshape(*terms.shape[:2], -1).sum(-1).logsumexp(0) - math.log(len(terms))
 
     def sample(self, n: int = 1, *, seed: int = 0) -> Tensor:
         """y drawn from the predictive, [n, B, D]; each row from one draw of the network."""
@@ -155,7 +155,7 @@ class NumberPredictive(Moments):
         """Of targets y [B] or [B, D]: errors, and the interval where the family has a cdf."""
         y = self._targets(y)
         found: dict[str, Measure] = {
-            "RMSE": (metrics.rmse, self.mean.flatten(1)[None], y.to(self.mean).flatten(1)),
+            "RMSE": (metrics.rmse, _columns(self.mean)[None], _columns(y.to(self.mean))),
             "NLL": (torch.mean, -self.log_prob(y)),
         }
         if type(self.components().each).cdf is Distribution.cdf:
@@ -177,8 +177,13 @@ def interval_measures(low: Tensor, high: Tensor, y: Tensor) -> dict[str, Measure
     """Of the central interval, each [B, D]."""
     return {
         f"{LEVEL:.0%} coverage".replace("%", " %"): (metrics.coverage, low, high, y),
-        f"{LEVEL:.0%} width".replace("%", " %"): (torch.mean, (high - low).flatten(1).mean(-1)),
+        f"{LEVEL:.0%} width".replace("%", " %"): (torch.mean, _columns(high - low).mean(-1)),
     }
+
+
+def _columns(values: Tensor) -> Tensor:
+    """[B, ...] as [B, D]."""
+    return values.reshape(len(values), -1)
 
 
 def _cdf(each: Distribution, y: Tensor) -> Tensor:

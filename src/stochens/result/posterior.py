@@ -15,7 +15,7 @@ from stochens.cluster.connect import Engines, asked
 from stochens.cluster.prediction import on_machines
 from stochens.data.source import first_input, input_blocks, inputs
 from stochens.errors import InputError
-from stochens.likelihoods import Likelihood, learned_noise
+from stochens.likelihoods import Likelihood
 from stochens.members import Builder, Engine, Params, device_of, join, move, size, take
 from stochens.methods import MethodLike, stochastic_places
 from stochens.predict.export import Predictor, write
@@ -239,8 +239,8 @@ class Posterior:
             prefix = f"{path}." if path else ""
             plain = {prefix + name for name in layer.plain.state_dict()}
             one = {n: p for n, p in one.items() if not n.startswith(prefix) or n in plain}
-        if (noise := learned_noise(self.likelihood)) is not None:
-            del one[noise]  # the likelihood's, not the network's
+        for name in self.likelihood.adds():
+            del one[name]  # the likelihood's, not the network's
         return one
 
     def replica(self, d: int, sets: int) -> "Posterior":
