@@ -122,7 +122,7 @@ def test_targets_as_nll_wants_them() -> None:
         (
             Categorical(),
             torch.arange(12).view(2, 6),
-            "not one for each token or pixel; a like",
+            "not one for each token or pixel; numbers",
         ),
         (Categorical(), torch.eye(3).long() * 2, "one label for each example is supported"),
         (Categorical(), torch.ones(4, 2, 2).long(), "one label for each example is supported"),

@@ -234,6 +234,6 @@ def _instead(y: Tensor) -> str:
     if y.is_floating_point():
         return "for numbers use likelihood='gaussian', which takes [N, D]"
     return (
-        "one label for each example is supported, not one for each token or pixel; a likelihood of "
-        "your own can take them (docs: From your nn.Module to a posterior)"
+        "one label for each example is supported, not one for each token or pixel; numbers or counts "
+        "are for likelihood='gaussian' or one of your own (docs: A likelihood of your own)"
     )

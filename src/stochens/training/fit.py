@@ -87,7 +87,8 @@ def fit(
         and 3/4, with a fresh optimiser) or "constant". weight_decay: on top of the prior's L2.
     prior_precision: lambda of the prior N(0, 1 / lambda) on all parameters.
     likelihood: "categorical", "gaussian" (one noise, learned), "heteroscedastic" (outputs are the D
-        means, then the D log variances), or an object.
+        means, then the D log variances), or an object: one's own says what it predicts
+        (stochens.likelihoods.Likelihood).
     skip: name patterns of layers that get no noise.
     start: "default", "prior" (a draw from it), or Params to go on from.
     repulsion: sigma of the repulsive force between members; None for none (its value at machine
