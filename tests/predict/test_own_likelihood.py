@@ -115,7 +115,10 @@ def test_one_logit(data):
     torch.testing.assert_close(p.entropy, mean.entropy(), **CLOSE)
     mi = mean.entropy() - each.entropy().mean(0)
     torch.testing.assert_close(p.mutual_information, mi, **CLOSE)
-    torch.testing.assert_close(p.log_prob(y.long()), mean.log_prob(y), **CLOSE)
+    for labels in (y.long(), y, y[:, None]):
+        torch.testing.assert_close(p.log_prob(labels), mean.log_prob(y), **CLOSE)
+    with pytest.raises(InputError, match=r"labels must be integers \[60\]"):
+        p.log_prob(y + 0.5)
     assert mi.max() > 1e-3, "the members differ, so the averages have been tested"
 
 
@@ -290,7 +293,46 @@ def test_outputs_without_a_second_axis(data):
     assert rows["RMSE"].value == pytest.approx(float((p.mean - y).square().mean().sqrt()))
 
 
+@pytest.mark.parametrize("like", [Bernoulli(), Poisson()], ids=["bernoulli", "poisson"])
+def test_the_method_may_be_chosen_by_trials(data, like):
+    """By held-out log p(y | x, data), of targets as the likelihood has them."""
+    tried = ["regular", stochens.Dropout(0.2)]
+    auto = stochens.Auto(candidates=tried, members=2, epochs=5)
+    posterior = fit(data[like.name], like, method=auto, epochs=5)
+    assert {row.label for row in posterior.trials.rows} == {"regular", "dropout 0.2"}
+
+
+def test_several_labels_at_once(data):
+    """D yes-or-no answers, [B, D], as a family of torch's own."""
+
+    class Labels(Poisson):
+        def distribution(self, outputs):
+            return Numbers(distributions.Bernoulli, logits=outputs)
+
+        def nll(self, outputs, y, weights=None):
+            terms = nn.functional.softplus(outputs) - y * outputs
+            return mean_over_examples(terms.sum(-1), weights)
+
+    x, y = data["poisson"][0], (data["poisson"][0] > 0).double()  # [60, 2] both
+    posterior = stochens.fit(
+        nn.Linear(2, 2), (x, y), likelihood=Labels(), method="regular", members=3, epochs=20, lr=0.1
+    )
+    p = posterior.predict(x)
+    each = distributions.Bernoulli(logits=outputs(posterior, x))
+    torch.testing.assert_close(p.mean, each.probs.mean(0), **CLOSE)
+    torch.testing.assert_close(p.variance, p.mean * (1 - p.mean), **CLOSE)  # as of any 0 or 1
+    wanted = each.log_prob(y).sum(-1).exp().mean(0).log()
+    torch.testing.assert_close(p.log_prob(y), wanted, **CLOSE)
+
+
 # -- what is refused, and when ---------------------------------------------------------------------
+
+
+class Bare(distributions.Distribution):
+    """Of which torch knows nothing."""
+
+    def __init__(self, rate, validate_args=None):
+        super().__init__(rate.shape, validate_args=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,6 +368,11 @@ def test_a_likelihood_that_predicts_nothing_is_refused_before_training(data):
         (lambda o: o.exp(), "Wrong.distribution must return .*Classes.*, got a Tensor"),
         (lambda o: Numbers(Counts, rate=o.exp().mean(0)), r"\(1, 4, 1\).*one is \(4, 1\)"),
         (lambda o: Classes(o[..., 0].sigmoid()), r"Classes wants probs \[S, B, C\], got \(1, 4\)"),
+        (
+            lambda o: Numbers(distributions.Categorical, logits=o),
+            "of classes give Classes",
+        ),
+        (lambda o: Numbers(Bare, rate=o), "Bare has no mean or no variance"),
         (lambda _: Numbers(Counts), "Numbers needs the family's parameters by name"),
     ],
 )

@@ -3,6 +3,7 @@
 from stochens.errors import check_known
 from stochens.likelihoods.base import (
     Likelihood,
+    check_distribution,
     drawn,
     mean_over_examples,
     refuse_unstated,
@@ -36,6 +37,7 @@ __all__ = [
     "Numbers",
     "Predicted",
     "Predictive",
+    "check_distribution",
     "drawn",
     "learned_noise",
     "mean_over_examples",

@@ -110,6 +110,12 @@ def drawn(likelihood: Likelihood, outputs: Tensor) -> Draws:
     return found
 
 
+def check_distribution(likelihood: Likelihood, outputs: Tensor) -> None:
+    """Whether predictions can be made of the outputs [B, C]; said before training."""
+    found = drawn(likelihood, outputs.unsqueeze(0))
+    found.terms(*found.centre())
+
+
 def wide(outputs: Tensor) -> Tensor:
     """bf16 is too coarse for logarithms."""
     return outputs.float() if outputs.dtype.itemsize < 4 else outputs

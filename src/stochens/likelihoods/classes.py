@@ -95,7 +95,9 @@ class Predictive(Predicted):
 
         -inf would end every comparison, so 0 counts as the smallest number of the network's kind.
         """
-        if y.shape != self.mean.shape[:1] or y.is_floating_point():
+        y = y.squeeze(1) if y.dim() == 2 and y.shape[1] == 1 else y
+        whole = not y.is_floating_point() or bool((y == y.round()).all())  # 0.0 and 1.0 are labels
+        if y.shape != self.mean.shape[:1] or not whole:
             raise InputError(f"labels must be integers [{len(self.mean)}], got {tuple(y.shape)}")
         low, high, last = int(y.min()), int(y.max()), self.mean.shape[1] - 1
         if low < 0 or high > last:
@@ -234,6 +236,6 @@ def _instead(y: Tensor) -> str:
     if y.is_floating_point():
         return "for numbers use likelihood='gaussian', which takes [N, D]"
     return (
-        "one label for each example is supported, not one for each token or pixel; numbers or counts "
-        "are for likelihood='gaussian' or one of your own (docs: A likelihood of your own)"
+        "one label for each example is supported, not one for each token or pixel; numbers or "
+        "counts are for likelihood='gaussian' or one of your own (docs: A likelihood of your own)"
     )

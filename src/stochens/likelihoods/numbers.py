@@ -18,6 +18,7 @@ from stochens.randomness.seeds import seeded
 LEVEL = 0.95  # of the intervals that are measured
 HALVINGS = 60  # of the bracket of a quantile: beyond float64's precision
 DOUBLINGS = 60  # of a first guess of that bracket
+CLASSES = (torch.distributions.Categorical, torch.distributions.OneHotCategorical)
 
 
 class Moments(Predicted):
@@ -75,7 +76,7 @@ class NumberPredictive(Moments):
     @classmethod
     def of(cls, draws: "Numbers") -> "NumberPredictive":
         """From all draws at once."""
-        means, variances = draws.each.mean, draws.each.variance
+        means, variances = draws.moments()
         return cls(means.mean(0), variances.mean(0), means.var(0, correction=0), draws)
 
     @property
@@ -164,7 +165,7 @@ class NumberPredictive(Moments):
 
     def quantities(self) -> Tensor:
         """The means of the draws, [S, K]."""
-        return self.components().each.mean.flatten(1)
+        return self.components().moments()[0].flatten(1)
 
     def _targets(self, y: Tensor) -> Tensor:
         shape = self.mean.shape
@@ -210,6 +211,8 @@ class Numbers(Draws):
     def __init__(self, family: Callable[..., Distribution], **parameters: Tensor) -> None:
         if not parameters:
             raise InputError("Numbers needs the family's parameters by name: rate=outputs.exp()")
+        if family in CLASSES:
+            raise InputError("Numbers are for numbers; of classes give Classes(probs)")
         self.family, self.named = family, parameters
 
     @property
@@ -218,6 +221,17 @@ class Numbers(Draws):
         # its checks cannot be traced, and stop at what a network far from its data overflows to
         quiet: dict[str, Any] = {"validate_args": False} if isinstance(self.family, type) else {}
         return self.family(**self.named, **quiet)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of y by each draw, [S, B, D]."""
+        each = self.each
+        try:
+            return each.mean, each.variance
+        except NotImplementedError:
+            raise InputError(
+                f"{type(each).__name__} has no mean or no variance, which predictions are made of; "
+                "give Numbers a subclass that has both"
+            ) from None
 
     @property
     def parameters(self) -> Parameters:
@@ -233,20 +247,20 @@ class Numbers(Draws):
     def centre(self) -> Parameters:
         """The first draw's mean: squares of the means themselves would leave nothing of a spread
         that is small beside them."""
-        return (self.each.mean[0].double(),)
+        return (self.moments()[0][0].double(),)
 
     def terms(self, *centre: Tensor) -> tuple[Tensor, ...]:
-        each = self.each
-        return each.mean, each.variance, (each.mean.double() - centre[0]).square()
+        means, variances = self.moments()
+        return means, variances, (means.double() - centre[0]).square()
 
     def averaged(
         self, averages: tuple[Tensor, ...], centre: Parameters, kept: Parameters | None
     ) -> NumberPredictive:
-        moments = moments_of(averages, centre, self.each.mean.dtype)
+        moments = moments_of(averages, centre, self.moments()[0].dtype)
         return NumberPredictive(*moments, None if kept is None else self.at(kept))
 
     def exported(self) -> dict[str, Tensor]:
-        return exported_moments(self.each.mean, self.each.variance)
+        return exported_moments(*self.moments())
 
 
 def moments_of(
