@@ -91,7 +91,7 @@ def compare(
     y: Tensor,
     *,
     reference: str | None = None,
-    ood: Mapping[str, Predicted] | None = None,
+    ood: Mapping[str, Predictive] | None = None,
     resamples: int = 300,
     seed: int = 0,
     show: bool = True,
@@ -141,9 +141,7 @@ def compare(
             assert isinstance(against, Predictive)
             rows[name] |= _closeness(p, against, sample)
         if ood and name in ood:
-            far = ood[name]
-            assert isinstance(far, Predictive)
-            rows[name] |= _apart(p, far, sample)
+            rows[name] |= _apart(p, ood[name], sample)
         if name == reference and len(p.chains) > 1:
             rows[f"{name}, chain to chain"] = _closeness(*halves(p), sample)
     comparison = Comparison(rows)
