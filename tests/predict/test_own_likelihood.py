@@ -325,6 +325,30 @@ def test_several_labels_at_once(data):
     torch.testing.assert_close(p.log_prob(y), wanted, **CLOSE)
 
 
+def test_a_class_that_is_no_dataclass_is_saved_and_joined(data, tmp_path):
+    """Was: it cannot be saved; and members by two objects of it differ in likelihood."""
+
+    class Plain(Likelihood):
+        name = "plain"
+        distribution, nll = Bernoulli.distribution, Bernoulli.nll
+        check_targets, check_outputs = Bernoulli.check_targets, Bernoulli.check_outputs
+
+        def __init__(self, scale):
+            self.scale = scale
+
+    x, y = data["bernoulli"]
+    first, second = (fit((x, y), Plain(2.0), members=ids) for ids in (range(2), range(2, 4)))
+    assert len(stochens.join([first, second])) == 4
+    with pytest.raises(InputError, match="posteriors differ in likelihood"):
+        stochens.join([first, fit((x, y), Plain(3.0), members=range(2, 4))])
+    first.save(tmp_path / "mine")
+    net = stochens.MLP(2, 8, 1)
+    again = stochens.load(tmp_path / "mine", net, likelihood=Plain(2.0))
+    assert torch.equal(again.predict(x).mean, first.predict(x).mean)
+    with pytest.raises(InputError, match=r"its options is \{'scale': 2.0\} there"):
+        stochens.load(tmp_path / "mine", net, likelihood=Plain(3.0))
+
+
 # -- what is refused, and when ---------------------------------------------------------------------
 
 

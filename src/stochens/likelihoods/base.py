@@ -73,7 +73,15 @@ class Likelihood(abc.ABC):
         return ()
 
     def options(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
+        """What it was made with, by name: what a saved posterior keeps of it."""
+        return dataclasses.asdict(self) if dataclasses.is_dataclass(self) else dict(vars(self))
+
+    def __eq__(self, other: object) -> bool:
+        """Two of one class with the same options mean the same: members of both can be joined."""
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
 
 
 def _unstated(likelihood: Likelihood) -> str:
