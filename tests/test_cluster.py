@@ -408,7 +408,11 @@ def test_predictions_of_ones_own_likelihood_are_the_same_numbers(cluster):
             pass
 
     counts = DATA[0], DATA[1].unsqueeze(1)
-    posterior = stochens.fit(MLP(2, 4, 1), counts, likelihood=Poisson(), **SMALL)
+    posterior, spread = (
+        stochens.fit(MLP(2, 4, 1), counts, likelihood=Poisson(), engine=engine, **SMALL)
+        for engine in ("auto", "ray")
+    )
+    equal(posterior, spread)
     x = torch.randn(203, 2, generator=torch.Generator().manual_seed(0))
     for keep in (True, False):
         options = {"draws": 2, "batch_size": 20, "keep_draws": keep}
