@@ -24,6 +24,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 from torch import nn
+from torch.utils.data import DataLoader
 
 import stochens
 from stochens import MLP, Failed, InputError, Ray
@@ -34,6 +35,7 @@ from stochens.cluster.view import LINES, Seen, View, view
 from stochens.experiments import digits, runs, toy
 from stochens.files import storage
 from stochens.files.checkpoints import Checkpoints, alone_in
+from stochens.likelihoods import Likelihood, Numbers
 from stochens.own import config as own
 from stochens.posteriors.diagnostics import SamplingWarning
 from stochens.progress import columns
@@ -403,6 +405,44 @@ def test_predictions_are_the_same_numbers(cluster):
     assert torch.equal(here.draw_means, there.draw_means)
     with pytest.raises(InputError, match="engine must be None, 'ray' or"):
         posterior.predict(x, engine="vmap")
+
+
+def test_predictions_of_ones_own_likelihood_are_the_same_numbers(cluster):
+    """Of a class that no worker can import."""
+
+    class Poisson(Likelihood):
+        name = "poisson"
+
+        def distribution(self, outputs):
+            return Numbers(torch.distributions.Poisson, rate=outputs.exp())
+
+        def nll(self, outputs, y, weights=None):
+            return (outputs.exp() - y * outputs).sum(-1).mean(-1)
+
+        def check_targets(self, y):
+            return y.float()
+
+        def check_outputs(self, outputs, y):
+            pass
+
+    counts = DATA[0], DATA[1].unsqueeze(1)
+    posterior, spread = (
+        stochens.fit(MLP(2, 4, 1), counts, likelihood=Poisson(), engine=engine, **SMALL)
+        for engine in ("auto", "ray")
+    )
+    equal(posterior, spread)
+    x = torch.randn(203, 2, generator=torch.Generator().manual_seed(0))
+    for keep in (True, False):
+        options = {"draws": 2, "batch_size": 20, "keep_draws": keep}
+        here, there = (posterior.predict(x, engine=e, **options) for e in (None, "ray"))
+        assert torch.equal(here.mean, there.mean)
+        assert torch.equal(here.epistemic, there.epistemic)
+        assert here.keeps_draws == there.keeps_draws == keep
+    counts = torch.arange(203.0)
+    loader = DataLoader(x, batch_size=50)
+    both = (posterior.predict(loader, engine=e, batch_size=20) for e in (None, "ray"))
+    here, there = (p.log_prob(counts) for p in both)
+    assert torch.equal(here, there)
 
 
 def test_a_prediction_that_fails_says_where_and_why(monkeypatch):

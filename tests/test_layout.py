@@ -12,6 +12,8 @@ import stochens
 ORDER = [
     ["version", "errors"],
     ["randomness", "files", "information", "progress"],
+    ["metric_inputs", "ece_noise"],
+    ["metrics"],
     ["data"],
     ["networks"],
     ["conversions"],
@@ -27,8 +29,6 @@ ORDER = [
     ["training"],
     ["posteriors"],
     ["estimators"],
-    ["metric_inputs", "ece_noise"],
-    ["metrics"],
     ["report"],
     ["experiments"],
     ["own"],

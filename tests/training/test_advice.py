@@ -143,3 +143,22 @@ def test_members_of_longer_trainings_join_without_their_history():
     both = stochens.join(parts)
     assert len(both) == 2
     assert both.history is None
+
+
+def test_targets_of_an_own_likelihood_may_be_one_number_each():
+    """Float y [N] as its `check_targets` leaves them: was an IndexError."""
+
+    class Plain(stochens.Homoscedastic):
+        def check_targets(self, y):
+            return y
+
+        def check_outputs(self, outputs, y):
+            assert outputs.shape[1:] == (1,)
+
+        def nll(self, outputs, y, weights=None):
+            return super().nll(outputs, y.unsqueeze(-1), weights)
+
+    net = MLP(2, 4, 1)
+    assert told(net, (X, X[:, 0]), likelihood=Plain(1.0)) == []
+    (said,) = told(net, (X, X[:, 0] + 50), likelihood=Plain(1.0))
+    assert "targets have mean 50 and standard deviation" in said

@@ -516,7 +516,7 @@ def nan_at(x, row):
         (lambda x, y: (x / 0, y), "x must be finite"),
         (lambda x, y: (x[:-1], y), r"same length, got \(59, 2\) and \(60,\)"),
         (lambda x, y: (x[:0], y[:0]), "x is empty"),
-        (lambda x, y: (x, F.one_hot(y)), r"labels must be \[N\], got \(60, 2\); one-hot"),
+        (lambda x, y: (x, F.one_hot(y)), r"must be \[N\], got \(60, 2\); each row is one-hot"),
         (lambda x, y: (x[:, :1], y), r"the network fails on x \(4, 1\)"),
         (lambda x, y: x, "data must be"),
         (lambda x, y: ("abc", y), r"x holds no numbers \(dtype <U3\): use x.astype\(float\)"),

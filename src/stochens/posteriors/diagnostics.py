@@ -11,7 +11,6 @@ from rich.table import Table
 from torch import Tensor
 
 from stochens.errors import InputError
-from stochens.likelihoods import Gaussian
 from stochens.members import flatten
 from stochens.posteriors.mixing import LEAST_DRAWS, Mixing, mixing
 from stochens.result.posterior import Posterior
@@ -117,12 +116,8 @@ def diagnose(posterior: Posterior, x: Any) -> Diagnosis:
 
 def _outputs(posterior: Posterior, x: Any) -> Tensor:
     """What each draw predicts, [S, K]."""
-    p = posterior.predict(x, keep_draws=True)
-    if isinstance(posterior.likelihood, Gaussian):
-        means: Tensor = p.components()[0]  # [S, B, D]
-        return means.flatten(1)
-    probs: Tensor = p.probs[..., 1:]  # the first class is what the others leave
-    return probs.flatten(1)
+    found: Tensor = posterior.predict(x, keep_draws=True).quantities()
+    return found
 
 
 def e_bfmi(energy: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from stochens import metrics
 from stochens.errors import InputError, did_you_mean
 from stochens.metrics import Interval, bootstrap
-from stochens.predict.predictive import GaussianPredictive, Predictive
+from stochens.predict.predictive import Predicted, Predictive
 from stochens.report.reference_noise import stand_ins
 
 LEVEL = 0.95
@@ -89,7 +89,7 @@ def _table(
 
 
 def compare(
-    predictions: Mapping[str, Predictive] | Mapping[str, GaussianPredictive],
+    predictions: Mapping[str, Predicted],
     y: Tensor,
     *,
     reference: str | None = None,
@@ -120,24 +120,26 @@ def compare(
         raise InputError("predictions must be a dict of names: {'mine': p}")
     if not predictions:
         raise InputError("nothing to compare: predictions is empty")
-    for name, p in (*predictions.items(), *(ood or {}).items()):
-        if not isinstance(p, Predictive | GaussianPredictive):
-            kind = type(p).__name__
+    given: list[tuple[str, object]] = [*predictions.items(), *(ood or {}).items()]
+    for name, one in given:
+        if not isinstance(one, Predicted):
+            kind = type(one).__name__
             raise InputError(f"{name!r} must be what posterior.predict(x) gives, got a {kind}")
-    for given in (reference, *(ood or {})):
-        if given is not None and given not in predictions:
-            hint = did_you_mean(given, predictions)
+    for asked in (reference, *(ood or {})):
+        if asked is not None and asked not in predictions:
+            hint = did_you_mean(asked, predictions)
             raise InputError(
-                f"{given!r} is not among the predictions{hint or ':'} {list(predictions)}"
+                f"{asked!r} is not among the predictions{hint or ':'} {list(predictions)}"
             )
+    _refuse_other_kinds([*predictions.values(), *(ood or {}).values()], reference, ood)
     y = torch.as_tensor(y)
     sample = partial(bootstrap, resamples=resamples, level=LEVEL, seed=seed)
     rows: dict[str, dict[str, Interval]] = {}
     for name, p in predictions.items():
-        if isinstance(p, GaussianPredictive):
-            rows[name] = _regression(p, y, sample)
+        stated = p.measures(y).items()
+        rows[name] = {what: sample(metric, *tensors) for what, (metric, *tensors) in stated}
+        if not isinstance(p, Predictive):
             continue
-        rows[name] = _classification(p, y, sample)
         if reference is not None:
             against = predictions[reference]
             assert isinstance(against, Predictive)
@@ -155,16 +157,14 @@ def compare(
 Sample = Callable[..., Interval]
 
 
-def _classification(p: Predictive, y: Tensor, sample: Sample) -> dict[str, Interval]:
-    return {
-        "accuracy": sample(metrics.accuracy, p.mean, y),
-        "NLL": sample(metrics.nll, p.mean, y),
-        "Brier": sample(metrics.brier, p.mean, y),
-        "ECE": sample(metrics.ece, p.mean, y),
-        "AURC": sample(metrics.aurc, p.mean, y),
-        "entropy": sample(torch.mean, p.entropy),
-        "MI": sample(torch.mean, p.mutual_information),
-    }
+def _refuse_other_kinds(given: list[Predicted], reference: object, ood: object) -> None:
+    kinds = {type(p) for p in given}
+    if len(kinds) > 1:
+        names = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise InputError(f"predictions of one kind can be compared, got {names}")
+    if (reference is not None or ood) and kinds != {Predictive}:
+        what = "reference" if reference is not None else "ood"
+        raise InputError(f"{what} is for classes, and these are {kinds.pop().__name__}s")
 
 
 def _apart(p: Predictive, far: Predictive, sample: Sample) -> dict[str, Interval]:
@@ -224,15 +224,3 @@ def _terms(p: Predictive, reference: Predictive) -> dict[str, Tensor]:
     found = {name: metrics.per_example(metric, p.mean, reference.mean) for name, metric in means}
     gap = p.mutual_information.cpu().double() - reference.mutual_information.cpu().double()
     return {name: t.cpu() for name, t in found.items()} | {"MI error": gap.abs()}
-
-
-def _regression(p: GaussianPredictive, y: Tensor, sample: Sample) -> dict[str, Interval]:
-    y = y.unsqueeze(1) if y.dim() == 1 else y
-    means, variances = p.components()
-    low, high = p.interval(LEVEL)
-    return {
-        "RMSE": sample(metrics.rmse, means, y),
-        "NLL": sample(metrics.gaussian_nll, means, variances, y),
-        "95 % coverage": sample(metrics.coverage, low, high, y),
-        "95 % width": sample(torch.mean, (high - low).mean(-1)),
-    }

@@ -77,8 +77,9 @@ def read(
         seed = derive(about["seed"])  # the same as in `fit`
     with seeded(seed):
         template = builder(net)()
-        if "log_variance" in params:
-            template = likelihood.prepare(template, params["log_variance"])
+        for name in likelihood.adds()[:1]:
+            if name in params:
+                template = likelihood.prepare(template, params[name])
         template = stochastic(template, recipe.methods, skip=recipe.skip, output=recipe.output)
     _refuse_another(trainable(template), {name: p[0] for name, p in params.items()}, path)
     _refuse_another(shared_by_all(template), common, path)

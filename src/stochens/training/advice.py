@@ -69,9 +69,10 @@ def advise_after(
 
 
 def _far_targets(like: Likelihood, y: Tensor) -> str | None:
-    if isinstance(like, Categorical) or not y.is_floating_point() or len(y) < 2:
+    if not like.in_units or not y.is_floating_point() or len(y) < 2:
         return None
-    mean, sd = y.double().mean(0), y.double().std(0)
+    columns = y.double().reshape(len(y), -1)  # [N, D]
+    mean, sd = columns.mean(0), columns.std(0)
     worst = int(torch.maximum(mean.abs(), sd).argmax())
     if float(torch.maximum(mean.abs(), sd)[worst]) <= FAR:
         return None

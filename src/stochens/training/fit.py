@@ -98,7 +98,8 @@ def fit(
     kl_weight: w. 1 is Bayes' rule; another one fits  likelihood^(1 / w) * prior.  `temperature` in
         `sgmcmc` is another thing: (likelihood * prior)^(1 / T).
     likelihood: "categorical", "gaussian" (one noise, learned), "heteroscedastic" (outputs are the D
-        means, then the D log variances), or an object.
+        means, then the D log variances), or an object: one's own says what it predicts
+        (stochens.likelihoods.Likelihood).
     skip: name patterns of layers that get no noise.
     start: "default", "prior" (a draw from it), or Params to go on from.
     repulsion: sigma of the repulsive force between members; None for none (its value at machine
