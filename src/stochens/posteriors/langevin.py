@@ -43,7 +43,7 @@ from stochens.randomness.hashed import MOMENTUM, normal
 from stochens.randomness.seeds import SAMPLER, derive
 from stochens.result.posterior import Posterior
 
-FORMAT = "stochens langevin 1"
+FORMAT = "stochens langevin 2"  # 1: an epoch ended in a short batch
 STREAM = 2  # of the numbers of (seed, SAMPLER, member)
 STEP = 0.2  # h = STEP / sqrt(N): the likelihood's curvature grows with the data
 TAIL = 0.5  # the last part of the steps, over which mini-batch steps shrink

@@ -82,7 +82,8 @@ def fit(
     members: how many, or which: `members=range(50, 100)` adds to an earlier run of 50.
     sample_weight: [N], not negative: a row of weight w counts as w equal rows, so N becomes their
         sum; batches are drawn row by row whatever the weights. Kernels do not serve it.
-    batch_size: None for the whole data set.
+    batch_size: None for the whole data set. A step counts by its rows, so that a short last batch,
+        of a DataLoader too, is not a whole step (training/shares.py).
     optimizer: "adam", "adamw" or "sgd" (Nesterov). schedule: "cosine", "step" (divided by 10 at 1/2
         and 3/4, with a fresh optimiser) or "constant". weight_decay: on top of the prior's L2.
     prior_precision: lambda of the prior N(0, 1 / lambda) on all parameters.
