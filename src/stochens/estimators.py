@@ -61,7 +61,7 @@ class _Ensemble(BaseEstimator, abc.ABC):  # type: ignore[misc]
         net: NetLike = None,
         *,
         hidden_layer_sizes: tuple[int, ...] = (50, 50),
-        method: MethodLike = "dropout",
+        method: MethodLike | None = None,
         members: int = 20,
         epochs: int = 100,
         batch_size: int | None = 64,
@@ -181,7 +181,7 @@ def _rehearse(
     net: nn.Module | Callable[[], nn.Module],
     x: Tensor,
     y: Tensor,
-    method: MethodLike | Auto,
+    method: MethodLike | Auto | None,
     likelihood: Likelihood,
     seed: int,
     outputs: int,
@@ -237,7 +237,8 @@ class StochasticEnsembleClassifier(ClassifierMixin, _Ensemble):  # type: ignore[
         nn.Unflatten. An estimator whose net is a lambda cannot be pickled (joblib): name a function
         of a module.
     method, members, epochs, batch_size, optimizer, lr, schedule, prior_precision, temperature,
-        device: as in `stochens.fit`. `method` may be "auto".
+        device: as in `stochens.fit`. `method` may be "auto"; None is "dropout" for classes and
+        "regular" for regression.
     standardize: whether columns (and targets of regression) are brought to mean 0 and variance 1
         first, which the prior N(0, 1 / prior_precision) on the parameters presumes.
     draws: of each member in a prediction.
@@ -309,7 +310,7 @@ class StochasticEnsembleRegressor(RegressorMixin, _Ensemble):  # type: ignore[mi
         *,
         hidden_layer_sizes: tuple[int, ...] = (50, 50),
         likelihood: str | Gaussian = "gaussian",
-        method: MethodLike = "dropout",
+        method: MethodLike | None = None,
         members: int = 20,
         epochs: int = 100,
         batch_size: int | None = 64,

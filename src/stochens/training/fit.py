@@ -23,7 +23,7 @@ from stochens.progress import Log, Show, log_to
 from stochens.result.joining import join_posteriors
 from stochens.result.posterior import Posterior
 from stochens.result.recipe import Inputs, Recipe
-from stochens.training.advice import advise, advise_after
+from stochens.training.advice import advise, advise_after, usual_method
 from stochens.training.auto import Auto, fit_best
 from stochens.training.blocks import report_lost, without_lost
 from stochens.training.built import built
@@ -40,7 +40,7 @@ def fit(
     net: nn.Module | Builder,
     data: Any,
     *,
-    method: MethodLike | Auto = "dropout",
+    method: MethodLike | Auto | None = None,
     members: int | Sequence[int] = 50,
     sample_weight: Any = None,
     epochs: int = 100,
@@ -77,6 +77,8 @@ def fit(
     data: (x [N, ...], y [N]), a Dataset (read once), a DataLoader (streamed: every member sees
         its batches in its order), or Replicas: several sets, member k learns from set k mod D.
     method: a name, a Method with options, or several that compose, e.g. [Dropout(0.1), Gaussian()].
+        None: "dropout" for classes, "regular" for regression, where a learned noise would take in
+        a method's own noise and predictions would count it twice (`fit` warns of it).
         "auto" (or Auto with options) runs short trials of the methods first, on a part of the data,
         and takes the one they favour; `posterior.trials` tells.
     members: how many, or which: `members=range(50, 100)` adds to an earlier run of 50.
@@ -122,7 +124,8 @@ def fit(
     ids, seed, cluster = member_ids(members), whole_seed(seed), asked(engine)
     way = cluster.within if cluster is not None else str(engine)
     _refuse_bad(options, cluster)
-    rules, like = tuple(methods.resolve(method)), likelihoods.resolve(likelihood)
+    like = likelihoods.resolve(likelihood)
+    rules = tuple(methods.resolve(usual_method(like) if method is None else method))
     place = place_for(device, bf16, cluster)
     schedule_named(schedule)
     rate = rate_for(optimizer, lr)
@@ -194,9 +197,9 @@ def fit(
         report_lost(trained.lost, ids, "kept as they are" if lost == "keep" else "left out")
     if lost != "keep":
         trained, ids = without_lost(trained, ids)
-    advise_after(settings, work.steps, like, trained, given.examples)
+    advise_after(settings, work.steps, like, trained, on_device, template.eval(), rules)
     return Posterior(
-        net=template.eval(),
+        net=template,
         params=trained.params,
         likelihood=like,
         recipe=recipe,

@@ -1,0 +1,157 @@
+"""Regression by the defaults: intervals on data that were not seen hold what they promise."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import stochens
+from stochens import MLP, Dropout, Gaussian, Homoscedastic, StochasticEnsembleRegressor
+
+HELD_OUT = 2000
+LEVEL, Z = 0.95, 1.96
+
+
+def curve(x):
+    return torch.sin(3 * x)
+
+
+def steady(x):
+    return torch.full_like(x, 0.1)
+
+
+def growing(x):
+    return 0.05 + 0.125 * (x + 1)
+
+
+def drawn(count, noise, seed):
+    """x in [-1, 1] and y = sin(3 x) with a noise of this standard deviation."""
+    generator = torch.Generator().manual_seed(seed)
+    x = 2 * torch.rand(count, 1, generator=generator) - 1
+    return x, curve(x) + noise(x) * torch.randn(count, 1, generator=generator)
+
+
+def by_fit(likelihood, outputs, noise, count, **options):
+    """The README's example: who is inside, and width and learned noise over the truth."""
+    x, y = drawn(count, noise, 0)
+    posterior = stochens.fit(MLP(1, 20, 20, outputs), (x, y), likelihood=likelihood, **options)
+    x, y = drawn(HELD_OUT, noise, 1)
+    p = posterior.predict(x, draws=5)
+    low, high = p.interval(LEVEL)
+    return (
+        ((low <= y) & (y <= high)),
+        (high - low) / (2 * Z * noise(x)),
+        p.aleatoric.sqrt() / noise(x),
+    )
+
+
+def by_regressor(**options):
+    """A line with a noise of 5, in units that the estimator has to find by itself."""
+    generator = np.random.default_rng(0)
+    x = generator.uniform(0, 10, (300 + HELD_OUT, 1))
+    y = 10 * x[:, 0] + 3 + 5 * generator.normal(size=len(x))
+    model = StochasticEnsembleRegressor(members=5, random_state=0, **options)
+    mean, std = model.fit(x[:300], y[:300]).predict(x[300:], return_std=True)
+    aleatoric = np.sqrt(model.predict_uncertainty(x[300:]).aleatoric)
+    inside = abs(y[300:] - mean) <= Z * std
+    return torch.tensor(inside), torch.tensor(std / 5), torch.tensor(aleatoric / 5)
+
+
+def readme(**options):
+    return by_fit("gaussian", 1, steady, 200, members=10, lr=0.05, **options)
+
+
+def heteroscedastic(**options):
+    return by_fit("heteroscedastic", 2, growing, 400, members=10, lr=0.02, epochs=150, **options)
+
+
+PROBLEMS = {
+    "readme": (readme, 200),
+    "noise 5": (by_regressor, 300),
+    "growing": (heteroscedastic, 400),
+}
+
+
+def allowed(rows):
+    """By which the width and the coverage may be off.
+
+    A noise learned from N rows has an error of 1 / sqrt(2 N) of it; a network of 10 effective
+    parameters has taken 10 / (2 N) off the residuals. A width that is off by a share s is off by
+    2 z phi(z) s = 0.23 s in coverage, which is a mean of HELD_OUT coin throws.
+    """
+    width = 3 / math.sqrt(2 * rows) + 10 / (2 * rows)
+    return width, 3 * math.sqrt(LEVEL * (1 - LEVEL) / HELD_OUT) + 0.23 * width
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_the_default_covers_what_it_says(name):
+    problem, rows = PROBLEMS[name]
+    of_width, of_coverage = allowed(rows)
+    inside, width, aleatoric = problem()
+    assert width.mean() == pytest.approx(1, abs=of_width)
+    assert aleatoric.mean() == pytest.approx(1, abs=of_width)
+    assert inside.double().mean() == pytest.approx(LEVEL, abs=of_coverage)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_dropout_does_not_and_this_is_said(name):
+    problem, rows = PROBLEMS[name]
+    with pytest.warns(UserWarning, match="noise of dropout is counted twice.*method='regular'"):
+        _, width, aleatoric = problem(method="dropout")
+    assert width.mean() > aleatoric.mean()
+    assert width.mean() > 1 + allowed(rows)[0]
+
+
+# What is said, and of whom ------------------------------------------------------------------------
+
+
+def said_of(method, likelihood="gaussian") -> list[str]:
+    x, y = drawn(200, steady, 0)
+    options = {"members": 3, "lr": 0.05, "epochs": 60}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        stochens.fit(MLP(1, 20, 20, 1), (x, y), likelihood=likelihood, method=method, **options)
+    return [str(w.message) for w in said if "counted twice" in str(w.message)]
+
+
+@pytest.mark.parametrize("method", ["dropconnect", Gaussian(0.1)])
+def test_every_noise_that_is_learned_again(method):
+    (said,) = said_of(method)
+    assert (method if isinstance(method, str) else method.name) in said
+
+
+def test_a_noise_of_no_size_and_one_that_is_known_are_fine():
+    assert not said_of(Dropout(0.0))
+    assert not said_of("regular")
+    assert not said_of("dropout", Homoscedastic(0.1))
+
+
+def test_how_much_too_wide_is_told_from_what_is_known():
+    """A linear model with Gaussian noise g on its one weight: v = g^2 x^2 and x = +-1, so that the
+    best learned variance is noise^2 + g^2, and predictions have noise^2 + 2 g^2."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(2, (400, 1), generator=generator).double() * 2 - 1
+    y = 2 * x + 0.3 * torch.randn(400, 1, generator=generator, dtype=torch.float64)
+    net = torch.nn.Linear(1, 1, bias=False).double()
+    options = {"members": 4, "lr": 0.02, "epochs": 200, "likelihood": "gaussian"}
+    with pytest.warns(UserWarning, match=r"it is (\d+)% of the variance") as told:
+        posterior = stochens.fit(net, (x, y), method=Gaussian(0.3), **options)
+    # a half; 16 draws of a variance, 128 rows of one weight: sqrt(2 / 15) / sqrt(4 members)
+    share = float(str(told[0].message).split("it is ")[1].split("%")[0]) / 100
+    assert share == pytest.approx(0.5, abs=3 * 0.5 * math.sqrt(2 / 15 / 4))
+    learned = posterior.params["log_variance"].exp().mean()
+    noise = (y - 2 * x).square().mean()  # of these rows
+    assert learned == pytest.approx(float(noise) + 0.3**2, rel=0.1)  # mini-batches of 128, Adam
+
+
+def test_classes_are_by_dropout_as_ever():
+    x, y = stochens.toy_set("a", n=40)
+    for options in ({}, {"method": "dropout"}):
+        posterior = stochens.fit(MLP(2, 4, 2), (x, y), members=2, epochs=1, **options)
+        assert [m.name for m in posterior.recipe.methods] == ["dropout"]
+    posterior = stochens.fit(
+        MLP(2, 4, 1), (x, y.float()), likelihood="gaussian", members=2, epochs=1
+    )
+    assert [m.name for m in posterior.recipe.methods] == ["regular"]
