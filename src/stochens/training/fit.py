@@ -16,7 +16,7 @@ from stochens.errors import InputError, Unsuited
 from stochens.files.checkpoints import EVERY
 from stochens.kernels.fused import fused_nll
 from stochens.likelihoods import Likelihood
-from stochens.members import Builder, Params
+from stochens.members import Builder, Params, take, trainable
 from stochens.memory import member_bytes, members_that_fit
 from stochens.methods import MethodLike, output_layer, stochastic
 from stochens.progress import Log, Show, log_to
@@ -32,7 +32,7 @@ from stochens.training.folder import identity, size_kept
 from stochens.training.loop import Collector, Settings
 from stochens.training.machines import checked_here, home, over_machines
 from stochens.training.schedules import rate_for, schedule_named
-from stochens.training.starts import first_params
+from stochens.training.starts import first_params, refuse_other_shapes
 from stochens.training.work import Work
 
 
@@ -139,10 +139,14 @@ def fit(
     recipe = Recipe(methods=rules, skip=patterns, output=output_layer(plain, few))
     template = stochastic(plain, rules, skip=recipe.skip, output=recipe.output)
 
-    def first(own: tuple[int, ...], seed: int) -> Params:
-        return first_params(template, build, start, own, seed, prior_precision)
+    if not isinstance(start, str):
+        refuse_other_shapes(start, trainable(template), len(ids))
 
-    params = first(checked_here(ids, start, cluster), seed)
+    def first(own: tuple[int, ...], seed: int) -> Params:
+        begun = start if isinstance(start, str) else take(start, [ids.index(k) for k in own])
+        return first_params(template, build, begun, own, seed, prior_precision)
+
+    params = first(checked_here(ids, start, cluster)[:2], seed)  # two tell whether they differ
     batch = min(batch_size or given.size, given.size)
     settings = Settings(
         epochs=epochs,
@@ -191,8 +195,9 @@ def fit(
     )
     if isinstance(start, str):  # who goes on from somewhere may need a few steps only
         advise(settings, work.steps, like, y, outputs)
-    again = first if lost == "retry" and isinstance(start, str) and repulsion is None else None
-    trained = work.done(params, ids, again=again, progress=progress, log=write_log)
+    del params
+    again = lost == "retry" and isinstance(start, str) and repulsion is None
+    trained = work.done(first, ids, again=again, progress=progress, log=write_log)
     if trained.lost:
         report_lost(trained.lost, ids, "kept as they are" if lost == "keep" else "left out")
     if lost != "keep":

@@ -95,8 +95,9 @@ def train(
     log: Log | None,
     keep: Keeper,
 ) -> Trained:
-    """Train one block of members: the loop itself. It goes on from what `keep` has found."""
-    params = {name: p.detach().clone().requires_grad_() for name, p in start.items()}
+    """Train one block of members: the loop itself. It goes on from what `keep` has found, and
+    trains the tensors of `start` themselves."""
+    params = {name: p.detach().requires_grad_() for name, p in start.items()}
     share_of = Shares(data, settings.batch_size)
     loss_of, context = _loss(net, params, data, likelihood, members, settings, share_of)
     rate = schedule_named(settings.schedule)
