@@ -6,9 +6,20 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import stochens
-from stochens import MLP, Dropout, Gaussian, Homoscedastic, StochasticEnsembleRegressor
+from stochens import (
+    MLP,
+    Dropout,
+    Gaussian,
+    Heteroscedastic,
+    Homoscedastic,
+    StochasticEnsembleRegressor,
+)
+from stochens.data.source import source
+from stochens.training import freedom
+from stochens.training.freedom import noise_too_small
 
 HELD_OUT = 2000
 LEVEL, Z = 0.95, 1.96
@@ -155,3 +166,66 @@ def test_classes_are_by_dropout_as_ever():
         MLP(2, 4, 1), (x, y.float()), likelihood="gaussian", members=2, epochs=1
     )
     assert [m.name for m in posterior.recipe.methods] == ["regular"]
+
+
+# A network that follows the noise of its data -----------------------------------------------------
+
+
+def test_degrees_of_freedom_of_a_linear_model(float64):
+    """gamma = tr X (X'X + lambda s^2)^-1 X' by hand; by its own equation for the noise s^2."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 6, generator=generator)
+    y = torch.randn(40, 2, generator=generator)
+    weights = torch.rand(40, generator=generator) + 0.5
+    member = {"weight": torch.randn(4, 6), "bias": torch.tensor([0.0, 0.0, -1.0, 0.5])}
+    member["weight"][2:] = 0.0  # a noise for each of the two targets, the same at all x
+    net = torch.nn.Linear(6, 4)
+    design = torch.cat([x, torch.ones(40, 1)], 1)
+    for w in (None, weights):
+        data = source((x, y), w)
+        heavy = design if w is None else w.unsqueeze(1) * design
+        found = noise_too_small(net, member, Heteroscedastic(), data, 3.0)
+        ratio = 1.0
+        for _ in range(50):
+            gamma = 0.0
+            for log_variance in (-1.0, 0.5):
+                a = heavy.T @ design + 3.0 * ratio * math.exp(log_variance) * torch.eye(7)
+                gamma += float(torch.linalg.solve(a, heavy.T @ design).trace())
+            ratio = 2 * data.examples / (2 * data.examples - gamma)
+        assert found == pytest.approx(math.sqrt(ratio), rel=1e-9)
+
+
+def noise_of(rows, hidden):
+    """The learned noise over the true one, 5, of the default regressor for 5 features, and what is
+    said of it."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(rows, 5))
+    y = x @ [3, -2, 1, 0, 4] + 5 * generator.normal(size=rows)
+    model = StochasticEnsembleRegressor(members=3, hidden_layer_sizes=hidden, random_state=0)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model.fit(x, y)
+    noise = np.sqrt(model.predict_uncertainty(x[:1]).aleatoric[0]) / 5
+    return noise, [str(w.message) for w in said if "follows the noise" in str(w.message)]
+
+
+def test_a_network_that_follows_the_noise_is_told_of():
+    noise, said = noise_of(100, (50, 50))
+    factor = float(said[0].split("about ")[1].split(",")[0])
+    assert noise < 0.5
+    # a network is linear in its parameters near where it ended, and only there
+    assert factor * noise == pytest.approx(1, abs=0.3)
+    noise, said = noise_of(500, (5,))
+    assert not said
+    assert noise == pytest.approx(1, abs=3 / math.sqrt(1000) + 36 / 1000)  # 36 parameters at most
+
+
+def test_what_is_too_large_or_comes_in_batches_is_not_looked_at():
+    x, y = drawn(200, steady, 0)
+    member = {"weight": torch.zeros(2, 1), "bias": torch.zeros(2)}
+    net, like = torch.nn.Linear(1, 2), Heteroscedastic()
+    loader = DataLoader(TensorDataset(x, y), batch_size=50)
+    assert noise_too_small(net, member, like, source((x, y)), 1.0) is not None
+    assert noise_too_small(net, member, like, source(loader), 1.0) is None
+    many = source((torch.zeros(freedom.MOST // 4 + 1, 1), torch.zeros(freedom.MOST // 4 + 1, 1)))
+    assert noise_too_small(net, member, like, many, 1.0) is None

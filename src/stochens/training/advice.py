@@ -13,13 +13,13 @@ from stochens.likelihoods import (
     LOG_2_PI,
     Categorical,
     Gaussian,
-    Homoscedastic,
     Likelihood,
     learned_noise,
 )
 from stochens.members import forward, size, take
 from stochens.methods import Method, stochastic_layers
 from stochens.randomness.seeds import seeded
+from stochens.training.freedom import noise_too_small
 from stochens.training.loop import Settings, Trained
 from stochens.training.schedules import schedule_named
 
@@ -31,6 +31,7 @@ MEND = "more epochs, a smaller batch_size or a larger lr may be needed"
 EPOCHS = 10  # from which on the last one's NLL is that of the parameters at the end
 ARRIVED = 0.5  # of the squared error that there should be for the noise that was learned
 TWICE = 0.1  # share of the learned variance that is the method's: intervals are 10 % too wide then
+FOLLOWED = 1.2  # true noise over the learned one: 95 % intervals cover 90 % then
 SEEN = (4, 128, 16)  # members, rows and draws that this is measured by
 
 
@@ -61,7 +62,8 @@ def _few_steps(settings: Settings, steps: int) -> str | None:
 def usual_method(like: Likelihood) -> str:
     """The method where none is named: for regression one whose predictions are calibrated.
 
-    >>> usual_method(Categorical()), usual_method(Homoscedastic())
+    >>> from stochens.likelihoods import Heteroscedastic
+    >>> usual_method(Categorical()), usual_method(Heteroscedastic())
     ('dropout', 'regular')
     """
     return "regular" if isinstance(like, Gaussian) else "dropout"
@@ -77,11 +79,14 @@ def advise_after(
     rules: Sequence[Method],
 ) -> None:
     """Of a noise that was to be learned; `net` has the noise of the methods `rules`."""
-    few = _not_arrived(settings, steps, like, trained, data.examples)
-    twice = _counted_twice(settings, like, trained, data, net, rules) if few is None else None
-    for said in (few, twice):
-        if said is not None:
-            warnings.warn(said, TrainingAdvice, stacklevel=3)
+    said = _not_arrived(settings, steps, like, trained, data.examples)
+    if said is None and isinstance(like, Gaussian) and getattr(like, "noise", None) is None:
+        if stochastic_layers(net):
+            said = _counted_twice(settings, like, trained, data, net, rules)
+        elif len(trained.history.nll) >= EPOCHS:
+            said = _followed(settings, like, trained, data, net)
+    if said is not None:
+        warnings.warn(said, TrainingAdvice, stacklevel=3)
 
 
 def _not_arrived(
@@ -107,9 +112,26 @@ def _not_arrived(
     )
 
 
+def _followed(
+    settings: Settings, like: Gaussian, trained: Trained, data: Source, net: nn.Module
+) -> str | None:
+    """Whether the noise that was learned is too small, since the network follows that of its data;
+    measured on the first member."""
+    first = {name: p[0].detach() for name, p in trained.params.items()}
+    weight = settings.temperature * settings.prior_precision
+    ratio = noise_too_small(net, first, like, data, weight)
+    if ratio is None or ratio < FOLLOWED:
+        return None
+    return (
+        f"the network follows the noise of its {len(data.y):,} rows, so that the learned noise is "
+        f"too small, by a factor of about {ratio:.1f}, and so are intervals; use a smaller network "
+        "or a larger prior_precision, or more data, and look at the coverage of data held out"
+    )
+
+
 def _counted_twice(
     settings: Settings,
-    like: Likelihood,
+    like: Gaussian,
     trained: Trained,
     data: Source,
     net: nn.Module,
@@ -120,9 +142,6 @@ def _counted_twice(
     A member minimises E_eps[(y - f_eps)^2] / (2 s^2) + log s, whose best s^2 is noise^2 + v with
     v = Var_eps f. Its predictions have the variance s^2 + v = noise^2 + 2 v.
     """
-    fixed = isinstance(like, Homoscedastic) and like.noise is not None
-    if not isinstance(like, Gaussian) or fixed or not stochastic_layers(net):
-        return None
     members, rows, draws = SEEN
     x = data.x[:: max(1, len(data.x) // rows)][: min(rows, settings.batch_size)]
     shares = []
