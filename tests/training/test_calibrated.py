@@ -1,7 +1,9 @@
 """Regression by the defaults: intervals on data that were not seen hold what they promise."""
 
+import dataclasses
 import math
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from stochens import (
     StochasticEnsembleRegressor,
 )
 from stochens.data.source import source
+from stochens.own.config import Config, method_name
 from stochens.training import freedom
 from stochens.training.freedom import noise_too_small
 
@@ -166,6 +169,16 @@ def test_classes_are_by_dropout_as_ever():
         MLP(2, 4, 1), (x, y.float()), likelihood="gaussian", members=2, epochs=1
     )
     assert [m.name for m in posterior.recipe.methods] == ["regular"]
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "name"),
+    [("categorical", "dropout"), ("gaussian", "regular"), ("heteroscedastic", "regular")],
+)
+def test_the_command_line_has_the_same_defaults(likelihood, name):
+    config = Config(model="a:b", data="c.csv", out=Path("d"), likelihood=likelihood)
+    assert method_name(config) == name
+    assert method_name(dataclasses.replace(config, method="SE1")) == "dropout"
 
 
 # A network that follows the noise of its data -----------------------------------------------------
