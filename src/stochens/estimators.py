@@ -62,7 +62,7 @@ class _Ensemble(BaseEstimator, abc.ABC):  # type: ignore[misc]
         net: NetLike = None,
         *,
         hidden_layer_sizes: tuple[int, ...] = (50, 50),
-        method: MethodLike = "dropout",
+        method: MethodLike | None = None,
         members: int = 20,
         epochs: int = 100,
         batch_size: int | None = 64,
@@ -182,7 +182,7 @@ def _rehearse(
     net: nn.Module | Callable[[], nn.Module],
     x: Tensor,
     y: Tensor,
-    method: MethodLike | Auto,
+    method: MethodLike | Auto | None,
     likelihood: Likelihood,
     seed: int,
     outputs: int,
@@ -238,7 +238,8 @@ class StochasticEnsembleClassifier(ClassifierMixin, _Ensemble):  # type: ignore[
         nn.Unflatten. An estimator whose net is a lambda cannot be pickled (joblib): name a function
         of a module.
     method, members, epochs, batch_size, optimizer, lr, schedule, prior_precision, kl_weight,
-        device: as in `stochens.fit`. `method` may be "auto".
+        device: as in `stochens.fit`. `method` may be "auto"; None is "dropout" for classes and
+        "regular" for regression.
     standardize: whether columns (and targets of regression) are brought to mean 0 and variance 1
         first, which the prior N(0, 1 / prior_precision) on the parameters presumes.
     draws: of each member in a prediction.
@@ -311,7 +312,7 @@ class StochasticEnsembleRegressor(RegressorMixin, _Ensemble):  # type: ignore[mi
         *,
         hidden_layer_sizes: tuple[int, ...] = (50, 50),
         likelihood: str | Gaussian = "gaussian",
-        method: MethodLike = "dropout",
+        method: MethodLike | None = None,
         members: int = 20,
         epochs: int = 100,
         batch_size: int | None = 64,

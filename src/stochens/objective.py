@@ -192,9 +192,10 @@ def penalty_for(net: nn.Module, params: Params, precision: float) -> Callable[[P
         return lambda params: penalty(net, params, precision)
     slopes = torch.autograd.grad(l2(parts, precision).sum(), list(ones.values()))
     weights = 0.5 * torch.cat([slope.flatten() for slope in slopes])  # [D]
+    names = list(ones)  # not the tensors, which would live as long as the function
 
     def squares(params: Params) -> Tensor:
-        together = flatten({name: params[name] for name in ones})  # [M, D]
+        together = flatten({name: params[name] for name in names})  # [M, D]
         return (weights * together.square()).sum(1)
 
     return squares

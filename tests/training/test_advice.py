@@ -69,8 +69,8 @@ def test_a_noise_that_did_not_come_down(factor, monkeypatch):
         posterior = stochens.fit(MLP(2, 20, 1), (X, y), likelihood="gaussian", **options)
     noise = posterior.params["log_variance"].exp().sqrt().median()
     left = posterior.predict(X).draw_means.sub(y).square().mean((1, 2)).sqrt().median()
-    if factor > 1:
-        assert not said
+    if factor > 1:  # it came down too far: 60 rows are few for 81 parameters, which is said as well
+        assert not [w for w in said if "is still" in str(w.message)]
         assert 0.8 < noise / left < 1.25  # the last steps are not the best of all, and the prior
     else:
         assert f"noise is still about {noise / left:.0f}" in str(said[0].message)

@@ -55,6 +55,7 @@ def alone(data, member: int, *, epochs: int, batch: int, lr: float, precision: f
             optimizer.param_groups[0]["lr"] = lr * 0.5 * (1 + math.cos(math.pi * step / steps))
             l2 = sum(p.square().sum() for p in net.parameters())
             loss = F.cross_entropy(net(x[rows]), y[rows]) + precision * l2 / (2 * len(x))
+            loss = len(rows) / batch * loss  # so that every row counts the same in an epoch
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

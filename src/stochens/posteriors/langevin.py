@@ -42,7 +42,7 @@ from stochens.result.joining import join_posteriors
 from stochens.result.posterior import Posterior
 from stochens.training.machines import over_machines
 
-FORMAT = "stochens langevin 2"
+FORMAT = "stochens langevin 2"  # 1: one step size for all; an epoch ended in a short batch
 STREAM = 2  # of the numbers of (seed, SAMPLER, member)
 STEP = 0.2  # h = STEP / sqrt(N) at most: the likelihood's curvature grows with the data
 FRICTION = {True: 10.0, False: 1.0}  # with mini-batches, whose noise it must carry off; without

@@ -31,7 +31,7 @@ from stochens.progress import Show, progress_bar
 from stochens.result.chains import Chains
 from stochens.result.posterior import Posterior
 
-FORMAT = "stochens sgmcmc 1"
+FORMAT = "stochens sgmcmc 2"  # 1: an epoch ended in a short batch
 KINDS = ("sgld", "sghmc", "csghmc")
 PRECONDITIONERS = ("rmsprop",)
 DEFAULT_RATES = {None: 1e-2, "rmsprop": 1e-3}

@@ -24,14 +24,14 @@ from stochens.errors import InputError, Unsuited
 from stochens.files.checkpoints import EVERY
 from stochens.kernels.fused import fused_nll
 from stochens.likelihoods import Likelihood
-from stochens.members import Builder, Params
+from stochens.members import Builder, Params, take, trainable
 from stochens.memory import member_bytes, members_that_fit
 from stochens.methods import MethodLike, output_layer, stochastic
 from stochens.progress import Log, Show, log_to
 from stochens.result.joining import join_posteriors
 from stochens.result.posterior import Posterior
 from stochens.result.recipe import Inputs, Recipe
-from stochens.training.advice import advise, advise_after
+from stochens.training.advice import advise, advise_after, usual_method
 from stochens.training.auto import Auto, fit_best
 from stochens.training.blocks import report_lost, without_lost
 from stochens.training.built import built
@@ -40,7 +40,7 @@ from stochens.training.folder import identity, size_kept
 from stochens.training.loop import Collector, Settings
 from stochens.training.machines import checked_here, home, over_machines
 from stochens.training.schedules import rate_for, schedule_named
-from stochens.training.starts import first_params
+from stochens.training.starts import first_params, refuse_other_shapes
 from stochens.training.work import Work
 
 
@@ -48,7 +48,7 @@ def fit(
     net: nn.Module | Builder,
     data: Any,
     *,
-    method: MethodLike | Auto = "dropout",
+    method: MethodLike | Auto | None = None,
     members: int | Sequence[int] = 50,
     sample_weight: Any = None,
     epochs: int = 100,
@@ -86,12 +86,15 @@ def fit(
     data: (x [N, ...], y [N]), a Dataset (read once), a DataLoader (streamed: every member sees
         its batches in its order), or Replicas: several sets, member k learns from set k mod D.
     method: a name, a Method with options, or several that compose, e.g. [Dropout(0.1), Gaussian()].
+        None: "dropout" for classes, "regular" for regression, where a learned noise would take in
+        a method's own noise and predictions would count it twice (`fit` warns of it).
         "auto" (or Auto with options) runs short trials of the methods first, on a part of the data,
         and takes the one they favour; `posterior.trials` tells.
     members: how many, or which: `members=range(50, 100)` adds to an earlier run of 50.
     sample_weight: [N], not negative: a row of weight w counts as w equal rows, so N becomes their
         sum; batches are drawn row by row whatever the weights. Kernels do not serve it.
-    batch_size: None for the whole data set.
+    batch_size: None for the whole data set. A step counts by its rows, so that a short last batch,
+        of a DataLoader too, is not a whole step (training/shares.py).
     optimizer: "adam", "adamw" or "sgd" (Nesterov). schedule: "cosine", "step" (divided by 10 at 1/2
         and 3/4, with a fresh optimiser) or "constant". weight_decay: on top of the prior's L2.
     prior_precision: lambda of the prior N(0, 1 / lambda) on all parameters.
@@ -134,7 +137,8 @@ def fit(
     ids, seed, cluster = member_ids(members), whole_seed(seed), asked(engine)
     way = cluster.within if cluster is not None else str(engine)
     _refuse_bad(options, cluster)
-    rules, like = tuple(methods.resolve(method)), likelihoods.resolve(likelihood)
+    like = likelihoods.resolve(likelihood)
+    rules = tuple(methods.resolve(usual_method(like) if method is None else method))
     place = place_for(device, bf16, cluster)
     schedule_named(schedule)
     rate = rate_for(optimizer, lr)
@@ -148,10 +152,14 @@ def fit(
     recipe = Recipe(methods=rules, skip=patterns, output=output_layer(plain, few))
     template = stochastic(plain, rules, skip=recipe.skip, output=recipe.output)
 
-    def first(own: tuple[int, ...], seed: int) -> Params:
-        return first_params(template, build, start, own, seed, prior_precision)
+    if not isinstance(start, str):
+        refuse_other_shapes(start, trainable(template), len(ids))
 
-    params = first(checked_here(ids, start, cluster), seed)
+    def first(own: tuple[int, ...], seed: int) -> Params:
+        begun = start if isinstance(start, str) else take(start, [ids.index(k) for k in own])
+        return first_params(template, build, begun, own, seed, prior_precision)
+
+    params = first(checked_here(ids, start, cluster)[:2], seed)  # two tell whether they differ
     batch = min(batch_size or given.size, given.size)
     settings = Settings(
         epochs=epochs,
@@ -200,15 +208,16 @@ def fit(
     )
     if isinstance(start, str):  # who goes on from somewhere may need a few steps only
         advise(settings, work.steps, like, y, outputs)
-    again = first if lost == "retry" and isinstance(start, str) and repulsion is None else None
-    trained = work.done(params, ids, again=again, progress=progress, log=write_log)
+    del params
+    again = lost == "retry" and isinstance(start, str) and repulsion is None
+    trained = work.done(first, ids, again=again, progress=progress, log=write_log)
     if trained.lost:
         report_lost(trained.lost, ids, "kept as they are" if lost == "keep" else "left out")
     if lost != "keep":
         trained, ids = without_lost(trained, ids)
-    advise_after(settings, work.steps, like, trained, given.examples)
+    advise_after(settings, work.steps, like, trained, on_device, template.eval(), rules)
     return Posterior(
-        net=template.eval(),
+        net=template,
         params=trained.params,
         likelihood=like,
         recipe=recipe,

@@ -27,8 +27,9 @@ from stochens.randomness.seeds import NOISE, derive, member_seed, permutations, 
 from stochens.result.history import History, Recorder
 from stochens.spread import Spread
 from stochens.training.schedules import optimizer_named, restarts, schedule_named
+from stochens.training.shares import Shares
 from stochens.training.snapshot import Held, put_back, taken
-from stochens.training.step import Batch, Eager, Loss, LossOf, Step, replayed
+from stochens.training.step import Batch, Eager, Loss, LossOf, ShareOf, Step, replayed
 
 
 class Collector(Protocol):
@@ -94,9 +95,11 @@ def train(
     log: Log | None,
     keep: Keeper,
 ) -> Trained:
-    """Train one block of members: the loop itself. It goes on from what `keep` has found."""
-    params = {name: p.detach().clone().requires_grad_() for name, p in start.items()}
-    loss_of, context = _loss(net, params, data, likelihood, members, settings)
+    """Train one block of members: the loop itself. It goes on from what `keep` has found, and
+    trains the tensors of `start` themselves."""
+    params = {name: p.detach().requires_grad_() for name, p in start.items()}
+    share_of = Shares(data, settings.batch_size)
+    loss_of, context = _loss(net, params, data, likelihood, members, settings, share_of)
     rate = schedule_named(settings.schedule)
     per_epoch = steps_per_epoch(data, settings)
     steps = settings.epochs * per_epoch
@@ -110,7 +113,7 @@ def train(
         noise=learned_noise(likelihood),
         capturable=_recordable(data, settings),
     )
-    move: Step = Eager(params, loss_of, optimizer, recorder)
+    move: Step = Eager(params, loss_of, optimizer, recorder, share_of)
     net.train()
     draws = _draws(loss_of, params, data, settings)
     held = Held(params, optimizer, recorder, collector, settings.device if draws else None)
@@ -188,6 +191,7 @@ def _loss(
     likelihood: Likelihood,
     members: tuple[int, ...],
     settings: Settings,
+    share_of: ShareOf,
 ) -> tuple[LossOf, contextlib.AbstractContextManager[None]]:
     """What a step minimises and records, and the context that it wants to run in."""
     data_term, context = _data_term(net, data, likelihood, members, settings)
@@ -203,6 +207,8 @@ def _loss(
             parts = objective.mixtures(net, params)
             kl = kl + objective.repulsive_bound(parts, settings.repulsion)
         minimised = nll + settings.kl_weight * kl / data.examples
+        if (share := share_of(batch)) != 1:
+            minimised = share * minimised
         return Loss(minimised, nll, data.examples * nll + kl + noise_gain)
 
     return loss_of, context
