@@ -18,6 +18,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stochens.errors import InputError
+from stochens.precision import after_casts, with_casts
 from stochens.randomness.noise import given, one_by_one, over_members
 from stochens.randomness.seeds import INITIALISATION, member_seed, seeded
 
@@ -284,17 +285,17 @@ def _run(
             outputs: Tensor = functional_call(net, everywhere, (x,), tie_weights=False)
         return outputs
 
-    with plain_attention():
+    def one(k: int) -> Tensor:
+        own = {n: p[k] for n, p in params.items()}
+        return call(own, x if x_axis is None else x[k], [t[k] for t in drawn])
+
+    with plain_attention(), with_casts(x.device):
         if engine == "vmap":
             axes = (0, x_axis, 0) if drawn else (0, x_axis, None)
             outputs: Tensor = over_members(call, axes)(params, x, drawn)
-            return outputs
-
-        def one(k: int) -> Tensor:
-            own = {n: p[k] for n, p in params.items()}
-            return call(own, x if x_axis is None else x[k], [t[k] for t in drawn])
-
-        return one_by_one(one, size(params))
+        else:
+            outputs = one_by_one(one, size(params))
+    return after_casts(outputs)
 
 
 def watch(net: nn.Module, x: Tensor, hooks: dict[nn.Module, Callable[..., None]]) -> None:

@@ -29,7 +29,7 @@ from stochens.training.blocks import report_lost, without_lost
 from stochens.training.built import built
 from stochens.training.engines import choose_engine, place_for
 from stochens.training.folder import identity, size_kept
-from stochens.training.loop import Collector, Settings
+from stochens.training.loop import Collector, Settings, all_at_once
 from stochens.training.machines import checked_here, home, over_machines
 from stochens.training.schedules import rate_for, schedule_named
 from stochens.training.starts import first_params
@@ -140,6 +140,7 @@ def fit(
 
     params = first(checked_here(ids, start, cluster), seed)
     batch = min(batch_size or given.size, given.size)
+    own_rows = given.loader is None and not all_at_once(given, batch)
     settings = Settings(
         epochs=epochs,
         batch_size=batch,
@@ -153,7 +154,7 @@ def fit(
         seed=seed,
         device=place,
         bf16=bf16,
-        engine=choose_engine(way, template, params, few),
+        engine=choose_engine(way, template, params, few, own_rows=own_rows),
         fast=way in ("auto", "fused", "compile"),
         compile=way == "compile",
     )
