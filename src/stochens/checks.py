@@ -35,9 +35,10 @@ def check_network(net: nn.Module) -> None:
             raise InputError(
                 f"{name} is a {type(module).__name__}: it mixes the examples of a batch and keeps "
                 "state, so its members are no draws from a posterior. Two ways out: "
-                "stochens.freeze_batchnorm(net) keeps its running statistics for ever (for trained "
-                "networks); stochens.replace_batchnorm(net, 'frn' or 'group') puts FRN or "
-                "GroupNorm in its place"
+                "stochens.freeze_batchnorm(net) keeps its running statistics for ever (for a "
+                "trained network, whose weights fit begins at by start='module'); "
+                "stochens.replace_batchnorm(net, 'frn' or 'group') puts FRN or GroupNorm in its "
+                "place"
             )
         if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             raise InputError(

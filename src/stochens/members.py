@@ -100,6 +100,8 @@ def builder(net: nn.Module | Builder) -> Factory:
     A module is initialised again through its layers' own `reset_parameters`, children before their
     parents as in a constructor; a parameter that no layer can reset is named in the error.
     """
+    if isinstance(net, Factory):
+        return net
     if not isinstance(net, nn.Module):
         if not callable(net):
             raise InputError(f"net must be an nn.Module or a function that builds one, got {net!r}")

@@ -16,7 +16,7 @@ from stochens.errors import InputError, Unsuited
 from stochens.files.checkpoints import EVERY
 from stochens.kernels.fused import fused_nll
 from stochens.likelihoods import Likelihood
-from stochens.members import Builder, Params
+from stochens.members import Builder, Params, size
 from stochens.memory import member_bytes, members_that_fit
 from stochens.methods import MethodLike, output_layer, stochastic
 from stochens.progress import Log, Show, log_to
@@ -24,6 +24,7 @@ from stochens.result.joining import join_posteriors
 from stochens.result.posterior import Posterior
 from stochens.result.recipe import Inputs, Recipe
 from stochens.training.advice import advise, advise_after
+from stochens.training.alike import refuse_alike, warn_alike
 from stochens.training.auto import Auto, fit_best
 from stochens.training.blocks import report_lost, without_lost
 from stochens.training.built import built
@@ -32,7 +33,7 @@ from stochens.training.folder import identity, size_kept
 from stochens.training.loop import Collector, Settings, all_at_once
 from stochens.training.machines import checked_here, home, over_machines
 from stochens.training.schedules import rate_for, schedule_named
-from stochens.training.starts import first_params
+from stochens.training.starts import begun_from, first_params
 from stochens.training.work import Work
 
 
@@ -89,7 +90,9 @@ def fit(
     likelihood: "categorical", "gaussian" (one noise, learned), "heteroscedastic" (outputs are the D
         means, then the D log variances), or an object.
     skip: name patterns of layers that get no noise.
-    start: "default", "prior" (a draw from it), or Params to go on from.
+    start: "default", "prior" (a draw from it), "module" (all members at the weights of the module
+        given as net, such as a trained one), or Params [members, ...] to go on from. Members that
+        would stay alike are refused.
     repulsion: sigma of the repulsive force between members; None for none (its value at machine
         precision). It couples the members.
     lost: what becomes of members whose loss or parameters are no numbers any more: "retry" (they
@@ -130,7 +133,7 @@ def fit(
     y = like.check_targets(given.y)
     if given.loader is not None and way == "compile":
         raise InputError("engine='compile' needs the data in memory, not a DataLoader")
-    plain, build, few, outputs = built(net, like, given.x, y, seed)
+    plain, build, few, outputs = built(begun_from(net, start), like, given.x, y, seed)
     patterns = (skip,) if isinstance(skip, str) else tuple(skip)
     recipe = Recipe(methods=rules, skip=patterns, output=output_layer(plain, few))
     template = stochastic(plain, rules, skip=recipe.skip, output=recipe.output)
@@ -158,6 +161,10 @@ def fit(
         fast=way in ("auto", "fused", "compile"),
         compile=way == "compile",
     )
+    if not own_rows or batch >= given.size:
+        whole = len(ids) == size(params)  # with a cluster, only one member is made here
+        begun, own = (params, ids) if whole else (first(ids[:2], seed), ids[:2])
+        refuse_alike(template, begun, few, own, rows=given.size, sets=given.sets)
     at_once = batch if given.loader is None else len(given.x)  # a loader has batches of its own
     if cluster is not None:
         each = member_bytes(template, few, batch_size=at_once)
@@ -186,7 +193,7 @@ def fit(
         every=checkpoint_every,
         whose=identity(settings, template, like, recipe, on_device) if checkpoint else {},
     )
-    if isinstance(start, str):  # who goes on from somewhere may need a few steps only
+    if start in ("default", "prior"):  # who goes on from somewhere may need a few steps only
         advise(settings, work.steps, like, y, outputs)
     again = first if lost == "retry" and isinstance(start, str) and repulsion is None else None
     trained = work.done(params, ids, again=again, progress=progress, log=write_log)
@@ -194,6 +201,8 @@ def fit(
         report_lost(trained.lost, ids, "kept as they are" if lost == "keep" else "left out")
     if lost != "keep":
         trained, ids = without_lost(trained, ids)
+    if not (trained.lost and lost == "keep"):
+        warn_alike(trained.params, ids)
     advise_after(settings, work.steps, like, trained, given.examples)
     return Posterior(
         net=template.eval(),
