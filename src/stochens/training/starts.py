@@ -12,7 +12,6 @@ from stochens.members import Builder, Factory, Params, copied, init, init_from_p
 from stochens.methods import stochastic_layers
 from stochens.randomness.seeds import SECOND_SET, derive
 
-
 STARTS = ("default", "prior", "module")
 
 
