@@ -78,7 +78,7 @@ def mixtures(net: nn.Module, params: Params) -> list[Mixture]:
     owned: set[str] = set()
     for path, layer in layers.items():
         prefix = f"{path}." if path else ""
-        omega = {n[len(prefix) :]: p for n, p in params.items() if n.startswith(prefix)}
+        omega = {n: params[prefix + n] for n in layer.owned() if prefix + n in params}
         owned |= {prefix + name for name in omega}
         found += layer.mixtures(omega) if omega else []
     rest = [p.reshape(len(p), 1, -1) for name, p in params.items() if name not in owned]

@@ -40,7 +40,7 @@ def trained() -> nn.Module:
 METHODS = {"regular": 1, "np-dropout": 1, "dropout": 400}  # draws until the noise has gone
 
 
-@pytest.mark.filterwarnings("ignore:members .* ended with the same")
+@pytest.mark.filterwarnings("ignore:members .* ended with the same", "ignore:np-dropout gives no")
 @pytest.mark.parametrize("method", METHODS)
 def test_the_way_that_the_error_recommends_begins_at_the_trained_weights(method: str) -> None:
     net, (x, y) = trained(), images()

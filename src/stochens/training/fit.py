@@ -19,6 +19,7 @@ from stochens.likelihoods import Likelihood
 from stochens.members import Builder, Params, size
 from stochens.memory import member_bytes, members_that_fit
 from stochens.methods import MethodLike, output_layer, stochastic
+from stochens.methods.partial import warn_partial
 from stochens.progress import Log, Show, log_to
 from stochens.result.joining import join_posteriors
 from stochens.result.posterior import Posterior
@@ -137,6 +138,7 @@ def fit(
     patterns = (skip,) if isinstance(skip, str) else tuple(skip)
     recipe = Recipe(methods=rules, skip=patterns, output=output_layer(plain, few))
     template = stochastic(plain, rules, skip=recipe.skip, output=recipe.output)
+    warn_partial(template, rules, few, skip=recipe.skip, output=recipe.output)
 
     def first(own: tuple[int, ...], seed: int) -> Params:
         return first_params(template, build, start, own, seed, prior_precision)
