@@ -177,6 +177,25 @@ def test_a_compiled_step_has_the_casts() -> None:
     torch.testing.assert_close(found, step(params, x, y, rows), rtol=LAYERS * BF16, atol=0)
 
 
+def test_the_loss_is_not_in_bf16() -> None:
+    """A likelihood of the user's own has float32 outputs, and no autocast: F.binary_cross_entropy
+    is one of the losses that CUDA's autocast refuses."""
+    seen = []
+
+    class Own(Categorical):
+        def nll(self, outputs: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+            seen.append((outputs.dtype, torch.is_autocast_enabled("cpu")))
+            return super().nll(outputs, y, weights)
+
+    net, params, x = case("sdpa")  # whose last layer has no bias, and so gives bfloat16
+    y = torch.zeros(4, dtype=torch.int64)
+    for engine in ("vmap", "loop"):
+        step = mean_nll(net, Own(), engine=engine, bf16=True)  # type: ignore[arg-type]
+        step(params, x, y, torch.arange(4).expand(M, 4))
+        step(params, x, y, None)
+    assert seen == [(torch.float32, False)] * 4
+
+
 def test_bf16_is_still_refused_on_a_cpu() -> None:
     with pytest.raises(stochens.InputError, match="bf16 is for CUDA"):
         stochens.fit(nn.Linear(2, 2), (torch.zeros(4, 2), torch.arange(4) % 2), bf16=True)

@@ -62,11 +62,13 @@ def mean_nll(
         with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
             if rows is None:
                 outputs = forward(net, params, x, engine=engine)  # [M, N, C]
-                if check:
-                    likelihood.check_outputs(outputs[0], y)
-                return nll(outputs, y.expand(size(params), *y.shape), None)
-            outputs = forward_each(net, params, x[rows], engine=engine)  # [M, B, C]
+            else:
+                outputs = forward_each(net, params, x[rows], engine=engine)  # [M, B, C]
+        if rows is not None:
             return nll(outputs, y[rows], rows)
+        if check:
+            likelihood.check_outputs(outputs[0], y)
+        return nll(outputs, y.expand(size(params), *y.shape), None)
 
     return torch.compile(mean, dynamic=False) if compiled else mean
 

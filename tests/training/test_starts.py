@@ -1,6 +1,7 @@
 """Members that begin at a trained network's weights, and members that are one and the same."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,7 +78,7 @@ def test_trained_statistics_are_not_put_under_new_weights(start: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:members .* ended with the same")
-def test_what_cannot_be_reset_begins_as_it_is() -> None:
+def test_what_cannot_be_reset_begins_as_it_is(tmp_path: Path) -> None:
     class Own(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -90,6 +91,9 @@ def test_what_cannot_be_reset_begins_as_it_is() -> None:
     options: dict[str, Any] = {"method": "regular", "members": 2, "epochs": 1, "batch_size": 5}
     posterior = stochens.fit(net, data, start="module", lr=NO_STEP, **options)
     assert torch.equal(posterior.params["weight"], net.weight.detach().expand(2, 2, 2))
+    posterior.save(tmp_path / "run")
+    again = stochens.load(tmp_path / "run", net)
+    assert torch.equal(again.predict(data[0]).mean, posterior.predict(data[0]).mean)
     with pytest.raises(InputError, match="start='module' needs a module, got a function"):
         stochens.fit(Own, data, start="module", **options)
     with pytest.raises(InputError, match="one of 'default', 'prior', 'module', or Params"):
@@ -181,11 +185,14 @@ def test_members_of_several_data_sets_are_apart_by_their_set() -> None:
         fit(net, sets, members=4, **options)
 
 
-def test_auto_passes_over_the_method_that_leaves_them_alike() -> None:
+def test_auto_passes_over_the_method_that_leaves_them_alike(tmp_path: Path) -> None:
     net = stochens.MLP(2, 4, 2)
     auto = stochens.Auto(candidates=["regular", "dropout"], members=2, epochs=1)
-    posterior = fit(net, method=auto, batch_size=None, start="module")
+    options: dict[str, Any] = {"method": auto, "batch_size": None, "start": "module"}
+    posterior = fit(net, checkpoint=tmp_path, **options)
     assert posterior.recipe.methods[0].name == "dropout"
+    with pytest.raises(InputError, match="begun"):  # trials of other weights are not gone on with
+        fit(stochens.MLP(2, 4, 2), checkpoint=tmp_path, **options)
 
 
 def test_members_that_end_alike_are_named() -> None:
