@@ -10,7 +10,7 @@ import pytest
 import stochens
 
 ORDER = [
-    ["version", "errors"],
+    ["version", "errors", "precision"],
     ["randomness", "files", "information", "progress"],
     ["metric_inputs", "ece_noise"],
     ["metrics"],

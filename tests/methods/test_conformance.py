@@ -173,6 +173,48 @@ class Scaled(nn.Module):
         return self.scale * self.layers(x)
 
 
+class Conv1D(nn.Module):
+    """As Hugging Face's GPT-2 has it: a linear layer whose weight is [in, out]."""
+
+    def __init__(self, outputs: int, inputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(0.3 * torch.randn(inputs, outputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight)
+        return flat.view(*x.shape[:-1], -1)
+
+
+def of_gpt2() -> nn.Module:
+    return Net(
+        lambda net, x: net.head(net.conv(net.into(x)).tanh()),
+        into=nn.Linear(3, 4),
+        conv=Conv1D(5, 4),
+        head=nn.Linear(5, 2),
+    )
+
+
+class OwnParameters(nn.Module):
+    """A module with parameters of its own, alone and in lists, beside layers; and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Parameter(torch.randn(3, 3))
+        self.shifts = nn.ParameterList([torch.randn(3), torch.randn(3)])
+        self.named = nn.ParameterDict({"scale": torch.ones(3)})
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("factor", torch.tensor(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.einsum("ij,bj->bi", self.mix, x) + self.shifts[0]
+        return self.factor * self.layer(y.tanh() * self.named["scale"] + self.shifts[1])
+
+
+def own_parameters() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 3), OwnParameters(), nn.Linear(3, 2))
+
+
 class Row(NamedTuple):
     build: Callable[[], nn.Module]
     x: tuple[int, ...]  # the shape of an example
@@ -205,6 +247,8 @@ NETWORKS: dict[str, Row] = {
     "tied-all-noisy": Row(tied, (6,), tokens=True, output=NOWHERE),
     "frozen": Row(frozen, (3,)),
     "scalar": Row(Scaled, (3,)),
+    "of-gpt2": Row(of_gpt2, (3,)),
+    "own-parameters": Row(own_parameters, (3,)),
     "one-layer": Row(lambda: nn.Linear(3, 2), (3,), output=NOWHERE),
 }
 

@@ -541,7 +541,8 @@ def test_networks_that_cannot_be_members(xor):
 
     with pytest.raises(InputError, match="parameter 'scale' cannot be initialised again"):
         stochens.fit(Bare(), xor, method="regular")
-    stochens.fit(Bare, xor, method="regular", members=2, epochs=1)  # a function is fine
+    options = {"method": "regular", "members": 2, "epochs": 1, "batch_size": 20}
+    stochens.fit(Bare, xor, **options)  # a function is fine
     norm = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     with pytest.raises(InputError, match=r"'1' is a BatchNorm1d.*freeze_batchnorm.*replace_batch"):
         stochens.fit(norm, xor)

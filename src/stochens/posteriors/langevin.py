@@ -171,6 +171,7 @@ def _walked(
         device=device,
         dtype=dtype,
         bf16=bf16,
+        batch_size=batch_size,
         engine=engine,
         checkpoint=checkpoint,
     )

@@ -135,6 +135,7 @@ def sgmcmc(
         device=device,
         dtype=dtype,
         bf16=bf16,
+        batch_size=batch_size,
         engine=engine,
         resume=resume,
         checkpoint=checkpoint,

@@ -27,20 +27,22 @@ from stochens.likelihoods import Likelihood
 from stochens.members import Builder, Params, take, trainable
 from stochens.memory import member_bytes, members_that_fit
 from stochens.methods import MethodLike, output_layer, stochastic
+from stochens.methods.partial import warn_partial
 from stochens.progress import Log, Show, log_to
 from stochens.result.joining import join_posteriors
 from stochens.result.posterior import Posterior
 from stochens.result.recipe import Inputs, Recipe
 from stochens.training.advice import advise, advise_after, usual_method
+from stochens.training.alike import refuse_alike, warn_alike
 from stochens.training.auto import Auto, fit_best
 from stochens.training.blocks import report_lost, without_lost
 from stochens.training.built import built
 from stochens.training.engines import choose_engine, place_for
 from stochens.training.folder import identity, size_kept
-from stochens.training.loop import Collector, Settings
+from stochens.training.loop import Collector, Settings, all_at_once
 from stochens.training.machines import checked_here, home, over_machines
 from stochens.training.schedules import rate_for, schedule_named
-from stochens.training.starts import first_params, refuse_other_shapes
+from stochens.training.starts import begun_from, first_params, refuse_other_shapes
 from stochens.training.work import Work
 
 
@@ -104,7 +106,9 @@ def fit(
         means, then the D log variances), or an object: one's own says what it predicts
         (stochens.likelihoods.Likelihood).
     skip: name patterns of layers that get no noise.
-    start: "default", "prior" (a draw from it), or Params to go on from.
+    start: "default", "prior" (a draw from it), "module" (all members at the weights of the module
+        given as net, such as a trained one), or Params [members, ...] to go on from. Members that
+        would stay alike are refused.
     repulsion: sigma of the repulsive force between members; None for none (its value at machine
         precision). It couples the members.
     lost: what becomes of members whose loss or parameters are no numbers any more: "retry" (they
@@ -147,10 +151,11 @@ def fit(
     y = like.check_targets(given.y)
     if given.loader is not None and way == "compile":
         raise InputError("engine='compile' needs the data in memory, not a DataLoader")
-    plain, build, few, outputs = built(net, like, given.x, y, seed)
+    plain, build, few, outputs = built(begun_from(net, start), like, given.x, y, seed)
     patterns = (skip,) if isinstance(skip, str) else tuple(skip)
     recipe = Recipe(methods=rules, skip=patterns, output=output_layer(plain, few))
     template = stochastic(plain, rules, skip=recipe.skip, output=recipe.output)
+    warn_partial(template, rules, few, skip=recipe.skip, output=recipe.output)
 
     if not isinstance(start, str):
         refuse_other_shapes(start, trainable(template), len(ids))
@@ -159,8 +164,9 @@ def fit(
         begun = start if isinstance(start, str) else take(start, [ids.index(k) for k in own])
         return first_params(template, build, begun, own, seed, prior_precision)
 
-    params = first(checked_here(ids, start, cluster)[:2], seed)  # two tell whether they differ
+    params = first(checked_here(ids, start, cluster)[:2], seed)  # to try the network with
     batch = min(batch_size or given.size, given.size)
+    own_rows = given.loader is None and not all_at_once(given, batch)
     settings = Settings(
         epochs=epochs,
         batch_size=batch,
@@ -174,10 +180,13 @@ def fit(
         seed=seed,
         device=place,
         bf16=bf16,
-        engine=choose_engine(way, template, params, few),
+        engine=choose_engine(way, template, params, few, own_rows=own_rows),
         fast=way in ("auto", "fused", "compile"),
         compile=way == "compile",
     )
+    if not own_rows or batch >= given.size:
+        own = ids[: given.sets + 1] if isinstance(start, str) else ids  # two of them share a set
+        refuse_alike(template, first(own, seed), few, own, rows=given.size, sets=given.sets)
     at_once = batch if given.loader is None else len(given.x)  # a loader has batches of its own
     if cluster is not None:
         each = member_bytes(template, few, batch_size=at_once)
@@ -206,7 +215,7 @@ def fit(
         every=checkpoint_every,
         whose=identity(settings, template, like, recipe, on_device) if checkpoint else {},
     )
-    if isinstance(start, str):  # who goes on from somewhere may need a few steps only
+    if start in ("default", "prior"):  # who goes on from somewhere may need a few steps only
         advise(settings, work.steps, like, y, outputs)
     del params
     again = lost == "retry" and isinstance(start, str) and repulsion is None
@@ -215,6 +224,8 @@ def fit(
         report_lost(trained.lost, ids, "kept as they are" if lost == "keep" else "left out")
     if lost != "keep":
         trained, ids = without_lost(trained, ids)
+    if not (trained.lost and lost == "keep"):
+        warn_alike(trained.params, ids)
     advise_after(settings, work.steps, like, trained, on_device, template.eval(), rules)
     return Posterior(
         net=template,

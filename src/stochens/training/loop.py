@@ -171,7 +171,9 @@ def _draws(loss_of: LossOf, params: Params, data: Source, settings: Settings) ->
     since no other thread may call it while a graph is recorded."""
     if data.loader is not None or settings.compile or settings.device.type != "cpu":
         return True
-    rows = torch.zeros(size(params), 4, dtype=torch.int64)
+    rows = None  # as the steps have them: a network may not bear rows of each member's own
+    if not all_at_once(data, settings.batch_size):
+        rows = torch.zeros(size(params), 4, dtype=torch.int64)
     with torch.no_grad(), seeded(0):
         before = torch.get_rng_state()
         loss_of(params, rows, 0)
@@ -237,7 +239,7 @@ def _epochs(
     left = range(begun, settings.epochs)
     if data.loader is not None:
         yield from ((epoch, data.batches()) for epoch in left)
-    elif settings.batch_size >= data.size and data.sets == 1:
+    elif all_at_once(data, settings.batch_size):
         yield from ((epoch, iter([None])) for epoch in left)
     else:
         place = torch.tensor([k % data.sets * data.size for k in members], device=settings.device)
@@ -247,6 +249,11 @@ def _epochs(
         for epoch, order in zip(left, _ahead(shuffle, left, settings), strict=True):  # [M, N]
             batches = (order + place.unsqueeze(1)).split(settings.batch_size, dim=1)
             yield epoch, iter(batches[skipped if epoch == begun else 0 :])
+
+
+def all_at_once(data: Source, batch_size: int) -> bool:
+    """Whether every batch is all of the data, the same rows for all members."""
+    return batch_size >= data.size and data.sets == 1
 
 
 def _ahead(shuffle: Callable[..., Tensor], epochs: range, settings: Settings) -> Iterator[Tensor]:
