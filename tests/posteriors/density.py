@@ -4,6 +4,7 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -121,6 +122,46 @@ def sample(
     while bool((runner.state().transition < warmup + samples).any()):
         runner.advance(10)
     return record.draws, {name: record.stats[..., i] for i, name in enumerate(STATS)}
+
+
+class Visits(NamedTuple):
+    """Where every chain was at the beginning of each transition, and after the last."""
+
+    q: Tensor  # [M, T + 1, D]
+    step: Tensor  # [M, T + 1]
+    inverse_mass: Tensor  # [M, T + 1, D]
+
+
+def visits(
+    target: Target,
+    start: Tensor,
+    rules: Rules,
+    *,
+    transitions: int,
+    step: float,
+    inverse_mass: Tensor | None = None,
+) -> tuple[Visits, dict[str, Tensor]]:
+    """What `sample` runs, watched. A plain loop that is held against it begins every transition
+    where these chains did, so that a difference of rounding has one transition to grow in."""
+    record = empty(start, rules, transitions - rules.warmup)
+    state = begin(target, start, rules, step=step)
+    if inverse_mass is not None:
+        state = state._replace(adaptation=state.adaptation._replace(inverse_mass=inverse_mass))
+        state = trajectory.begin(state, torch.ones(len(start), dtype=torch.bool), rules)
+    M, D = start.shape
+    seen = Visits(*(start.new_full((M, transitions + 1, *k), math.nan) for k in ((D,), (), (D,))))
+    runner = Eager(state, target, rules, record)
+    rows = torch.arange(M)
+    while True:
+        state = runner.state()
+        fresh = rows[state.leapfrogs == 0]  # at the beginning of a transition, and at the end
+        at, a = state.transition[fresh], state.adaptation
+        seen.q[fresh, at] = state.tree_q[fresh]
+        seen.step[fresh, at] = a.log_step[fresh].exp()
+        seen.inverse_mass[fresh, at] = a.inverse_mass[fresh]
+        if bool((state.transition == transitions).all()):
+            return seen, {name: record.stats[..., i] for i, name in enumerate(STATS)}
+        runner.advance(1)
 
 
 def false_alarm(values: Tensor, truth: Tensor | float) -> float:
