@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy.special import logsumexp
 from scipy.stats import norm
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
+from tests.tolerance import rounding
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_calibration_error
 
@@ -40,8 +41,7 @@ from stochens.metrics import (
     variance,
 )
 
-# Both sides in float64, sums of at most 1e4 terms of size one: rounding is some 1e-13.
-ROUNDING = 1e-11
+ROUNDING = rounding(torch.float64, terms=10_000)  # of size one
 properties = settings(max_examples=50, deadline=None)  # a busy machine is no failure
 OF_LABELS = [accuracy, nll, brier, ece, aurc]
 OF_REFERENCE = [agreement, variance, entropy_error]

@@ -25,6 +25,7 @@ It is a bound, so no CPU breaks it; errors of random sign stay near its square r
 import torch
 
 FUNCTION = 4  # units in the last place, point 3
+ADAM = 1e3  # the growth of a rounding error in training, see `trained`
 
 
 def rounding(
@@ -50,3 +51,13 @@ def close(
     have the size `scale`."""
     within = rounding(dtype, terms=terms, depth=depth, condition=condition)
     return {"rtol": within, "atol": within * scale}
+
+
+def trained(dtype: torch.dtype, *, steps: int, rows: int) -> dict[str, float]:
+    """The same of parameters near 1 after `steps` steps on batches of `rows` examples.
+
+    A step moves a parameter by lr times a gradient over its size (Adam), so its error is lr times
+    the gradient's relative one. That is rows eps times sum |g_i| / |sum g_i|, the terms' sizes over
+    their sum's: ADAM, together with what later steps make of it.
+    """
+    return close(dtype, terms=rows, depth=steps, condition=ADAM)

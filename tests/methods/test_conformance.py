@@ -36,15 +36,6 @@ M, B = 2, 4
 NOWHERE = "(none)"  # as the name of the output layer: every layer gets noise
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tiny tensors: on a busy machine threads that wait for each other cost 10 ms a pass."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class Net(nn.Module):
     """Named layers and a function that runs them."""
 
