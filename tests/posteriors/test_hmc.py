@@ -206,7 +206,7 @@ def test_masks_need_no_look():
     ],
 )
 def test_the_kernel_is_the_same_machine(activation, outputs, likelihood, chains, n):
-    """Blocks of 10 iterations, through a warm-up with a mass (test_nuts.py says more)."""
+    """Blocks of 2 iterations, through a warm-up with a mass (test_nuts.py says more)."""
     data = density.classes(n) if likelihood == "categorical" else density.curve(n)
     stats = density.lockstep(
         density.small_net(activation, outputs),
@@ -214,8 +214,7 @@ def test_the_kernel_is_the_same_machine(activation, outputs, likelihood, chains,
         density.rules_for(50, length=0.5, jitter=0.3, max_depth=1, max_leapfrogs=12),
         chains=chains,
         samples=3,
-        block=10,
-        tolerance=1e-9,
+        block=2,
         likelihood=likelihood,
     )
     assert len(stats["leapfrogs"].unique()) > 3
