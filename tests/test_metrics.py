@@ -121,8 +121,8 @@ def test_equal_width_ece_agrees_with_torchmetrics(bins: int) -> None:
     probs, labels = predictions(3, 2000, 10)
     expected = multiclass_calibration_error(probs, labels, num_classes=10, n_bins=bins, norm="l1")
     value = ece(probs, labels, bins=bins, binning="equal-width")
-    # torchmetrics sums the correct ones in float32: 2000 examples, eps 6e-8, averaged.
-    assert value == pytest.approx(expected.item(), abs=1e-6)
+    # torchmetrics adds up 2000 confidences in float32, with errors of random sign: root 2000 = 45
+    assert value == pytest.approx(expected.item(), abs=rounding(torch.float32, terms=45))
 
 
 @pytest.mark.parametrize("kind", ["smooth", "grid", "saturated"])

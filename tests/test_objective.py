@@ -267,9 +267,10 @@ def test_bound_of_a_regular_ensemble_is_equation_5(sigma: float) -> None:
     )
     found = objective.kl(net, params, 1.0, sigma=sigma).repulsive
     assert found == pytest.approx(expected, rel=ROUNDING)
-    block = torch.tensor(flat).view(4, 1, -1)
+    block = torch.tensor(flat, dtype=torch.float64).view(4, 1, -1)
     certain = Mixture((1.0, 0.0), (block, torch.zeros_like(block)))
-    assert float(objective.repulsive_bound([certain], sigma)) == pytest.approx(expected, rel=1e-6)
+    found = float(objective.repulsive_bound([certain], sigma))
+    assert found == pytest.approx(expected, rel=ROUNDING)
 
 
 def test_bound_in_small_blocks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

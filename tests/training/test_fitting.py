@@ -354,7 +354,7 @@ def test_regression_learns_the_line_and_its_noise():
     x = torch.rand(400, 1, generator=generator) * 4 - 2
     y = 2 * x[:, 0] + 1 + 0.3 * torch.randn(400, generator=generator)
     make = lambda outputs: lambda: nn.Linear(1, outputs)  # noqa: E731
-    options = {"method": "regular", "members": 3, "epochs": 400, "lr": 0.1, "batch_size": None}
+    options = {"method": "regular", "members": 3, "epochs": 800, "lr": 0.1, "batch_size": None}
     one = stochens.fit(make(1), (x, y), likelihood="gaussian", **options)
     two = stochens.fit(make(2), (x, y), likelihood="heteroscedastic", **options)
     known = stochens.fit(make(1), (x, y), likelihood=stochens.Homoscedastic(0.3), **options)
