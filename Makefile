@@ -28,7 +28,7 @@ test: $(READY)
 CAPABILITY := default
 NUMERICAL := tests/kernels tests/methods tests/posteriors tests/predict tests/randomness tests/result \
 	tests/training $(addprefix tests/test_,$(addsuffix .py,conversions information likelihoods \
-	members memory metrics networks objective swag))
+	members memory metrics networks objective swag tolerance))
 portable: $(READY)
 	ATEN_CPU_CAPABILITY=$(CAPABILITY) ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE \
 		$(BIN)/python -m pytest $(PARALLEL) $(NUMERICAL) \
