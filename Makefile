@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: install demo test portable bounds lint docs bench faults clean
+.PHONY: install demo test portable bounds lint docs bench faults mutants clean
 
 install: $(READY)
 
@@ -62,6 +62,10 @@ bench: $(READY)
 faults: $(READY)
 	$(BIN)/python -m tests.faults.kills --kills 200
 	$(BIN)/python -m tests.faults.damage --files 10000
+
+# 300 small faults in the package: which do the tests not notice? (MUTANTS="--only 'training/*'")
+mutants: $(READY)
+	$(BIN)/python -m tests.mutants.run $(MUTANTS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist

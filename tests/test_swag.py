@@ -146,6 +146,28 @@ def test_multiswa_averages_the_tail_of_each_member(float64, xor, method):
     assert averaged.spread is None
 
 
+@pytest.mark.parametrize("stop", range(13))
+def test_a_tail_goes_on_from_its_state(stop):
+    """Stopped after any step, before the first snapshot too, and restored it ends the same."""
+    generator = torch.Generator().manual_seed(0)
+    steps = [{"w": torch.randn(2, 3, generator=generator)} for _ in range(12)]
+    whole = Tail(0.5, snapshots=5, rank=3)
+    part = Tail(0.5, snapshots=5, rank=3)
+    for step, params in enumerate(steps):
+        if step == stop:
+            state = part.state()
+            part = Tail(0.5, snapshots=5, rank=3)
+            part.restore(state)
+            assert len(part.deviations) == min(3, part.count)
+        for tail in (whole, part):
+            tail.update(params, step=step + 1, steps=12)
+    mean, spread = whole.finish(steps[-1])
+    again, spread_again = part.finish(steps[-1])
+    assert torch.equal(mean["w"], again["w"])
+    for one, two in zip(spread, spread_again, strict=True):
+        assert torch.equal(one["w"], two["w"])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -57,6 +57,16 @@ def test_targets_far_from_0():
     assert "mean 0 and standard deviation 1" in said
 
 
+@pytest.mark.parametrize("far", [0, 1])
+def test_of_several_targets_the_farthest_is_named(far):
+    """Whichever column it is; the others are near 0."""
+    y = X.sin()
+    y[:, far] = 3 * y[:, far] + 50
+    (said,) = told(MLP(2, 4, 2), (X, y), likelihood="gaussian")
+    mean, sd = float(y[:, far].double().mean()), float(y[:, far].double().std())
+    assert f"targets have mean {mean:.3g} and standard deviation {sd:.3g}" in said
+
+
 @pytest.mark.parametrize("factor", [1.0, schedules.NOISE_FACTOR])
 def test_a_noise_that_did_not_come_down(factor, monkeypatch):
     """It is to be 0.1. At a weight's rate 200 steps of at most 0.01, on average half of that, bring
@@ -83,8 +93,10 @@ def test_a_softmax_at_the_end():
 
 
 def test_trials_of_methods_are_short_and_say_nothing_of_it():
+    """A quarter of 1200 steps at 1e-3, on average half of that, would be too few for a training."""
     method = stochens.Auto(candidates=["regular"], members=2)
-    assert told(method=method, epochs=4) == []
+    assert told(method=method, epochs=1200, lr=1e-3) == []
+    assert "300 steps of training are few" in told(method="regular", epochs=300, lr=1e-3)[0]
 
 
 def test_a_function_must_build_a_network_each_time():

@@ -328,7 +328,7 @@ def test_who_was_left_out_is_tried_again_by_the_same_call(data, tmp_path):
 
 
 def test_a_url_is_for_many_machines(data):
-    with pytest.raises(InputError, match="is a URL, which is for engine='ray'"):
+    with pytest.raises(InputError, match="= memory://kept is a URL, which is for engine='ray'"):
         fit(data, checkpoint="memory://kept")
 
 

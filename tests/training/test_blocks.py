@@ -91,3 +91,24 @@ def test_parameters_to_go_on_from_stay_as_they_are(data, chunk):
     before = {name: p.clone() for name, p in first.params.items()}
     stochens.fit(MLP(2, 4, 2), data, start=first.params, chunk=chunk, **OPTIONS)
     assert all(torch.equal(first.params[name], p) for name, p in before.items())
+
+
+@pytest.mark.parametrize("engine", ["vmap", "loop"])
+@pytest.mark.parametrize("method", ["dropout", "dropconnect", "np-dropout", "gaussian"])
+def test_noise_is_the_members_own_in_any_block(data, method, engine, float64):
+    """A function of (seed, member, step): the same members in blocks of 3, 2 and 1."""
+    data = data[0].double(), data[1]
+    options = {"method": method, "members": 3, "epochs": 2, "batch_size": 20, "engine": engine}
+    whole, *parts = (stochens.fit(MLP(2, 4, 2), data, chunk=n, **options) for n in (3, 2, 1))
+    other = stochens.fit(MLP(2, 4, 2), data, **options | {"seed": 1})
+    for name, p in whole.params.items():
+        assert not torch.equal(p, other.params[name])
+        for part in parts:
+            # float64 rounding, of blocks of another size, grown by four steps
+            torch.testing.assert_close(part.params[name], p, rtol=1e-9, atol=1e-11)
+
+
+def test_a_training_on_a_cpu_has_nothing_to_log(data, caplog):
+    """It asks for no CUDA graph, which would be refused with a line in the log."""
+    stochens.fit(MLP(2, 4, 2), data, device="cpu", **OPTIONS)
+    assert caplog.records == []

@@ -34,8 +34,8 @@ def schedule_named(name: str) -> Schedule:
 
 
 def restarts(name: str, steps: int) -> set[int]:
-    """Steps at which the optimiser starts afresh."""
-    return {round(f * steps) for f in STEP_FRACTIONS} - {0} if name == "step" else set()
+    """Steps at which the optimiser starts afresh: those where the rate falls."""
+    return {math.ceil(f * steps) for f in STEP_FRACTIONS} if name == "step" else set()
 
 
 def rate_for(optimizer: str, lr: float | None) -> float:

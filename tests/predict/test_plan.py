@@ -1,0 +1,25 @@
+"""How a prediction is cut into batches of rows and blocks of members."""
+
+import torch
+
+from stochens import MLP
+from stochens.members import builder, init
+from stochens.memory import activation_bytes
+from stochens.predict import streaming
+
+
+def test_what_fits_is_done_at_once_and_the_rest_inside_the_budget(monkeypatch):
+    net = MLP(2, 8, 2)
+    params = init(builder(net), members=range(5), seed=0)
+    x = torch.zeros(1000, 2)
+    assert streaming.plan(net, params, x, None) == (1000, 5)
+    assert streaming.plan(net, params, x, 10) == (10, 5)
+    one = activation_bytes(net, x[:1])  # of one member and one row
+    for budget in (10**6, 10**5, 10**4, 10):
+        monkeypatch.setattr(streaming, "ACTIVATIONS", budget)
+        rows, chunk = streaming.plan(net, params, x, None)
+        assert 1 <= rows <= 1000
+        assert 1 <= chunk <= 5
+        assert rows * chunk * one <= max(budget, one)
+        # no row more would fit, unless there is none
+        assert rows == 1000 or (rows + 1) * chunk * one > budget
