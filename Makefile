@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: install demo test bounds lint docs bench faults mutants clean
+.PHONY: install demo test portable bounds lint docs bench faults mutants clean
 
 install: $(READY)
 
@@ -18,8 +18,21 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/stochens toy
 
+# One process more than there are cores: some tests wait for others most of their time.
+PARALLEL := -n $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 1 : 8))) --dist loadgroup
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup
+	$(BIN)/python -m pytest $(PARALLEL)
+
+# What compares numbers, once more: CAPABILITY is of torch's own loops (default, avx2 or avx512), and
+# MKL and oneDNN are held to their oldest code, so that another CPU's rounding is seen on this one.
+CAPABILITY := default
+NUMERICAL := tests/kernels tests/methods tests/posteriors tests/predict tests/randomness tests/result \
+	tests/training $(addprefix tests/test_,$(addsuffix .py,conversions information likelihoods \
+	members memory metrics networks objective swag tolerance))
+portable: $(READY)
+	ATEN_CPU_CAPABILITY=$(CAPABILITY) ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE \
+		$(BIN)/python -m pytest $(PARALLEL) $(NUMERICAL) \
+		--ignore tests/posteriors/test_samplers_numpyro.py
 
 # The suite on the lowest versions that pyproject.toml accepts, without what has no such old
 # company: numpyro and opencv, and what needs them. torch 2.6 brings 3 GB of CUDA along.
@@ -28,7 +41,7 @@ bounds:
 	$(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/pip install --quiet --disable-pip-version-check -c constraints-lowest.txt \
 		-e '.[arviz,images,onnx,ray]' pandas pytest pytest-xdist hypothesis torchmetrics selenium
-	$(LOWEST)/bin/python -m pytest -n auto --maxprocesses 8 --dist loadgroup \
+	$(LOWEST)/bin/python -m pytest $(PARALLEL) \
 		--ignore tests/data/test_corruptions_oracles.py $(ONLY)
 
 lint: $(READY)

@@ -1,5 +1,7 @@
 """Shared by all tests: small data, and float64 where a comparison should be exact."""
 
+import os
+
 import pytest
 import torch
 from hypothesis import settings
@@ -10,7 +12,16 @@ settings.register_profile("stochens", deadline=None)
 settings.load_profile("stochens")
 
 # One thread for torch: the tensors here are small, and its threads spin while they wait for a core.
-torch.set_num_threads(1)
+# Another number, to see what another order of sums does, is had by TEST_THREADS.
+torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))
+
+# Those that wait for other processes most of their time, so that none is left alone at the end.
+FIRST = ("test_cluster.py", "test_kills.py", "test_workers.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {name: k for k, name in enumerate(FIRST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(FIRST)))
 
 
 @pytest.fixture

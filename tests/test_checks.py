@@ -63,6 +63,50 @@ def test_what_else_is_refused(net: nn.Module, message: str) -> None:
         stochens.fit(net, (torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64)), members=1)
 
 
+class Complex(nn.Module):
+    def __init__(self, *, frozen: bool = False) -> None:
+        super().__init__()
+        start = torch.full((2, 3), 1 + 1j)
+        self.mix = nn.Parameter(start, requires_grad=not frozen)
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((x.to(self.mix.dtype) @ self.mix).abs())
+
+
+@pytest.mark.parametrize("train", [stochens.fit, stochens.langevin, stochens.nuts, stochens.sgmcmc])
+def test_complex_weights_are_refused_before_training(train: Any) -> None:
+    data = torch.randn(8, 2), torch.arange(8) % 2
+    with pytest.raises(InputError, match=r"parameter 'mix' is complex \(torch\.complex64\)"):
+        train(Complex, data)
+    with pytest.raises(InputError, match=r"parameter '0\.mix' is complex"):
+        train(lambda: nn.Sequential(Complex()), data)
+
+
+def test_complex_numbers_that_are_not_trained_are_fine() -> None:
+    data = torch.randn(8, 2), torch.arange(8) % 2
+    net = lambda: Complex(frozen=True)  # noqa: E731
+    posterior = stochens.fit(net, data, method="regular", members=2, epochs=1)
+    assert posterior.predict(data[0]).mean.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "normalised", [nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm]
+)
+@pytest.mark.parametrize("engine", ["auto", "loop"])
+def test_spectral_normalisation_is_refused(normalised: Any, engine: str) -> None:
+    """Of a small matrix it has converged at once, so that the buffer looks as if it never moved."""
+
+    def make() -> nn.Module:
+        layer = nn.Linear(2, 2)
+        nn.init.eye_(layer.weight)
+        return nn.Sequential(normalised(layer), nn.Linear(2, 2))
+
+    data = torch.randn(8, 2), torch.arange(8) % 2
+    with pytest.raises(InputError, match="has spectral normalisation, which keeps state"):
+        stochens.fit(make, data, members=2, epochs=1, engine=engine)
+
+
 def test_a_token_that_the_embedding_has_not_is_found_before_training() -> None:
     """It stands in the last row, which no one tries."""
     net = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2))

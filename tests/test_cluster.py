@@ -24,6 +24,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 from torch import nn
+from torch.utils.data import DataLoader
 
 import stochens
 from stochens import MLP, Failed, InputError, Ray
@@ -34,7 +35,9 @@ from stochens.cluster.view import LINES, Seen, View, view
 from stochens.experiments import digits, runs, toy
 from stochens.files import storage
 from stochens.files.checkpoints import Checkpoints, alone_in
+from stochens.likelihoods import Likelihood, Numbers
 from stochens.own import config as own
+from stochens.posteriors.diagnostics import SamplingWarning
 from stochens.progress import columns
 from stochens.report.run_folder import Run, RunFolder
 from stochens.training.machines import _blocks, _for_ray
@@ -363,6 +366,23 @@ def test_chains_and_other_members_are_the_same(cluster):
     )
 
 
+def test_what_is_wrong_with_chains_is_said_once_of_all_of_them(cluster):
+    net = torch.nn.Linear(2, 2)
+    for sample, options in (
+        (stochens.nuts, {"chains": 3, "samples": 20, "warmup": 50}),
+        (stochens.sgmcmc, {"chains": 3, "samples": 10, "burn_in": 30, "batch_size": 20}),
+    ):
+        told = []
+        for engine in ("auto", "ray"):
+            with pytest.warns(SamplingWarning) as caught:
+                sample(net, DATA, engine=engine, **options)
+            told.append([str(w.message) for w in caught if w.category is SamplingWarning])
+            assert all(w.filename == __file__ for w in caught)
+        assert told[0] == told[1]
+        (one,) = [text for text in told[0] if "R-hat" in text]
+        assert "300, which is 100 for each chain" in one
+
+
 def test_a_start_for_each_member_goes_to_its_block(cluster):
     net, options = MLP(2, 4, 2), {**SMALL, "method": "regular", "members": 5}
     start = stochens.fit(net, DATA, **options).params
@@ -385,6 +405,44 @@ def test_predictions_are_the_same_numbers(cluster):
     assert torch.equal(here.draw_means, there.draw_means)
     with pytest.raises(InputError, match="engine must be None, 'ray' or"):
         posterior.predict(x, engine="vmap")
+
+
+def test_predictions_of_ones_own_likelihood_are_the_same_numbers(cluster):
+    """Of a class that no worker can import."""
+
+    class Poisson(Likelihood):
+        name = "poisson"
+
+        def distribution(self, outputs):
+            return Numbers(torch.distributions.Poisson, rate=outputs.exp())
+
+        def nll(self, outputs, y, weights=None):
+            return (outputs.exp() - y * outputs).sum(-1).mean(-1)
+
+        def check_targets(self, y):
+            return y.float()
+
+        def check_outputs(self, outputs, y):
+            pass
+
+    counts = DATA[0], DATA[1].unsqueeze(1)
+    posterior, spread = (
+        stochens.fit(MLP(2, 4, 1), counts, likelihood=Poisson(), engine=engine, **SMALL)
+        for engine in ("auto", "ray")
+    )
+    equal(posterior, spread)
+    x = torch.randn(203, 2, generator=torch.Generator().manual_seed(0))
+    for keep in (True, False):
+        options = {"draws": 2, "batch_size": 20, "keep_draws": keep}
+        here, there = (posterior.predict(x, engine=e, **options) for e in (None, "ray"))
+        assert torch.equal(here.mean, there.mean)
+        assert torch.equal(here.epistemic, there.epistemic)
+        assert here.keeps_draws == there.keeps_draws == keep
+    counts = torch.arange(203.0)
+    loader = DataLoader(x, batch_size=50)
+    both = (posterior.predict(loader, engine=e, batch_size=20) for e in (None, "ray"))
+    here, there = (p.log_prob(counts) for p in both)
+    assert torch.equal(here, there)
 
 
 def test_a_prediction_that_fails_says_where_and_why(monkeypatch):

@@ -1,12 +1,13 @@
 """The ways out of BatchNorm, and dropout that stays on."""
 
+import warnings
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from stochens import FRN, freeze_batchnorm, keep_dropout, replace_batchnorm
+from stochens import FRN, InputError, freeze_batchnorm, keep_dropout, replace_batchnorm
 from stochens.checks import check_network
 from stochens.conversions import AlwaysDropout, BatchNorm, FrozenBatchNorm
 
@@ -51,6 +52,66 @@ def test_frozen_is_batchnorm_in_eval_mode(norm: Any, shape: Any, training: bool)
 def test_frozen_needs_statistics() -> None:
     with pytest.raises(ValueError, match="track_running_stats=False: nothing to freeze"):
         freeze_batchnorm(nn.BatchNorm2d(4, track_running_stats=False))
+
+
+class BatchNormAct2d(nn.BatchNorm2d):
+    """As in timm: normalises, and applies an activation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(super().forward(x))
+
+
+def with_weight_norm() -> nn.Module:
+    """Of the old kind, by a hook."""
+    norm = nn.BatchNorm1d(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return nn.utils.weight_norm(norm, dim=None)
+
+
+def with_own_forward() -> nn.Module:
+    norm = nn.BatchNorm1d(4)
+    norm.forward = torch.relu  # type: ignore[method-assign]
+    return norm
+
+
+def parametrized() -> nn.Module:
+    norm = nn.BatchNorm1d(4)
+    nn.utils.parametrize.register_parametrization(norm, "weight", nn.Softplus())
+    return norm
+
+
+def hooked() -> nn.Module:
+    norm = nn.BatchNorm2d(4)
+    norm.register_forward_hook(lambda module, x, y: y.relu())
+    return norm
+
+
+@pytest.mark.parametrize("convert", [freeze_batchnorm, replace_batchnorm])
+@pytest.mark.parametrize(
+    ("norm", "message"),
+    [
+        (BatchNormAct2d(4), r"'1\.0' is a .*BatchNormAct2d, a batch norm that may do more"),
+        (parametrized(), "ParametrizedBatchNorm1d, a batch norm that may do more"),
+        (with_weight_norm(), r"'1\.0' is a BatchNorm1d with hooks or a forward of its own"),
+        (with_own_forward(), "BatchNorm1d with hooks or a forward of its own"),
+        (hooked(), "BatchNorm2d with hooks or a forward of its own"),
+        (nn.LazyBatchNorm2d(), r"'1\.0' is lazy and has no shape yet; call the network once"),
+    ],
+    ids=["subclass", "parametrized", "weight-norm", "forward", "hook", "lazy"],
+)
+def test_what_does_more_than_normalise_is_refused(convert: Any, norm: Any, message: str) -> None:
+    net = nn.Sequential(nn.Identity(), nn.Sequential(norm))
+    with pytest.raises(InputError, match=message):
+        convert(net)
+
+
+def test_a_lazy_batch_norm_that_has_its_shape_is_a_plain_one() -> None:
+    net = nn.Sequential(nn.LazyBatchNorm2d())
+    net(torch.randn(8, 3, 4, 4))
+    x = torch.randn(8, 3, 4, 4)
+    torch.testing.assert_close(freeze_batchnorm(net)(x), net.eval()(x), rtol=1e-5, atol=1e-5)
+    assert isinstance(replace_batchnorm(net)[0], FRN)
 
 
 def test_frozen_can_be_initialised_again() -> None:

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from tests.methods.test_conformance import NETWORKS, inputs_of
+from tests.test_precision import BF16, CASES, LAYERS
 from torch import nn
 
 import stochens
@@ -66,6 +68,61 @@ def test_every_method_trains_predicts_and_saves(method, bf16, tmp_path):
     again = stochens.load(tmp_path / "run", convnet)
     assert again.predict(x).mean.shape == (96, 2)
     assert next(iter(again.params.values())).device.type == "cpu"
+
+
+def in_bf16(name, **options):
+    """A network that autocast and vmap once disagreed on, trained and predicted in bfloat16."""
+    own = torch.randn(4, 3, 6, generator=torch.Generator().manual_seed(0))
+    x = inputs_of(NETWORKS[name]) if name in NETWORKS else own
+    x = torch.cat([x, x.flip(0)])
+    options = {"members": 2, "epochs": 2, "batch_size": 4, "device": "cuda", **options}
+    posterior = stochens.fit(CASES[name], (x, torch.arange(8) % 2), bf16=True, **options)
+    assert all(p.isfinite().all() and p.dtype == torch.float32 for p in posterior.params.values())
+    return posterior, x
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of few steps, and of vmap's own slow rules
+@pytest.mark.parametrize("engine", ["auto", "vmap", "loop"])
+@pytest.mark.parametrize("name", CASES)
+def test_every_network_trains_in_bf16(name, engine):
+    posterior, x = in_bf16(name, method="regular", engine=engine)
+    assert posterior.engine == ("loop" if engine == "loop" else "vmap")
+    narrow, wide = (posterior.predict(x, bf16=bf16) for bf16 in (True, False))
+    # a logit's rounding, a few times over; probabilities move by a quarter of it at most
+    torch.testing.assert_close(narrow.mean, wide.mean, rtol=0, atol=LAYERS * BF16)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("method", [*METHODS, "gaussian"])
+@pytest.mark.parametrize("name", ["transformer", "attention-without-weights", "frozen-layer-norm"])
+def test_every_method_trains_attention_in_bf16(name, method, caplog):
+    posterior, x = in_bf16(name, method=method)
+    assert posterior.predict(x, draws=2, bf16=True).mean.isfinite().all()
+    assert "without a CUDA graph" not in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ["transformer", "sdpa"])
+def test_attention_is_compiled_in_bf16(name):
+    posterior, _ = in_bf16(name, method="regular", engine="compile")
+    plain, _ = in_bf16(name, method="regular", engine="vmap")
+    nll, known = posterior.history.nll, plain.history.nll
+    torch.testing.assert_close(nll, known, rtol=LAYERS * BF16, atol=0)  # a logit's rounding
+    for part, p in plain.params.items():
+        # Adam moves each weight by its rate at most, whatever the rounding of its gradient
+        torch.testing.assert_close(posterior.params[part], p, rtol=0, atol=2 * 4 * 1e-3)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ["transformer", "layer-norm"])
+def test_samplers_run_in_bf16(name):
+    x = inputs_of(NETWORKS[name])
+    data, options = (x, torch.arange(4) % 2), {"bf16": True, "device": "cuda", "batch_size": 2}
+    for posterior in (
+        stochens.langevin(CASES[name], data, members=2, steps=4, **options),
+        stochens.sgmcmc(CASES[name], data, chains=2, samples=2, burn_in=2, **options),
+    ):
+        assert posterior.predict(x, bf16=True).mean.isfinite().all()
 
 
 def test_memory_is_shared_out_by_what_is_free():

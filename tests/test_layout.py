@@ -10,8 +10,10 @@ import pytest
 import stochens
 
 ORDER = [
-    ["version", "errors"],
+    ["version", "errors", "precision"],
     ["randomness", "files", "information", "progress"],
+    ["metric_inputs", "ece_noise"],
+    ["metrics"],
     ["data"],
     ["networks"],
     ["conversions"],
@@ -27,8 +29,6 @@ ORDER = [
     ["training"],
     ["posteriors"],
     ["estimators"],
-    ["metric_inputs"],
-    ["metrics"],
     ["report"],
     ["experiments"],
     ["own"],

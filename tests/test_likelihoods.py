@@ -112,7 +112,21 @@ def test_targets_as_nll_wants_them() -> None:
     ("like", "y", "message"),
     [
         (Categorical(), torch.zeros(3), "labels must be integers, got torch.float32; use y.long"),
-        (Categorical(), torch.zeros(3, 2).long(), r"labels must be \[N\], got \(3, 2\); one-hot"),
+        (
+            Categorical(),
+            torch.eye(3).long(),
+            r"got \(3, 3\); each row is one-hot: use y.argmax",
+        ),
+        (Categorical(), torch.eye(3), r"each row is one-hot: use y.argmax\(1\), .* of 3 outputs"),
+        (Categorical(), torch.zeros(3, 2).long(), r"got \(3, 2\); one label for each example is"),
+        (
+            Categorical(),
+            torch.arange(12).view(2, 6),
+            "not one for each token or pixel; numbers",
+        ),
+        (Categorical(), torch.eye(3).long() * 2, "one label for each example is supported"),
+        (Categorical(), torch.ones(4, 2, 2).long(), "one label for each example is supported"),
+        (Categorical(), torch.rand(4, 2), "for numbers use likelihood='gaussian', which takes"),
         (Homoscedastic(), torch.zeros(3, 2, 1), r"must be \[N\] or \[N, D\], got \(3, 2, 1\)"),
         (Homoscedastic(), torch.zeros(3, dtype=torch.complex64), "must be real"),
         (Heteroscedastic(), torch.tensor([0.0, math.nan]), "must be finite; row 1 is .nan"),

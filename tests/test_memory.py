@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.tolerance import trained
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -38,8 +39,9 @@ def test_members_that_fit(monkeypatch, free, expected):
     assert memory.members_that_fit(net, few, batch_size=10, device=cpu) == expected
 
 
-def test_fit_trains_in_as_many_blocks_as_it_takes(xor, monkeypatch):
-    whole = stochens.fit(MLP(2, 4, 2), xor, method="regular", members=5, epochs=2, device="cpu")
+def test_fit_trains_in_as_many_blocks_as_it_takes(float64, xor, monkeypatch):
+    data = xor[0].double(), xor[1]
+    whole = stochens.fit(MLP(2, 4, 2), data, method="regular", members=5, epochs=2, device="cpu")
     blocks = []
     train = work.train
 
@@ -49,10 +51,10 @@ def test_fit_trains_in_as_many_blocks_as_it_takes(xor, monkeypatch):
 
     monkeypatch.setattr(work, "train", count)
     monkeypatch.setattr(fitting, "members_that_fit", lambda *_, **__: 2)
-    cut = stochens.fit(MLP(2, 4, 2), xor, method="regular", members=5, epochs=2, device="cpu")
+    cut = stochens.fit(MLP(2, 4, 2), data, method="regular", members=5, epochs=2, device="cpu")
     assert blocks == [(0, 1), (2, 3), (4,)]
     for name, p in whole.params.items():
-        torch.testing.assert_close(cut.params[name], p, rtol=1e-5, atol=1e-7)  # float32 rounding
+        torch.testing.assert_close(cut.params[name], p, **trained(torch.float64, steps=2, rows=60))
 
 
 def test_memory_is_planned_for_the_batches_of_a_loader(xor, monkeypatch):

@@ -4,7 +4,9 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,12 +14,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import logsumexp
-from scipy.stats import norm
+from scipy.stats import foldnorm, norm
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
+from tests.tolerance import rounding
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from stochens import metric_inputs
+from stochens.ece_noise import excess
 from stochens.information import entropy, mutual_information
 from stochens.metrics import (
     accuracy,
@@ -28,6 +32,7 @@ from stochens.metrics import (
     calibration_curve,
     coverage,
     ece,
+    ece_interval,
     entropy_error,
     gaussian_nll,
     mi_error,
@@ -40,8 +45,7 @@ from stochens.metrics import (
     variance,
 )
 
-# Both sides in float64, sums of at most 1e4 terms of size one: rounding is some 1e-13.
-ROUNDING = 1e-11
+ROUNDING = rounding(torch.float64, terms=10_000)  # of size one
 properties = settings(max_examples=50, deadline=None)  # a busy machine is no failure
 OF_LABELS = [accuracy, nll, brier, ece, aurc]
 OF_REFERENCE = [agreement, variance, entropy_error]
@@ -103,13 +107,19 @@ def test_brier_agrees_with_a_loop(kind: str) -> None:
 # ---- calibration ----
 
 
+def decimal_bin(confidence: Tensor, bins: int) -> int:
+    """By exact arithmetic on the decimal that a number of its dtype is written as: 0.6 is 3 / 5."""
+    written = Fraction(str(confidence.numpy()))
+    return next(k for k in range(bins) if written <= Fraction(k + 1, bins) or k == bins - 1)
+
+
 def loop_ece(probs: Tensor, labels: Tensor, bins: int) -> float:
     """Equal-width ECE, bin k = ((k - 1) / bins, k / bins], one example at a time."""
     members: list[list[tuple[float, bool]]] = [[] for _ in range(bins)]
     for row, label in zip(probs.tolist(), labels.tolist(), strict=True):
         confidence = max(row)
-        k = next(k for k in range(1, bins + 1) if confidence <= k / bins or k == bins)
-        members[k - 1].append((confidence, row.index(confidence) == label))
+        k = decimal_bin(torch.tensor(confidence, dtype=probs.dtype), bins)
+        members[k].append((confidence, row.index(confidence) == label))
     total = 0.0
     for pairs in members:
         total += abs(sum(c for c, _ in pairs) - sum(right for _, right in pairs))
@@ -121,8 +131,8 @@ def test_equal_width_ece_agrees_with_torchmetrics(bins: int) -> None:
     probs, labels = predictions(3, 2000, 10)
     expected = multiclass_calibration_error(probs, labels, num_classes=10, n_bins=bins, norm="l1")
     value = ece(probs, labels, bins=bins, binning="equal-width")
-    # torchmetrics sums the correct ones in float32: 2000 examples, eps 6e-8, averaged.
-    assert value == pytest.approx(expected.item(), abs=1e-6)
+    # torchmetrics adds up 2000 confidences in float32, with errors of random sign: root 2000 = 45
+    assert value == pytest.approx(expected.item(), abs=rounding(torch.float32, terms=45))
 
 
 @pytest.mark.parametrize("kind", ["smooth", "grid", "saturated"])
@@ -133,6 +143,34 @@ def test_equal_width_ece_agrees_with_a_loop(kind: str, bins: int) -> None:
     assert ece(probs, labels, bins=bins, binning="equal-width") == pytest.approx(
         expected, abs=ROUNDING
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bins", [4, 5, 10, 20])
+def test_a_confidence_on_an_edge_belongs_to_the_bin_below(bins: int, dtype: torch.dtype) -> None:
+    """In float32 0.6 is 0.60000002, and in float64 6 times 0.1 is not 0.6."""
+    edges = torch.arange(1, bins + 1, dtype=torch.float64) / bins
+    above = edges[edges >= 0.5].to(dtype)  # of two classes, no confidence is below
+    for edge in (above, above - 1e-3, above[:-1] + 1e-3):
+        for confidence in edge[edge >= 0.5]:
+            probs = torch.stack([confidence, 1 - confidence]).unsqueeze(0)
+            curve = calibration_curve(probs, torch.tensor([0]), bins=bins, binning="equal-width")
+            expected = decimal_bin(confidence, bins)
+            assert curve.count.tolist() == [int(k == expected) for k in range(bins)]
+
+
+def test_edges_are_those_of_guo_et_al() -> None:
+    """Their code compares float32 confidences with float32 edges, > and <=; 0 is in no bin there,
+    and no largest probability is 0."""
+    confidence = torch.cat([torch.arange(10, 21) / 20, torch.rand(500) / 2 + 0.5])
+    probs = torch.stack([confidence, 1 - confidence], 1)
+    edges = [torch.tensor(k / 10) for k in range(11)]
+    inside = [(confidence > low) & (confidence <= high) for low, high in pairwise(edges)]
+    theirs = [int(both.sum()) for both in inside]
+    curve = calibration_curve(
+        probs, torch.zeros(len(probs), dtype=torch.long), bins=10, binning="equal-width"
+    )
+    assert curve.count.tolist() == theirs
 
 
 def test_confidence_one_is_counted_in_the_last_bin() -> None:
@@ -509,7 +547,7 @@ def test_bootstrap_of_ood_auroc_resamples_the_two_sets_apart() -> None:
 
 def test_one_seed_repeats_and_two_differ() -> None:
     probs, labels = predictions(22, 80, 4)
-    for metric in (nll, ece):
+    for metric in (nll, aurc):
         first = bootstrap(metric, probs, labels, resamples=50, seed=1)
         assert bootstrap(metric, probs, labels, resamples=50, seed=1) == first
         assert bootstrap(metric, probs, labels, resamples=50, seed=2) != first
@@ -539,16 +577,60 @@ def test_interval_of_ece_contains_its_value(problem: tuple[Tensor, Tensor], seed
         assert 0 <= interval.low <= interval.value <= interval.high
 
 
-def test_interval_of_ece_is_that_of_its_resamples_moved_by_their_bias() -> None:
-    probs, _ = predictions(24, 4000, 5)
-    labels = torch.multinomial(probs, 1, generator=torch.Generator().manual_seed(0)).squeeze(1)
-    many = partial(ece, bins=100)
-    raw = bootstrap(lambda p, y: many(p, y), probs, labels, resamples=200)  # not known to be ece
-    found = bootstrap(many, probs, labels, resamples=200)
-    # Calibrated, so that every gap is noise, which resampling makes sqrt(2) times as large.
-    assert raw.low > raw.value
-    assert found.low < found.value < found.high
-    assert found.high - found.low == pytest.approx(raw.high - raw.low, abs=ROUNDING)
+def two_classes(
+    seed: int, sets: int, size: int, error: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """probs [sets, size, 2] with confidences in [0.5, 1], and labels that are right with
+    probability confidence - error(confidence)."""
+    generator = torch.Generator().manual_seed(seed)
+    u = torch.rand(2, sets, size, generator=generator, dtype=torch.float64)
+    confidence = 0.5 + 0.5 * u[0] ** (1 / 3)
+    labels = (u[1] > confidence - error(confidence)).long()
+    return torch.stack([confidence, 1 - confidence], -1), labels
+
+
+def true_ece(error: Callable[[Tensor], Tensor], bins: int) -> float:
+    """Of bins of equal mass: the mean of the error in each, by many quantiles."""
+    u = (torch.arange(bins * 4000, dtype=torch.float64) + 0.5) / (bins * 4000)
+    return error(0.5 + 0.5 * u ** (1 / 3)).view(bins, -1).mean(1).abs().mean().item()
+
+
+@pytest.mark.parametrize("size", [100, 2000])
+@pytest.mark.parametrize(
+    "error",
+    [
+        lambda c: 0 * c,
+        lambda c: 0.02 + 0 * c,
+        lambda c: 0.1 * (c - 0.5),
+        lambda c: 0.15 * (c < 0.8),
+        lambda c: 0.8 * (1 - c) * (12 * c).sin(),
+    ],
+)
+def test_interval_of_ece_covers_the_error_of_calibration(
+    size: int, error: Callable[[Tensor], Tensor]
+) -> None:
+    """Calibrated or not. Of 150 sets, 95 % is 142.5 +- 2.7; four standard errors below is 132."""
+    truth = true_ece(error, 20)
+    found = [bootstrap(ece, *one) for one in zip(*two_classes(0, 150, size, error), strict=True)]
+    covered = sum(interval.low <= truth <= interval.high for interval in found)
+    assert covered >= 132
+    assert all(interval.low <= interval.value <= interval.high for interval in found)
+
+
+def test_interval_of_ece_tells_calibrated_from_not() -> None:
+    (fine,), (fine_labels,) = two_classes(1, 1, 4000, lambda c: 0 * c)
+    assert ece_interval(fine, fine_labels).low == 0
+    assert ece(fine, fine_labels) > 0.01  # by chance alone
+    (wrong,), (wrong_labels,) = two_classes(1, 1, 4000, lambda c: 0.1 + 0 * c)
+    value, low, high = ece_interval(wrong, wrong_labels)
+    assert 0.05 < low < 0.1 < high < 0.15
+    assert value == ece(wrong, wrong_labels)
+
+
+def test_excess_of_a_gap_is_that_of_a_folded_normal() -> None:
+    gap, s = torch.tensor([0.0, 0.3, 2.0]).double(), torch.tensor([0.5, 1.0, 0.7]).double()
+    folded = foldnorm.mean((gap / s).numpy(), scale=s.numpy())
+    np.testing.assert_allclose(excess(gap, s), folded - gap.numpy(), atol=1e-14)
 
 
 @properties

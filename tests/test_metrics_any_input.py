@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tolerance import rounding
 from torch import Tensor
 
 from stochens import InputError
@@ -28,7 +29,7 @@ from stochens.metrics import (
     variance,
 )
 
-ROUNDING = 1e-11  # float64 on both sides, a few dozen terms of size one
+ROUNDING = rounding(torch.float64, terms=100, depth=10)  # of size one, on both sides
 OF_TWO = (accuracy, nll, brier, ece, aurc, agreement, variance, entropy_error, mi_error, ood_auroc)
 OF_TWO += (rmse, calibration_curve, risk_coverage)
 

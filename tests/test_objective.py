@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import logsumexp
+from tests.tolerance import rounding
 from torch import Tensor, nn
 
 from stochens import objective
@@ -29,8 +30,8 @@ from stochens.methods import (
 )
 from stochens.objective import SIGMA, Mixture
 
-# float64 sums of some thousand terms; exp and log of numbers up to some hundreds lose 3 digits more
-ROUNDING = 1e-10
+# exp and log of numbers up to some hundreds lose 3 digits
+ROUNDING = rounding(torch.float64, terms=1000, condition=300.0)
 properties = settings(max_examples=25, deadline=None)  # a busy machine is no failure
 
 RULES: dict[str, Any] = {
@@ -266,9 +267,10 @@ def test_bound_of_a_regular_ensemble_is_equation_5(sigma: float) -> None:
     )
     found = objective.kl(net, params, 1.0, sigma=sigma).repulsive
     assert found == pytest.approx(expected, rel=ROUNDING)
-    block = torch.tensor(flat).view(4, 1, -1)
+    block = torch.tensor(flat, dtype=torch.float64).view(4, 1, -1)
     certain = Mixture((1.0, 0.0), (block, torch.zeros_like(block)))
-    assert float(objective.repulsive_bound([certain], sigma)) == pytest.approx(expected, rel=1e-6)
+    found = float(objective.repulsive_bound([certain], sigma))
+    assert found == pytest.approx(expected, rel=ROUNDING)
 
 
 def test_bound_in_small_blocks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,7 @@ def understood_by_script(path: Path, words: list[str], monkeypatch) -> None:
         raise Parsed
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    monkeypatch.syspath_prepend(path.parent)  # as python does with a script
     spec = importlib.util.spec_from_file_location(f"_{path.stem}", path)
     script = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, script)  # where dataclasses look for it

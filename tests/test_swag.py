@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from tests.tolerance import trained
 from torch import nn
 
 import stochens
@@ -88,8 +89,11 @@ def test_sample_covariance_over_the_whole_vector_is_the_definition():
         {name: torch.randn(1, 4, *p.shape[1:]) for name, p in mean.items()},
     )
     generator = torch.Generator().manual_seed(0)
-    n = 40_000
-    draws = torch.stack([flat(draw(mean, spread, generator), 0) for _ in range(n)])
+    n = 40_000  # 40 draws of 1000 members that are all alike
+    alike = Spread(*({k: v.repeat_interleave(1000, 0) for k, v in part.items()} for part in spread))
+    means = {name: p.repeat_interleave(1000, 0) for name, p in mean.items()}
+    parts = [draw(means, alike, generator) for _ in range(40)]
+    draws = torch.cat([torch.cat([p.flatten(1) for p in part.values()], 1) for part in parts])
     d = torch.cat([v[0].flatten(1) for v in spread.deviations.values()], 1)  # [rank, P]
     sigma = 0.5 * (torch.diag(flat(spread.variance, 0)) + d.T @ d / 3)
     assert sigma[:2, 2:].abs().max() > 0.3  # the layers do covary, so the test can see it
@@ -100,7 +104,8 @@ def test_sample_covariance_over_the_whole_vector_is_the_definition():
     assert bool(((draws.mean(0) - flat(mean, 0)).abs() < 5 * (diagonal / n).sqrt()).all())
 
 
-def test_draws_differ_and_seeds_repeat(xor):
+def test_draws_differ_and_seeds_repeat(float64, xor):
+    xor = xor[0].double(), xor[1]
     options = {"members": 3, "epochs": 12, "batch_size": 20, "snapshots": 10, "rank": 4, "lr": 0.05}
     posterior = stochens.multiswag(nn.Linear(2, 2), xor, **options)
     p = posterior.predict(xor[0], draws=2, seed=0)
@@ -109,7 +114,8 @@ def test_draws_differ_and_seeds_repeat(xor):
     chunked = stochens.multiswag(nn.Linear(2, 2), xor, chunk=2, **options)
     for one, two in zip(posterior.spread, chunked.spread, strict=True):
         for name, value in one.items():
-            torch.testing.assert_close(two[name], value, rtol=1e-4, atol=1e-6)  # float32 training
+            within = trained(torch.float64, steps=36, rows=20)
+            torch.testing.assert_close(two[name], value, **within)
 
 
 class Witness:
@@ -126,7 +132,8 @@ class Witness:
 
 
 @pytest.mark.parametrize("method", ["regular", "dropconnect"])
-def test_multiswa_averages_the_tail_of_each_member(xor, method):
+def test_multiswa_averages_the_tail_of_each_member(float64, xor, method):
+    xor = xor[0].double(), xor[1]
     options = {"method": method, "members": 2, "epochs": 6, "batch_size": 20, "device": "cpu"}
     witness = Witness()
     net = stochens.MLP(2, 4, 2)
@@ -135,7 +142,7 @@ def test_multiswa_averages_the_tail_of_each_member(xor, method):
     assert len(witness.seen) == 18
     for name, p in averaged.params.items():
         tail = torch.stack([params[name] for params in witness.seen[9:]])
-        torch.testing.assert_close(p, tail.mean(0), rtol=1e-5, atol=1e-6)  # float32 sums
+        torch.testing.assert_close(p, tail.mean(0), **trained(torch.float64, steps=18, rows=20))
     assert averaged.spread is None
 
 
@@ -178,9 +185,9 @@ def test_bad_settings(xor, change, message):
 
 def test_low_rank_scale_in_one_dimension():
     """With one weight: variance = diag / 2 + sum d^2 / (2 (rank - 1))."""
-    spread = Spread({"w": torch.tensor([[4.0]])}, {"w": torch.tensor([[[1.0], [-1.0], [2.0]]])})
-    generator = torch.Generator().manual_seed(0)
-    mean = {"w": torch.zeros(1, 1)}
-    values = torch.stack([draw(mean, spread, generator)["w"] for _ in range(20_000)])
+    n = 20_000  # members that are all alike
+    columns = torch.tensor([[[1.0], [-1.0], [2.0]]]).expand(n, 3, 1)
+    spread = Spread({"w": torch.full((n, 1), 4.0)}, {"w": columns})
+    values = draw({"w": torch.zeros(n, 1)}, spread, torch.Generator().manual_seed(0))["w"]
     expected = 4 / 2 + 6 / (2 * 2)
-    assert abs(values.var() - expected) < 5 * expected * math.sqrt(2 / 20_000)
+    assert abs(values.var() - expected) < 5 * expected * math.sqrt(2 / n)

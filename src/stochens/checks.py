@@ -2,13 +2,14 @@
 and options that are out of their range."""
 
 import contextlib
+import functools
 import math
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from stochens.errors import InputError
 from stochens.members import plain_attention
 from stochens.randomness.seeds import seeded
 
+SPECTRAL = ("_SpectralNorm", "SpectralNorm")  # torch's own, as a parametrisation and as a hook
 ROUNDING = 1e-3  # of an output, relative to the largest, in whatever precision
 
 
@@ -35,9 +37,10 @@ def check_network(net: nn.Module) -> None:
             raise InputError(
                 f"{name} is a {type(module).__name__}: it mixes the examples of a batch and keeps "
                 "state, so its members are no draws from a posterior. Two ways out: "
-                "stochens.freeze_batchnorm(net) keeps its running statistics for ever (for trained "
-                "networks); stochens.replace_batchnorm(net, 'frn' or 'group') puts FRN or "
-                "GroupNorm in its place"
+                "stochens.freeze_batchnorm(net) keeps its running statistics for ever (for a "
+                "trained network, whose weights fit begins at by start='module'); "
+                "stochens.replace_batchnorm(net, 'frn' or 'group') puts FRN or GroupNorm in its "
+                "place"
             )
         if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             raise InputError(
@@ -49,9 +52,23 @@ def check_network(net: nn.Module) -> None:
                 f"{name} is a {type(module).__name__} with track_running_stats=True, which keeps "
                 "state; build it with track_running_stats=False"
             )
+        hooks = module._forward_pre_hooks.values()
+        if any(type(part).__name__ in SPECTRAL for part in (module, *hooks)):
+            raise InputError(
+                f"{name} has spectral normalisation, which keeps state in each pass that all "
+                "members would share; remove it, or use weight normalisation"
+            )
         own = module.parameters(recurse=False)
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in own):
             raise InputError(f"{name} is lazy and has no shape yet; call the network once first")
+        for own_name, p in module.named_parameters(recurse=False):
+            if p.is_complex() and p.requires_grad:
+                at = f"{path}.{own_name}" if path else own_name
+                raise InputError(
+                    f"parameter {at!r} is complex ({p.dtype}), and priors and noise are of real "
+                    "numbers; hold its real and imaginary parts as one real parameter [..., 2] and "
+                    "join them in forward, by torch.view_as_complex"
+                )
         if getattr(module, "sparse", False) and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             raise InputError(
                 f"{name} has sparse=True, and sparse gradients cannot be stacked for all members; "
@@ -279,6 +296,32 @@ def not_negative(**values: Any) -> None:
     for name, value in values.items():
         if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
             raise InputError(f"{name} must not be negative, got {value!r}")
+
+
+def refuse_renamed(options: dict[str, Any], where: str, **names: str) -> None:
+    """Options by names that they had before, each with the name it has now."""
+    for old, new in names.items():
+        if options.get(old) is not None:
+            raise InputError(
+                f"{where} has no {old} any more, it is {new} now: {new}={options[old]!r}"
+            )
+
+
+P = ParamSpec("P")
+
+
+def renamed(**names: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """For a constructor that may not have options beside those it stores: `refuse_renamed`."""
+
+    def decorate(init: Callable[P, None]) -> Callable[P, None]:
+        @functools.wraps(init)
+        def wrapper(*args: P.args, **options: P.kwargs) -> None:
+            refuse_renamed(options, type(args[0]).__name__, **names)
+            init(*args, **options)
+
+        return wrapper
+
+    return decorate
 
 
 def whole_seed(seed: Any) -> int:

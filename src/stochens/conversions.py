@@ -15,6 +15,8 @@ from stochens.errors import InputError
 from stochens.networks import FRN
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
+# By exact type: a subclass may do more, as timm's BatchNormAct2d does, which applies an activation
+CONVERTED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class FrozenBatchNorm(nn.Module):
@@ -35,6 +37,11 @@ class FrozenBatchNorm(nn.Module):
         self.register_buffer("var", norm.running_var.clone())
         self.weight: nn.Parameter | None = norm.weight  # None when affine=False, as in the original
         self.bias: nn.Parameter | None = norm.bias
+
+    @property
+    def trained(self) -> bool:
+        """Whether its statistics are other than those it was built with."""
+        return bool((self.mean != 0).any() or (self.var != 1).any())
 
     def reset_parameters(self) -> None:
         if self.weight is not None and self.bias is not None:
@@ -78,10 +85,12 @@ def freeze_batchnorm(net: nn.Module) -> nn.Module:
     """A copy whose batch norms use their running statistics for ever.
 
     For a trained network, whose statistics mean something; `x` and outputs keep their shapes.
+    `fit(..., start="module")` begins at its weights.
 
     >>> any(isinstance(m, BatchNorm) for m in freeze_batchnorm(nn.BatchNorm2d(3)).modules())
     False
     """
+    _refuse_unknown(net)
     return _replace(net, lambda m: FrozenBatchNorm(m) if isinstance(m, BatchNorm) else None)
 
 
@@ -99,6 +108,7 @@ def replace_batchnorm(
     """
     if by not in ("frn", "group"):
         raise InputError(f"by must be 'frn' or 'group', got {by!r}")
+    _refuse_unknown(net)
 
     def convert(module: nn.Module) -> nn.Module | None:
         if not isinstance(module, BatchNorm):
@@ -127,6 +137,27 @@ def keep_dropout(net: nn.Module) -> nn.Module:
         return AlwaysDropout(module, dropout) if dropout else None
 
     return _replace(net, convert)
+
+
+def _refuse_unknown(net: nn.Module) -> None:
+    """Refuse batch norms of which more than the normalisation would be lost."""
+    for path, module in net.named_modules():
+        name = repr(path) if path else "the network itself"
+        if not isinstance(module, BatchNorm):
+            continue
+        if isinstance(module, nn.modules.lazy.LazyModuleMixin):
+            raise InputError(f"{name} is lazy and has no shape yet; call the network once first")
+        if type(module) not in CONVERTED:
+            raise InputError(
+                f"{name} is a {type(module).__module__}.{type(module).__name__}, a batch norm that "
+                "may do more than normalise, such as apply an activation, which would be lost. Put "
+                "a plain nn.BatchNorm and what else it does, as layers of their own, in its place"
+            )
+        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+            raise InputError(
+                f"{name} is a {type(module).__name__} with hooks or a forward of its own (weight "
+                "normalisation, say), which would be lost; remove them first"
+            )
 
 
 def _replace(net: nn.Module, convert: Callable[[nn.Module], nn.Module | None]) -> nn.Module:

@@ -23,7 +23,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor, nn
 
 from stochens import likelihoods
-from stochens.checks import whole
+from stochens.checks import renamed, whole
 from stochens.errors import Failed, InputError, Unsuited
 from stochens.likelihoods import Gaussian, Likelihood
 from stochens.methods import MethodLike
@@ -56,12 +56,13 @@ class Uncertainty(NamedTuple):
 class _Ensemble(BaseEstimator, abc.ABC):  # type: ignore[misc]
     """What both estimators share. The constructor only stores."""
 
+    @renamed(temperature="kl_weight")
     def __init__(
         self,
         net: NetLike = None,
         *,
         hidden_layer_sizes: tuple[int, ...] = (50, 50),
-        method: MethodLike = "dropout",
+        method: MethodLike | None = None,
         members: int = 20,
         epochs: int = 100,
         batch_size: int | None = 64,
@@ -69,7 +70,7 @@ class _Ensemble(BaseEstimator, abc.ABC):  # type: ignore[misc]
         lr: float | None = 0.01,
         schedule: str = "cosine",
         prior_precision: float = 1.0,
-        temperature: float = 1.0,
+        kl_weight: float = 1.0,
         standardize: bool = True,
         draws: int = 5,
         dtype: str | None = None,
@@ -86,7 +87,7 @@ class _Ensemble(BaseEstimator, abc.ABC):  # type: ignore[misc]
         self.lr = lr
         self.schedule = schedule
         self.prior_precision = prior_precision
-        self.temperature = temperature
+        self.kl_weight = kl_weight
         self.standardize = standardize
         self.draws = draws
         self.dtype = dtype
@@ -118,7 +119,7 @@ class _Ensemble(BaseEstimator, abc.ABC):  # type: ignore[misc]
             lr=self.lr,
             schedule=self.schedule,
             prior_precision=self.prior_precision,
-            temperature=self.temperature,
+            kl_weight=self.kl_weight,
             likelihood=likelihood,
             seed=seed,
             device=self.device,
@@ -181,7 +182,7 @@ def _rehearse(
     net: nn.Module | Callable[[], nn.Module],
     x: Tensor,
     y: Tensor,
-    method: MethodLike | Auto,
+    method: MethodLike | Auto | None,
     likelihood: Likelihood,
     seed: int,
     outputs: int,
@@ -236,8 +237,9 @@ class StochasticEnsembleClassifier(ClassifierMixin, _Ensemble):  # type: ignore[
         `hidden_layer_sizes` when None. X is [N, features]: a convolutional network begins with
         nn.Unflatten. An estimator whose net is a lambda cannot be pickled (joblib): name a function
         of a module.
-    method, members, epochs, batch_size, optimizer, lr, schedule, prior_precision, temperature,
-        device: as in `stochens.fit`. `method` may be "auto".
+    method, members, epochs, batch_size, optimizer, lr, schedule, prior_precision, kl_weight,
+        device: as in `stochens.fit`. `method` may be "auto"; None is "dropout" for classes and
+        "regular" for regression.
     standardize: whether columns (and targets of regression) are brought to mean 0 and variance 1
         first, which the prior N(0, 1 / prior_precision) on the parameters presumes.
     draws: of each member in a prediction.
@@ -303,13 +305,14 @@ class StochasticEnsembleRegressor(RegressorMixin, _Ensemble):  # type: ignore[mi
     ((3,), (3,))
     """
 
+    @renamed(temperature="kl_weight")
     def __init__(
         self,
         net: NetLike = None,
         *,
         hidden_layer_sizes: tuple[int, ...] = (50, 50),
         likelihood: str | Gaussian = "gaussian",
-        method: MethodLike = "dropout",
+        method: MethodLike | None = None,
         members: int = 20,
         epochs: int = 100,
         batch_size: int | None = 64,
@@ -317,7 +320,7 @@ class StochasticEnsembleRegressor(RegressorMixin, _Ensemble):  # type: ignore[mi
         lr: float | None = 0.01,
         schedule: str = "cosine",
         prior_precision: float = 1.0,
-        temperature: float = 1.0,
+        kl_weight: float = 1.0,
         standardize: bool = True,
         draws: int = 5,
         dtype: str | None = None,
@@ -335,7 +338,7 @@ class StochasticEnsembleRegressor(RegressorMixin, _Ensemble):  # type: ignore[mi
             lr=lr,
             schedule=schedule,
             prior_precision=prior_precision,
-            temperature=temperature,
+            kl_weight=kl_weight,
             standardize=standardize,
             draws=draws,
             dtype=dtype,

@@ -18,6 +18,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stochens.errors import InputError
+from stochens.precision import after_casts, with_casts
 from stochens.randomness.noise import given, one_by_one, over_members
 from stochens.randomness.seeds import INITIALISATION, member_seed, seeded
 
@@ -99,6 +100,8 @@ def builder(net: nn.Module | Builder) -> Factory:
     A module is initialised again through its layers' own `reset_parameters`, children before their
     parents as in a constructor; a parameter that no layer can reset is named in the error.
     """
+    if isinstance(net, Factory):
+        return net
     if not isinstance(net, nn.Module):
         if not callable(net):
             raise InputError(f"net must be an nn.Module or a function that builds one, got {net!r}")
@@ -284,17 +287,17 @@ def _run(
             outputs: Tensor = functional_call(net, everywhere, (x,), tie_weights=False)
         return outputs
 
-    with plain_attention():
+    def one(k: int) -> Tensor:
+        own = {n: p[k] for n, p in params.items()}
+        return call(own, x if x_axis is None else x[k], [t[k] for t in drawn])
+
+    with plain_attention(), with_casts(x.device):
         if engine == "vmap":
             axes = (0, x_axis, 0) if drawn else (0, x_axis, None)
             outputs: Tensor = over_members(call, axes)(params, x, drawn)
-            return outputs
-
-        def one(k: int) -> Tensor:
-            own = {n: p[k] for n, p in params.items()}
-            return call(own, x if x_axis is None else x[k], [t[k] for t in drawn])
-
-        return one_by_one(one, size(params))
+        else:
+            outputs = one_by_one(one, size(params))
+    return after_casts(outputs)
 
 
 def watch(net: nn.Module, x: Tensor, hooks: dict[nn.Module, Callable[..., None]]) -> None:

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, ParamSpec
 import torch
 from torch import Tensor
 
+from stochens.ece_noise import bounds
 from stochens.errors import InputError
 from stochens.information import entropy, mutual_information
 from stochens.metric_inputs import (
@@ -45,7 +46,7 @@ class RiskCoverage(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """A metric's value on the sample and the ends of its bootstrap interval."""
+    """A metric's value on the sample and the ends of its interval."""
 
     value: float
     low: float
@@ -231,7 +232,8 @@ def calibration_curve(
     equal-mass: the sorted confidences in `bins` groups whose sizes differ by at most one, the
     larger first; ties across an edge share their accuracy, so that input order does not matter.
     As in Izmailov et al. 2021, but their code leaves out the examples that lie on the edges.
-    equal-width: bin k is ((k - 1) / bins, k / bins] as in Guo et al. 2017; 1.0 is in the last.
+    equal-width: bin k is ((k - 1) / bins, k / bins] as in Guo et al. 2017, its edges in the dtype
+    of probs; 1.0 is in the last.
 
     >>> probs, labels = torch.tensor([[0.75, 0.25], [1.0, 0.0]]), torch.tensor([1, 0])
     >>> calibration_curve(probs, labels, bins=2).accuracy
@@ -245,8 +247,9 @@ def calibration_curve(
     if binning == "equal-mass":
         sizes = [(len(correct) + bins - 1 - k) // bins for k in range(bins)]
     elif binning == "equal-width":
-        edges = torch.linspace(0, 1, bins + 1, dtype=torch.double)
-        sizes = torch.bucketize(confidence, edges[1:-1]).bincount(minlength=bins).tolist()
+        # Edges are rounded as the probabilities were: 0.6 in float32 is a little above 3 / 5.
+        edges = (torch.arange(1, bins, dtype=torch.double) / bins).to(probs.dtype).double()
+        sizes = torch.bucketize(confidence, edges).bincount(minlength=bins).tolist()
     else:
         raise InputError(f"binning must be 'equal-mass' or 'equal-width', got {binning!r}")
     return CalibrationCurve(
@@ -259,12 +262,38 @@ def calibration_curve(
 def ece(probs: Tensor, labels: Tensor, *, bins: int = 20, binning: Binning = "equal-mass") -> float:
     """ECE = sum_k n_k / B |accuracy_k - confidence_k| over the bins of `calibration_curve`.
 
+    Papers report it. It is above the true error, most with few examples: a calibrated model has
+    gaps by chance. `ece_interval` allows for them.
+
     >>> ece(torch.tensor([[0.75, 0.25], [1.0, 0.0]]), torch.tensor([1, 0]), bins=2)
     0.375
     """
     curve = calibration_curve(probs, labels, bins=bins, binning=binning)
     gap = (curve.accuracy - curve.confidence).abs()  # [bins]
     return ((curve.count * gap).nansum() / curve.count.sum()).item()
+
+
+def ece_interval(
+    probs: Tensor,
+    labels: Tensor,
+    *,
+    bins: int = 20,
+    binning: Binning = "equal-mass",
+    level: float = 0.95,
+) -> Interval:
+    """ece and an interval for the error of calibration that it estimates (see ece_noise.py).
+
+    The lower end is free of what chance adds to ece, and 0 if the model may be calibrated. The
+    true error of the bins is inside at least as often as `level` says.
+
+    >>> probs, labels = torch.tensor([[0.75, 0.25]] * 400), torch.tensor([0, 1] * 200)
+    >>> value, low, high = ece_interval(probs, labels, bins=1)
+    >>> f"{value:.2f} ({low:.2f} to {high:.2f})"
+    '0.25 (0.20 to 0.30)'
+    """
+    curve = calibration_curve(probs, labels, bins=bins, binning=binning)
+    low, high = bounds(*(column[curve.count > 0] for column in curve), level=level)
+    return Interval(ece(probs, labels, bins=bins, binning=binning), low, high)
 
 
 def risk_coverage(probs: Tensor, labels: Tensor) -> RiskCoverage:
@@ -336,10 +365,8 @@ def bootstrap(
     once and resampled. Any other function gets arrays with B as first axis, all resampled alike,
     but the two sets of `ood_auroc` and `ood_auroc_mi` are resampled apart. The ends are order
     statistics of the resamples, rounded outwards; the indices are drawn on the CPU, so that a seed
-    means the same anywhere. Repeated examples raise ece, so its resamples lie high: the distance of
-    their mean to the value is taken off both ends, and the value is in the interval. That ece
-    itself lies above the error of calibration that it estimates, the less so the more examples, is
-    not corrected.
+    means the same anywhere. For `ece` the answer is that of `ece_interval`, without resampling:
+    repeated examples raise ece, which lies too high already.
 
     >>> probs, labels = torch.tensor([[0.75, 0.25], [0.5, 0.5]] * 50), torch.tensor([0, 1] * 50)
     >>> bootstrap(accuracy, probs, labels).value
@@ -359,6 +386,8 @@ def bootstrap(
     apart = metric in (ood_auroc, ood_auroc_mi)
     if not arrays or 0 in sizes or (len(set(sizes)) > 1 and not apart):
         raise InputError(f"arrays must share a first axis B >= 1, got {shapes}; use movedim(1, 0)")
+    if getattr(metric, "func", metric) is ece:  # with other bins it is a partial
+        return ece_interval(*arrays, level=level, **getattr(metric, "keywords", {}))
     generator = torch.Generator().manual_seed(int(seed))
     values = torch.empty(resamples, dtype=torch.double)
     for r in range(resamples):
@@ -368,7 +397,4 @@ def bootstrap(
     value = float(metric(*arrays))
     low = values.quantile((1 - level) / 2, interpolation="lower").item()
     high = values.quantile((1 + level) / 2, interpolation="higher").item()
-    if getattr(metric, "func", metric) is ece:  # with other bins it is a partial
-        bias = values.mean().item() - value
-        low, high = max(min(low - bias, value), 0.0), max(high - bias, value)
     return Interval(value, low, high)

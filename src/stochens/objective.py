@@ -62,11 +62,13 @@ def mean_nll(
         with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
             if rows is None:
                 outputs = forward(net, params, x, engine=engine)  # [M, N, C]
-                if check:
-                    likelihood.check_outputs(outputs[0], y)
-                return nll(outputs, y.expand(size(params), *y.shape), None)
-            outputs = forward_each(net, params, x[rows], engine=engine)  # [M, B, C]
+            else:
+                outputs = forward_each(net, params, x[rows], engine=engine)  # [M, B, C]
+        if rows is not None:
             return nll(outputs, y[rows], rows)
+        if check:
+            likelihood.check_outputs(outputs[0], y)
+        return nll(outputs, y.expand(size(params), *y.shape), None)
 
     return torch.compile(mean, dynamic=False) if compiled else mean
 
@@ -78,7 +80,7 @@ def mixtures(net: nn.Module, params: Params) -> list[Mixture]:
     owned: set[str] = set()
     for path, layer in layers.items():
         prefix = f"{path}." if path else ""
-        omega = {n[len(prefix) :]: p for n, p in params.items() if n.startswith(prefix)}
+        omega = {n: params[prefix + n] for n in layer.owned() if prefix + n in params}
         owned |= {prefix + name for name in omega}
         found += layer.mixtures(omega) if omega else []
     rest = [p.reshape(len(p), 1, -1) for name, p in params.items() if name not in owned]
@@ -192,9 +194,10 @@ def penalty_for(net: nn.Module, params: Params, precision: float) -> Callable[[P
         return lambda params: penalty(net, params, precision)
     slopes = torch.autograd.grad(l2(parts, precision).sum(), list(ones.values()))
     weights = 0.5 * torch.cat([slope.flatten() for slope in slopes])  # [D]
+    names = list(ones)  # not the tensors, which would live as long as the function
 
     def squares(params: Params) -> Tensor:
-        together = flatten({name: params[name] for name in ones})  # [M, D]
+        together = flatten({name: params[name] for name in names})  # [M, D]
         return (weights * together.square()).sum(1)
 
     return squares

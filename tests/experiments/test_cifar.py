@@ -126,7 +126,7 @@ def test_a_misaligned_reference_stops_the_run_before_it_begins(data, tmp_path, m
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.filterwarnings("ignore:.*units of time")  # langevin's steps are few
+@pytest.mark.filterwarnings("ignore::stochens.posteriors.diagnostics.SamplingWarning")  # few steps
 @pytest.mark.parametrize("method", ["multiswa", "np-dropout", "dropconnect", "csghmc", "langevin"])
 def test_other_methods_make_a_row_too(data, tmp_path, method):
     run = Run(cifar.run(configured(data, tmp_path / "run", method=method, members=3, block=2)))

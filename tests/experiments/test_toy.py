@@ -36,7 +36,7 @@ def run(tmp_path_factory):
 
 def test_every_row_has_every_metric_in_both_domains(run):
     rows = [*toy.METHODS, "regular, Q", "SE3, Q", "gaussian, Q", "regular, early", "langevin"]
-    rows += [toy.CEILING, toy.FLOOR]
+    rows += [toy.NOISE, toy.AS_MANY]
     for set_name in ("a", "c"):
         assert set(run.metrics[set_name]) == set(rows)
         for row in run.metrics[set_name].values():
@@ -94,7 +94,7 @@ def test_a_stopped_run_can_be_read(tmp_path):
             toy.run(toy.configured("quick", out=tmp_path / "run", **SMALL), note=stop)
     left = Run(tmp_path / "run")
     assert not left.about["complete"]
-    assert set(left.metrics["a"]) == {toy.CEILING, toy.FLOOR, "regular", "MultiSWA"}
+    assert set(left.metrics["a"]) == {toy.NOISE, toy.AS_MANY, "regular", "MultiSWA"}
 
 
 def test_the_distance_of_two_sets_by_hand():

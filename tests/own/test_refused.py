@@ -40,6 +40,7 @@ def bad(here, tmp_path):
     np.savez(tmp_path / "hole.npz", x=np.where(np.eye(3, 4) > 0, np.nan, x), y=[0, 1, 2])
     np.savez(tmp_path / "rows.npz", x=x, y=[0, 1])
     np.savez(tmp_path / "onehot.npz", x=x, y=np.eye(3))
+    np.savez(tmp_path / "tokens.npz", x=x, y=np.ones((3, 4), dtype=int))
     np.save(tmp_path / "x.npy", x)
     rows = pd.DataFrame({"a": [1.0, 2, 3], "b": 1.0, "c": 2.0, "y": [*"pqr"]}, index=[4, 6, 7])
     rows.to_parquet(tmp_path / "index.parquet")
@@ -77,7 +78,8 @@ def bad(here, tmp_path):
         ("objects.npz", "no array of numbers or text"),
         ("hole.npz", "x[0, 0] is nan"),
         ("rows.npz", "y must have a row for each of the 3 examples"),
-        ("onehot.npz", "labels must be [N], got [3, 3]; one-hot?"),
+        ("onehot.npz", "labels must be [N], got [3, 3]; they are one-hot: save their argmax"),
+        ("tokens.npz", "labels must be [N], got [3, 4]; one for each example"),
         ("x.npy", "--target NAME: none is called target, label, y, class or labels."),
         ("sizes", "is 8x6, and 1.png is 7x6"),
         ("broken", "is no image that can be read"),

@@ -11,7 +11,7 @@ from torch import nn
 import stochens
 from stochens import InputError, metrics
 from stochens.posteriors import engines
-from stochens.report.compare import halves
+from stochens.report.compare import own_noise
 from stochens.result.joining import join_chains
 
 
@@ -67,24 +67,26 @@ def test_saved_and_loaded_with_its_chains(run, data, tmp_path):
     assert torch.equal(more[0].params["weight"], more[1].params["weight"])
 
 
-def test_the_ceiling_stands_in_every_comparison(run, data):
+def test_the_noise_of_the_reference_stands_in_every_comparison(run, data):
     x, y = data
     p = run.predict(x)
     fitted = stochens.fit(nn.Linear(2, 2), data, method="regular", members=4, epochs=2).predict(x)
     rows = stochens.compare({"SE1": fitted, "NUTS": p}, y, reference="NUTS", show=False).rows
-    assert list(rows) == ["SE1", "NUTS", "NUTS, chain to chain"]
-    ceiling = rows["NUTS, chain to chain"]
-    first = p.chains[0].mean
-    others = (p.chains[1].mean + p.chains[2].mean) / 2
-    assert ceiling["agreement"].value == metrics.agreement(first, others)
-    assert ceiling["variance"].value == pytest.approx(metrics.variance(first, others), rel=1e-5)
-    assert set(ceiling) == {"agreement", "variance", "entropy error", "MI error"}
-    one, other = halves(p)
-    assert torch.equal(one.mean, first)
-    torch.testing.assert_close(other.mean, others)
+    assert list(rows) == ["SE1", "NUTS", "NUTS, its own noise"]
+    noise = rows["NUTS, its own noise"]
+    assert set(noise) == {"agreement", "variance", "entropy error", "MI error"}
+    assert noise == own_noise(p, resamples=300)
+    # three chains: each in turn counts (1 + sqrt 2) / 3, the others (1 - 1 / sqrt 2) / 3
+    each = torch.stack([chain.mean.double() for chain in p.chains])
+    weights = torch.full((3, 3), (1 - 0.5**0.5) / 3, dtype=torch.float64)
+    weights.fill_diagonal_((1 + 2**0.5) / 3)
+    means = torch.einsum("hk,kbc->hbc", weights, each)
+    expected = sum(metrics.variance(m, p.mean) for m in means) / 3
+    assert noise["variance"].value == pytest.approx(expected, rel=1e-4)  # float32 probabilities
+    assert noise["variance"].low < noise["variance"].value < noise["variance"].high
 
 
-def test_one_chain_has_no_ceiling(data):
+def test_one_chain_does_not_tell_its_noise(data):
     one = stochens.nuts(nn.Linear(2, 2), data, chains=1, samples=20, warmup=50).predict(data[0])
     assert one.chains == ()
     rows = stochens.compare({"NUTS": one}, data[1], reference="NUTS", show=False).rows

@@ -8,9 +8,13 @@ from torch import nn
 
 import stochens
 from stochens import Failed, InputError
-from stochens.posteriors.langevin import Plan, _kept
+from stochens.posteriors import langevin_steps
+from stochens.posteriors.diagnostics import SamplingWarning
+from stochens.posteriors.langevin_steps import Plan, State
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*leave the prior behind")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*to leave the prior behind", "ignore:these members are not draws"
+)
 
 
 def line(n: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
@@ -31,7 +35,7 @@ def exact(x: torch.Tensor, y: torch.Tensor, noise: float, precision: float):
 @pytest.mark.parametrize("batch_size", [None, 20])
 def test_a_gaussian_posterior_is_met(float64, batch_size, precision):
     x, y = line()
-    M = 2000
+    M = 800
     posterior = stochens.langevin(
         nn.Linear(1, 1),
         (x, y),
@@ -78,13 +82,108 @@ def test_engines_agree(float64, xor):
             torch.testing.assert_close(run.params[name], p, rtol=1e-9, atol=1e-11)
 
 
+PLAN = Plan(
+    steps=100, step_size=0.1, fixed=False, friction=1.0, anneal=0.5, last_step=0.1, precision=1.0
+)
+
+
 def test_the_likelihood_is_let_in_and_steps_shrink():
-    plan = Plan(steps=100, step_size=0.1, friction=1.0, anneal=0.5, last_step=0.1)
-    assert [plan.weight(k) for k in (0, 25, 50, 99)] == [0, 0.25, 1, 1]
-    assert plan.size(0) == plan.size(50) == 0.1
-    assert plan.size(75) == pytest.approx(0.1 * (0.1 + 0.9 * 0.5))
-    assert plan.size(100) == pytest.approx(0.01)
-    assert Plan(10, 0.1, 1.0, 0.0, 1.0).weight(0) == 1
+    u = torch.tensor([0, 0.25, 0.5, 0.75, 1]).double()
+    assert PLAN.weight(u).tolist() == [0, 0.25, 1, 1, 1]
+    assert PLAN._replace(anneal=0.0).weight(u).tolist() == [1] * 5
+    assert PLAN.share(u).tolist() == pytest.approx([1, 1, 1, 0.1 + 0.9 * 0.5, 0.1])
+    fine = torch.linspace(0, 1, 100_001).double()
+    assert PLAN.mean_share == pytest.approx(float(PLAN.share(fine).mean()), rel=1e-4)
+
+
+def resting(curvature: list[float], u: float = 1.0) -> State:
+    """Members of one parameter each, along whose direction the likelihood is so curved."""
+    a = torch.tensor(curvature).double()
+    zero = torch.zeros(len(a), 1).double()
+    at = langevin_steps.initial(zero, zero, torch.ones_like(zero))
+    return at._replace(curvature=a, u=torch.full_like(a, u))
+
+
+def test_a_stiff_member_takes_smaller_steps():
+    """h omega <= 0.75, omega^2 = 1 + beta a / lambda."""
+    plan = PLAN._replace(precision=4.0)
+    at = resting([0.0, 4 * (20.0**2 - 1)])
+    assert plan.size(at).tolist() == pytest.approx([0.1, 0.75 / 20])
+    half = at._replace(u=torch.full_like(at.u, 0.25))  # beta = 1/4
+    assert plan.size(half)[1] == pytest.approx(0.75 / math.sqrt(1 + 399 / 4))
+    assert plan._replace(fixed=True).size(at).tolist() == [0.1, 0.1]
+
+
+def test_the_time_needed_follows_the_excess_of_the_stiffest_direction():
+    """4 omega exp(-friction t) = 0.02, and friction above 2 brakes nothing sooner."""
+    at = resting([10.0**2 - 1])
+    for friction, brake in ((1.0, 1.0), (2.0, 2.0), (10.0, 2.0)):
+        time = float(PLAN._replace(friction=friction).time_needed(at.curvature))
+        assert 4 * 10 * math.exp(-brake * time) == pytest.approx(0.02)
+
+
+def test_the_pace_is_that_of_the_steps_or_of_the_time():
+    at = resting([0.0, 20.0**2 - 1])
+    assert PLAN.pace(at, PLAN.size(at)).tolist() == [0.01, 0.01]
+    free = PLAN._replace(steps=None)
+    h = free.size(at)
+    taken = 1 / free.pace(at, h)  # steps, whose mean size is mean_share h
+    assert (taken * h * PLAN.mean_share).tolist() == pytest.approx([12.5, 12.5])
+    stiff = resting([1e12])
+    assert 1 / free.pace(stiff, h[:1]) * h[0] * PLAN.mean_share > 18  # log(4e6 / 0.02) / 1
+
+
+def test_the_power_method_finds_the_stiffest_direction():
+    generator = torch.Generator().manual_seed(0)
+    turn = torch.linalg.qr(torch.randn(6, 6, generator=generator).double())[0]
+    a = turn @ torch.diag(torch.tensor([900.0, 30, 10, 5, 1, 0]).double()) @ turn.T
+
+    def slope(q):
+        return (q - 0.3) @ a
+
+    q, p, v = (torch.randn(2, 6, generator=generator).double() for _ in range(3))
+    at = langevin_steps.initial(q, p, v)._replace(s=slope(q))
+    for _ in range(10):
+        at = langevin_steps.looked(PLAN, at, slope)
+    # on a grid of 2^(1/4), rounded up
+    assert ((at.curvature >= 900 * (1 - 1e-9)) & (at.curvature <= 900 * 2**0.25)).all()
+    assert ((at.v @ turn[:, 0]).abs() > 0.999).all()
+    done = at._replace(u=torch.ones_like(at.u))
+    assert torch.equal(langevin_steps.looked(PLAN, done, lambda q: 1e9 * q).curvature, at.curvature)
+
+
+def test_a_step_is_baoab():
+    """Against the five lines of the equation, written with plain floats."""
+    plan = PLAN._replace(fixed=True, precision=4.0, steps=10, anneal=0.5)
+    a, q, p, n, u = 3.0, 0.4, -0.2, 0.7, 0.3
+
+    def slope(q):
+        return a * (q - 1)
+
+    one = torch.ones(1, 1).double()
+    at = langevin_steps.initial(q * one, p * one, one)
+    at = at._replace(s=slope(q * one), u=torch.full_like(at.u, u))
+    made = langevin_steps.moved(plan, at, n * one, slope)
+    h, sigma, beta = 0.1, 0.5, (u / 0.5) ** 2
+    c = math.exp(-h)
+    p -= h / 2 * sigma * (beta * slope(q) + 4 * q)
+    q += h / 2 * sigma * p
+    p = c * p + math.sqrt(1 - c * c) * n
+    q += h / 2 * sigma * p
+    p -= h / 2 * sigma * (((u + 0.1) / 0.5) ** 2 * slope(q) + 4 * q)
+    # ten operations in float64 on numbers below 5
+    assert float(made.q) == pytest.approx(q, abs=1e-14)
+    assert float(made.p) == pytest.approx(p, abs=1e-14)
+    assert float(made.u) == pytest.approx(0.4)
+    assert float(made.time) == 0.1
+
+
+def test_a_member_that_is_done_stays():
+    at = resting([0.0, 0.0])._replace(u=torch.tensor([1.0, 0.5]).double())
+    made = langevin_steps.moved(PLAN, at, torch.ones(2, 1).double(), lambda q: q)
+    assert made.q[0] == 0
+    assert made.q[1] != 0
+    assert made.time.tolist() == [0.0, 0.1]
 
 
 def test_saved_and_loaded(xor, tmp_path):
@@ -110,25 +209,74 @@ def test_bad_options_are_refused(xor, options, message):
         stochens.langevin(stochens.MLP(2, 4, 2), xor, **{"members": 2, "steps": 3} | options)
 
 
-@pytest.mark.filterwarnings("ignore:.* units of time")
 def test_no_member_left_is_no_bad_input(xor):
     with pytest.raises(Failed, match=r"all 2 members diverged: step_size = 50 .* try 25"):
         stochens.langevin(stochens.MLP(2, 4, 2), xor, members=2, steps=200, step_size=50.0)
 
 
 def test_members_that_diverge_are_left_out_and_named():
-    q = torch.randn(20, 5, generator=torch.Generator().manual_seed(0))
-    plan = Plan(100, 0.1, 1.0, 0.5, 1.0)
-    assert len(_kept(q, plan, 1.0, tuple(range(len(q))))) == 20
-    q[3, 2], q[7] = math.nan, 1e6  # one is no number, one has exploded and is finite
-    with pytest.warns(UserWarning, match=r"2 of 20 members diverged .* \(members \[3, 7\]\)"):
-        kept = _kept(q, plan, 1.0, tuple(range(len(q))))
-    assert kept.tolist() == [k for k in range(20) if k not in (3, 7)]
+    x, y = line()
+    start = {"weight": torch.zeros(8, 1, 1), "bias": torch.zeros(8, 1)}
+    start["weight"][3] = 1e15  # so far out that it stays
+    options = {"members": 8, "steps": 300, "start": start, "step_size": 0.01}
+    like = stochens.Homoscedastic(noise=0.5)
+    with pytest.warns(SamplingWarning, match=r"1 of 8 members diverged .* \(members \[3\]\)"):
+        posterior = stochens.langevin(
+            nn.Linear(1, 1), (x.float(), y.float()), likelihood=like, **options
+        )
+    assert posterior.members == (0, 1, 2, 4, 5, 6, 7)
+    start["weight"][:5] = 1e15
+    with pytest.raises(Failed, match="5 of 8 members diverged"):
+        stochens.langevin(nn.Linear(1, 1), (x.float(), y.float()), likelihood=like, **options)
 
 
 def test_too_few_steps_are_said_to_be(xor):
-    with pytest.warns(UserWarning, match="need about 5 to leave the prior behind"):
+    with pytest.warns(SamplingWarning, match=r"too short a time .* try steps=\d+"):
         stochens.langevin(stochens.MLP(2, 4, 2), xor, members=2, steps=10)
+
+
+def test_a_member_that_does_not_end_is_said_to(xor, monkeypatch):
+    monkeypatch.setattr(stochens.posteriors.langevin, "MOST_STEPS", 20)
+    with pytest.warns(SamplingWarning, match="2 of 2 members had not ended after 20 steps"):
+        stochens.langevin(stochens.MLP(2, 4, 2), xor, members=2)
+
+
+def test_trained_members_may_be_the_start(float64):
+    """From the mode, where the likelihood is let in at once: the posterior again."""
+    x, y = line()
+    like = stochens.Homoscedastic(noise=0.5)
+    trained = stochens.fit(
+        nn.Linear(1, 1),
+        (x, y),
+        method="regular",
+        members=400,
+        epochs=100,
+        lr=0.1,
+        batch_size=None,
+        likelihood=like,
+    )
+    posterior = stochens.langevin(
+        nn.Linear(1, 1), (x, y), members=400, start=trained, likelihood=like
+    )
+    draws = torch.cat([posterior.params[n].flatten(1) for n in ("weight", "bias")], 1)
+    mean, covariance = exact(x, y, 0.5, 1.0)
+    sd = covariance.diagonal().sqrt()
+    # 5 standard errors over 400 independent members
+    assert ((draws.mean(0) - mean).abs() < 5 * sd / 20).all()
+    assert ((draws.var(0) / sd**2 - 1).abs() < 5 * math.sqrt(2 / 400)).all()
+
+
+def test_a_prior_too_wide_for_the_network_is_named():
+    """Log variances of a deep network at draws from N(0, 1): exp overflows."""
+    net = nn.Sequential(
+        *(layer for _ in range(4) for layer in (nn.LazyLinear(16), nn.ReLU())), nn.LazyLinear(2)
+    )
+    x = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
+    net(x)
+    options = {"members": 20, "likelihood": "heteroscedastic", "steps": 5}
+    with pytest.raises(InputError, match=r"member \d+ cannot start: .* start=fit"):
+        stochens.langevin(net, (x, x[:, :1]), **options)
+    stochens.langevin(net, (x, x[:, :1]), start="default", **options)
 
 
 def test_a_stochastic_network_is_refused(xor):

@@ -40,7 +40,7 @@ def sample_run(
                 folder.predictive((set_name, method, f"map-{domain}"), p)
         with folder.timed(f"{set_name}/0/{reference}"):
             pass
-        for k, method in enumerate((f"{reference}, chain to chain", *methods)):
+        for k, method in enumerate((f"{reference}, its own noise", *methods)):
             for domain in DOMAINS:
                 for metric, value in VALUES.items():
                     shift = float(torch.rand((), generator=rng)) * 0.1 * value + 0.001 * k

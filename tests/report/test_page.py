@@ -22,6 +22,7 @@ from stochens.report.page.run import View, metric
 from stochens.report.paper import COLUMNS, TABLE_1, paper_value
 from stochens.report.run_folder import Run, RunFolder
 
+ROOT = Path(__file__).parents[2]
 VOID = {"meta", "link", "input", "br"}
 HOSTILE = "<script>alert(1)</script>"
 
@@ -108,7 +109,7 @@ def test_the_numbers_are_those_of_the_metrics(run):
         assert f"{100 * value:.2f}" in page.text
 
 
-def test_the_best_is_marked_and_the_ceiling_is_not(run):
+def test_the_best_is_marked_and_the_noise_is_not(run):
     view = View(run, "run0")
     for set_name in view.sets:
         for name, domains in view.columns(set_name).items():
@@ -121,8 +122,21 @@ def test_the_best_is_marked_and_the_ceiling_is_not(run):
                 assert view.best(set_name, domain, name) == pick(values, key=values.get)
     text = build_page([run])
     assert len(re.findall(r'class="[^"]*\bbest\b', text)) == 2 * 2 * 4  # sets, domains, metrics
-    assert "NUTS, chain to chain" not in view.methods("a")
+    assert "NUTS, its own noise" not in view.methods("a")
     assert view.reference == "NUTS"
+    assert "This row is the noise of the reference itself." in text
+    assert "The noise of NUTS itself is" in text
+
+
+def test_halves_of_older_runs_are_not_called_the_noise():
+    run = Run(ROOT / "results" / "toy")
+    view = View(run, "run0")
+    assert view.noise("a") == "NUTS, chain to chain"
+    assert view.reference == "NUTS"
+    text = build_page([run])
+    assert "half of the chains against the other half: about twice the noise" in text
+    assert "Half of the chains of NUTS and the other half are apart by" in text
+    assert "This row is the noise" not in text
 
 
 def test_the_papers_values_stand_beside_ours(run):

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+import stochens
 from stochens import InputError, Predictive
 from stochens.files.storage import CHECKSUMS
+from stochens.own.fitted import about
+from stochens.report.finish import page
 from stochens.report.run_folder import METRICS, Run, RunFolder
 
 
@@ -68,3 +71,18 @@ def test_damage_is_one_clear_error(tmp_path):
     (tmp_path / "run" / "predictions.npz").write_bytes(b"nothing of the kind")
     with pytest.raises(InputError, match="damaged"):
         Run(tmp_path / "run")
+
+
+def test_a_saved_posterior_is_called_what_it_is(tmp_path):
+    """Was: its SHA256SUMS is damaged."""
+    data = stochens.toy_set("a", n=40)
+    posterior = stochens.fit(stochens.MLP(2, 5, 2), data, members=2, epochs=1)
+    posterior.save(tmp_path / "mine")
+    for read in (Run, about, lambda path: page([path], None)):
+        with pytest.raises(InputError, match=r"mine is a saved posterior, not a run: .*evaluate"):
+            read(tmp_path / "mine")
+    assert not (tmp_path / "mine" / "report.html").exists()
+    folder(tmp_path / "run").write(complete=True)
+    posterior.save(tmp_path / "run" / "posterior")
+    with pytest.raises(InputError, match=r"posterior is a part of a run, which is .*run: name"):
+        Run(tmp_path / "run" / "posterior")

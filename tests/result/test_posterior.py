@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.tolerance import close
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -26,15 +27,24 @@ def fit(data, net=None, **options):
     return stochens.fit(net or (lambda: MLP(2, 6, 2)), data, **(settings | options))
 
 
-def test_predictions_are_the_members_own(xor):
-    posterior = fit(xor)
-    p = posterior.predict(xor[0])
+# float64: two layers of at most 6 terms, a softmax and a mean of at most 7 members
+CLOSE = close(torch.float64, terms=7, depth=5, condition=10.0)
+
+
+@pytest.fixture
+def wide(float64, xor):
+    return xor[0].double(), xor[1]
+
+
+def test_predictions_are_the_members_own(wide):
+    posterior = fit(wide)
+    p = posterior.predict(wide[0])
     net = MLP(2, 6, 2)
     for k in range(3):
         net.load_state_dict(posterior.member(k))
-        probs = net(xor[0]).softmax(-1).detach()
-        torch.testing.assert_close(p.probs[k], probs, rtol=1e-5, atol=1e-6)  # float32 rounding
-    torch.testing.assert_close(p.mean, p.probs.mean(0))
+        probs = net(wide[0]).softmax(-1).detach()
+        torch.testing.assert_close(p.probs[k], probs, **CLOSE)
+    torch.testing.assert_close(p.mean, p.probs.mean(0), **CLOSE)
 
 
 def test_the_history_shows_its_sizes(xor):
@@ -60,33 +70,31 @@ def test_draws_differ_and_seeds_repeat(xor, method):
     assert torch.equal(p.probs, posterior.predict(xor[0], draws=3, seed=2).probs) != noisy
 
 
-def test_streaming_does_not_change_the_answer(xor, monkeypatch):
-    posterior = fit(xor, members=7)
-    whole = posterior.predict(xor[0])
+def test_streaming_does_not_change_the_answer(wide, monkeypatch):
+    posterior = fit(wide, members=7)
+    whole = posterior.predict(wide[0])
     monkeypatch.setattr(streaming, "ACTIVATIONS", 2000)  # a few members and rows
-    rows, chunk = streaming.plan(posterior.net, posterior.params, xor[0], None)
+    rows, chunk = streaming.plan(posterior.net, posterior.params, wide[0], None)
     assert rows < 60 or chunk < 7
-    parts = posterior.predict(xor[0])
-    light = posterior.predict(xor[0], keep_draws=False)
+    parts = posterior.predict(wide[0])
+    light = posterior.predict(wide[0], keep_draws=False)
     for p in (parts, light):
-        torch.testing.assert_close(p.mean, whole.mean, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(p.entropy, whole.entropy, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(
-            p.mutual_information, whole.mutual_information, rtol=1e-4, atol=1e-6
-        )
-    torch.testing.assert_close(parts.probs, whole.probs, rtol=1e-5, atol=1e-6)  # float32 rounding
+        torch.testing.assert_close(p.mean, whole.mean, **CLOSE)
+        torch.testing.assert_close(p.entropy, whole.entropy, **CLOSE)
+        torch.testing.assert_close(p.mutual_information, whole.mutual_information, **CLOSE)
+    torch.testing.assert_close(parts.probs, whole.probs, **CLOSE)
     with pytest.raises(InputError, match=r"draws were not kept.*keep_draws=True"):
         _ = light.probs
 
 
 @pytest.mark.parametrize("method", ["dropconnect", "np-dropout"])
-def test_a_draw_of_weights_is_one_function_of_x(xor, method):
+def test_a_draw_of_weights_is_one_function_of_x(wide, method):
     """Batches of prediction share the draw: a point has one output however x is cut."""
-    posterior = fit(xor, method=method)
-    x = xor[0][:1].expand(20, 2)  # the same point twenty times
+    posterior = fit(wide, method=method)
+    x = wide[0][:1].expand(20, 2)  # the same point twenty times
     p = posterior.predict(x, batch_size=3)
-    assert torch.equal(p.probs, p.probs[:, :1].expand_as(p.probs))
-    torch.testing.assert_close(posterior.predict(xor[0]).probs[:, 0], p.probs[:, 0])
+    torch.testing.assert_close(p.probs, p.probs[:, :1].expand_as(p.probs), **CLOSE)
+    torch.testing.assert_close(posterior.predict(wide[0]).probs[:, 0], p.probs[:, 0], **CLOSE)
 
 
 def test_dropout_is_fresh_for_each_example(xor):

@@ -79,8 +79,8 @@ def test_a_noise_that_did_not_come_down(factor, monkeypatch):
         posterior = stochens.fit(MLP(2, 20, 1), (X, y), likelihood="gaussian", **options)
     noise = posterior.params["log_variance"].exp().sqrt().median()
     left = posterior.predict(X).draw_means.sub(y).square().mean((1, 2)).sqrt().median()
-    if factor > 1:
-        assert not said
+    if factor > 1:  # it came down too far: 60 rows are few for 81 parameters, which is said as well
+        assert not [w for w in said if "is still" in str(w.message)]
         assert 0.8 < noise / left < 1.25  # the last steps are not the best of all, and the prior
     else:
         assert f"noise is still about {noise / left:.0f}" in str(said[0].message)
@@ -155,3 +155,22 @@ def test_members_of_longer_trainings_join_without_their_history():
     both = stochens.join(parts)
     assert len(both) == 2
     assert both.history is None
+
+
+def test_targets_of_an_own_likelihood_may_be_one_number_each():
+    """Float y [N] as its `check_targets` leaves them: was an IndexError."""
+
+    class Plain(stochens.Homoscedastic):
+        def check_targets(self, y):
+            return y
+
+        def check_outputs(self, outputs, y):
+            assert outputs.shape[1:] == (1,)
+
+        def nll(self, outputs, y, weights=None):
+            return super().nll(outputs, y.unsqueeze(-1), weights)
+
+    net = MLP(2, 4, 1)
+    assert told(net, (X, X[:, 0]), likelihood=Plain(1.0)) == []
+    (said,) = told(net, (X, X[:, 0] + 50), likelihood=Plain(1.0))
+    assert "targets have mean 50 and standard deviation" in said

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 import torch
+from tests.tolerance import rounding
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -95,10 +96,13 @@ def test_a_trial_is_what_one_would_measure_by_hand(data, posterior):
         seed=derive(0, TRIALS),
     )
     trial = posterior.trials.rows[2]
-    assert trial.kl == pytest.approx(float(trained.history.loss[-1].mean()), rel=1e-6)
+    within = rounding(torch.float32, terms=4)  # means over four members
+    assert trial.kl == pytest.approx(float(trained.history.loss[-1].mean()), rel=within)
     assert trial.stochasticity == pytest.approx(trained.kl().stochasticity)
     probs = trained.predict(held.x, draws=4).mean
-    assert trial.held_out == pytest.approx(-metrics.nll(probs, held.y), rel=1e-6)  # float32 probs
+    # float32 probs of 16 draws, their mean and its logarithm
+    within = rounding(torch.float32, terms=16, depth=2)
+    assert trial.held_out == pytest.approx(-metrics.nll(probs, held.y), rel=within)
 
 
 def row(name, kl, held_out, gap, gap_error=0.01):
@@ -243,12 +247,13 @@ def test_log_prob_is_minus_the_metric():
     probs = torch.rand(5, 7, 3, generator=generator).softmax(-1)
     y = torch.arange(7) % 3
     p = Predictive.of(probs)
-    assert float(-p.log_prob(y).mean()) == pytest.approx(metrics.nll(p.mean, y), rel=1e-6)
+    within = rounding(torch.float32, terms=7, depth=3)  # means over 5 draws and 7 rows, a logarithm
+    assert float(-p.log_prob(y).mean()) == pytest.approx(metrics.nll(p.mean, y), rel=within)
     means = torch.randn(5, 7, 2, generator=generator)
     variances = torch.rand(5, 7, 2, generator=generator) + 0.1
     target = torch.randn(7, 2, generator=generator)
     got = float(-GaussianPredictive.of(means, variances).log_prob(target).mean())
-    assert got == pytest.approx(metrics.gaussian_nll(means, variances, target), rel=1e-6)
+    assert got == pytest.approx(metrics.gaussian_nll(means, variances, target), rel=within)
     sure = Predictive.of(torch.tensor([[[1.0, 0.0]]]))
     assert sure.log_prob(torch.tensor([1])).isfinite().all()
     with pytest.raises(InputError, match="labels must be integers"):
@@ -298,7 +303,7 @@ def test_trials_are_part_of_a_checkpoint(data, posterior, at, tmp_path, monkeypa
 
 def test_kept_trials_of_another_run_are_refused(data, tmp_path):
     fit(data, epochs=4, checkpoint=tmp_path / "kept")
-    for changed in ({"epochs": 8}, {"lr": 0.5}, {"seed": 1}, {"temperature": 0.5}):
+    for changed in ({"epochs": 8}, {"lr": 0.5}, {"seed": 1}, {"kl_weight": 0.5}):
         with pytest.raises(InputError, match="trials is of another run"):
             fit(data, **{"epochs": 4} | changed, checkpoint=tmp_path / "kept")
     with pytest.raises(InputError, match="the data differ"):

@@ -1,7 +1,13 @@
 """Blocks of members: the same in any size, also where memory runs out half-way."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+from tests.tolerance import trained
 
 import stochens
 from stochens import MLP, InputError
@@ -9,8 +15,9 @@ from stochens.training import work
 
 
 @pytest.fixture
-def data():
-    return stochens.toy_set("a", n=40)
+def data(float64):
+    x, y = stochens.toy_set("a", n=40)
+    return x.double(), y
 
 
 def short_of_memory(monkeypatch, most: int) -> list[int]:
@@ -40,7 +47,9 @@ def test_where_memory_runs_out_blocks_are_halved_and_this_is_said_once(data, mon
     assert len([w for w in said if "at a time" in str(w.message)]) == 1
     assert halved.members == whole.members
     for name, p in whole.params.items():
-        torch.testing.assert_close(halved.params[name], p)
+        torch.testing.assert_close(
+            halved.params[name], p, **trained(torch.float64, steps=4, rows=20)
+        )
     torch.testing.assert_close(halved.history.loss, whole.history.loss)
 
 
@@ -55,6 +64,33 @@ def test_members_that_are_coupled_cannot_be_parted(data, monkeypatch):
     short_of_memory(monkeypatch, 4)
     with pytest.raises(InputError, match="the members do not fit into memory"):
         stochens.fit(MLP(2, 4, 2), data, repulsion=0.1, **OPTIONS)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the unit of ru_maxrss is another")
+def test_memory_is_the_result_and_what_one_block_needs():
+    """In units of one member's parameters. A block needs its parameters, their gradients, Adam's
+    two moments, the prior's weight of each, three such arrays inside a step, the network that a
+    member is copied from and the one that is run: 10. So each further member adds itself alone.
+    All members' starts and a copy when blocks are joined made 3 of it for each."""
+    script = Path(__file__).with_name("peak_of_blocks.py")
+    source = Path(stochens.__file__).parents[1]
+    # so that what is freed goes back to the system at once, and not into a heap with holes
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "100000", "PYTHONPATH": str(source)}
+    done = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    one, eight = (float(line) for line in done.stdout.split())
+    assert one < 10.5
+    assert eight - one < 7.5
+
+
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_parameters_to_go_on_from_stay_as_they_are(data, chunk):
+    first = stochens.fit(MLP(2, 4, 2), data, **OPTIONS)
+    before = {name: p.clone() for name, p in first.params.items()}
+    stochens.fit(MLP(2, 4, 2), data, start=first.params, chunk=chunk, **OPTIONS)
+    assert all(torch.equal(first.params[name], p) for name, p in before.items())
 
 
 @pytest.mark.parametrize("engine", ["vmap", "loop"])

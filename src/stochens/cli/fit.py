@@ -72,8 +72,8 @@ def fit(
     method: Annotated[
         str | None,
         typer.Option(
-            help="regular, dropout (if not given), dropconnect, np-dropout, gaussian, multiswa or "
-            "multiswag.",
+            help="regular (if not given, for regression), dropout (likewise, for classes), "
+            "dropconnect, np-dropout, gaussian, multiswa or multiswag.",
             autocompletion=complete_method,
         ),
     ] = None,

@@ -257,25 +257,49 @@ def inputs(given: Any) -> Tensor:
     Of a Dataset or a DataLoader the inputs of all its batches, (x, y) or x, in order.
     """
     if isinstance(given, (Dataset, DataLoader)):
-        x = _all_inputs(given)
-    else:
-        _refuse_several(given, rows=len(given) if isinstance(given, list) else None)
-        x = _tensor(given, "x")
+        blocks = list(input_blocks(given))
+        for block in blocks:
+            if block.shape[1:] != blocks[0].shape[1:]:
+                raise InputError(
+                    "the batches must have inputs of one shape here, got "
+                    f"{tuple(blocks[0].shape)} and {tuple(block.shape)}; engine=None takes such"
+                )
+        return torch.cat(blocks)
+    _refuse_several(given, rows=len(given) if isinstance(given, list) else None)
+    x = _tensor(given, "x")
     if x.dim() == 0 or len(x) == 0:
         raise InputError(f"x is empty: shape {tuple(x.shape)}")
     _finite(x)
     return x
 
 
-def _all_inputs(data: "Dataset[Any] | DataLoader[Any]") -> Tensor:
+def input_blocks(data: "Dataset[Any] | DataLoader[Any]") -> Iterator[Tensor]:
+    """The inputs of its batches, (x, y) or x, in order, each checked when it is read.
+
+    >>> [tuple(x.shape) for x in input_blocks(DataLoader(torch.zeros(5, 2), batch_size=3))]
+    [(3, 2), (2, 2)]
+    """
     loader = data if isinstance(data, DataLoader) else _in_order(data)
     _refuse_disorder(loader)
-    blocks = [b[0] if isinstance(b, (tuple, list)) and len(b) else b for b in loader]
-    if not blocks:
-        raise InputError("the data set is empty")
-    for block in blocks:
+    row = 0
+    for batch in loader:
+        block = batch[0] if isinstance(batch, (tuple, list)) and len(batch) else batch
         _refuse_several(block, rows=None)
-    return torch.cat([_tensor(block, "x") for block in blocks])
+        x = _tensor(block, "x")
+        if x.dim() == 0:
+            raise InputError(f"each batch of inputs must be [B, ...], got {tuple(x.shape)}")
+        _finite(x, row)
+        row += len(x)
+        if len(x):
+            yield x
+    if row == 0:
+        raise InputError("the data set is empty")
+
+
+def first_input(given: Any) -> Tensor:
+    """One row, [1, ...]; of a Dataset or a DataLoader no more than a batch is read."""
+    streamed = isinstance(given, (Dataset, DataLoader))
+    return (next(input_blocks(given)) if streamed else inputs(given))[:1]
 
 
 def _refuse_disorder(loader: "DataLoader[Any]") -> None:
@@ -301,7 +325,8 @@ def _check(x: Tensor, y: Tensor) -> None:
     inputs(x)
 
 
-def _finite(x: Tensor) -> None:
+def _finite(x: Tensor, first_row: int = 0) -> None:
     if x.is_floating_point() and not bool(x.isfinite().all()):
         where = tuple(int(i) for i in (~x.isfinite()).nonzero()[0])
-        raise InputError(f"x must be finite; x{list(where)} is {x[where].item()}")
+        place = [first_row + where[0], *where[1:]]
+        raise InputError(f"x must be finite; x{place} is {x[where].item()}")

@@ -12,7 +12,7 @@ from stochens.experiments.cifar_config import Config
 from stochens.experiments.runs import engine_of
 from stochens.members import Params
 from stochens.methods import DropConnect, Dropout, Method, NPDropout, Regular
-from stochens.posteriors.langevin import langevin
+from stochens.posteriors.langevin import langevin, usual_step
 from stochens.posteriors.sgmcmc import sgmcmc
 from stochens.posteriors.swag import multiswa
 from stochens.randomness.seeds import derive
@@ -115,13 +115,14 @@ def _by_sghmc(options: Config, block: Block) -> Posterior:
 
 def _by_langevin(options: Config, block: Block) -> Posterior:
     """Each member carried from the prior to the posterior, in as many steps as training has."""
+    usual = usual_step(len(block.data[0]))
     return langevin(
         block.net,
         block.data,
         members=block.ids,
         steps=options.epochs * -(-len(block.data[0]) // options.batch_size),
         batch_size=options.batch_size,
-        step_size=options.step_size,
+        step_size=usual if options.step_size is None else options.step_size,
         prior_precision=options.prior_precision,
         seed=options.seed,
         device=block.device,

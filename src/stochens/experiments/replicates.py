@@ -8,7 +8,7 @@ from scipy.special import stdtrit  # scipy.stats takes a second to import
 
 from stochens.metrics import Interval, variance
 from stochens.predict.predictive import Predictive
-from stochens.report.compare import LEVEL, closeness
+from stochens.report.compare import LEVEL, closeness, own_noise
 from stochens.report.run_folder import METRICS, TRAINING, RunFolder
 
 Key = tuple[str, str, str]  # set, method, domain
@@ -29,6 +29,11 @@ class Replicates:
     ) -> None:
         """One prediction against the reference of the same data draw; `alone`: the only one."""
         row = closeness(p, reference, resamples=RESAMPLES if alone else self._resamples)
+        self._found.setdefault(key, []).append((draw, row))
+
+    def noise(self, key: Key, reference: Predictive, *, draw: int, alone: bool) -> None:
+        """How far the reference of a data draw is from the truth, by its own chains."""
+        row = own_noise(reference, resamples=RESAMPLES if alone else self._resamples)
         self._found.setdefault(key, []).append((draw, row))
 
     def curve(self, key: Key, steps: int, p: Predictive, reference: Predictive) -> None:

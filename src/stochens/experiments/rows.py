@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from stochens.data.source import source
-from stochens.errors import InputError
 from stochens.methods import DropConnect, Dropout, Gaussian, Method, NPDropout, Regular
 from stochens.posteriors.diagnostics import diagnose
 from stochens.posteriors.swag import multiswa
@@ -71,7 +70,7 @@ class Training:
 
 
 def summary(reference: Posterior, at: Tensor) -> dict[str, Any]:
-    """The sampler's diagnostics as plain numbers; R-hat and ESS where arviz is installed."""
+    """The sampler's diagnostics as plain numbers."""
     assert reference.chains is not None
     chains = reference.chains
     about: dict[str, Any] = {
@@ -82,10 +81,7 @@ def summary(reference: Posterior, at: Tensor) -> dict[str, Any]:
         "accept": float(chains.stats["accept"].mean()),
         "leapfrogs": float(chains.stats["leapfrogs"].mean()),
     }
-    try:
-        found = diagnose(reference, at)
-    except InputError as error:  # no arviz
-        return about | {"troubles": [str(error)]}
+    found = diagnose(reference, at)
     assert found.e_bfmi is not None
     about |= {"e_bfmi": float(found.e_bfmi.min()), "troubles": found.troubles}
     for name, m in (("predictions", found.predictions), ("parameters", found.parameters)):

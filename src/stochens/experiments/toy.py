@@ -35,12 +35,13 @@ from stochens.methods.np_dropout import set_distance
 from stochens.networks import MLP
 from stochens.posteriors.sampling import nuts
 from stochens.predict.predictive import Predictive
-from stochens.report.compare import halves
+from stochens.report.compare import OWN_NOISE
+from stochens.report.reference_noise import as_if_apart
 from stochens.report.run_folder import SAMPLER, TRAINING, RunFolder
 from stochens.result.posterior import Posterior
 
-REFERENCE, CEILING = "NUTS", "NUTS, chain to chain"
-FLOOR = "NUTS, as many draws"  # as an ensemble has members: the noise of that number
+REFERENCE, NOISE = "NUTS", "NUTS" + OWN_NOISE
+AS_MANY = "NUTS, as many draws"  # as an ensemble has members: the noise of that number
 DOMAINS = {"in": IN_DOMAIN, "out": OUT_OF_DOMAIN}
 MAP_STEPS = 61  # points along a side of a map
 CURVES = ("regular", "SE3")  # whose course over training steps is told
@@ -220,7 +221,7 @@ def _sampled(
     number: int,
     places: dict[str, Tensor],
 ) -> Draw:
-    """The reference of one data draw, and how near its own halves are."""
+    """The reference of one data draw, and its own noise."""
     data = toy_set(set_name, n=config.points, draw=number)
     with folder.timed(f"{set_name}/{number}/{REFERENCE}"):
         reference = nuts(
@@ -241,11 +242,10 @@ def _sampled(
         _keep_reference(folder, set_name, reference, truth, places["in"][:100])
     few = _as_few(reference, config.members)
     for domain in DOMAINS:
-        one, other = halves(truth[domain])
         alone = config.draws == 1  # however many ensembles there are
-        replicates.add((set_name, CEILING, domain), one, other, draw=number, alone=alone)
-        p = few.predict(places[domain], keep_draws=False)
-        replicates.add((set_name, FLOOR, domain), p, other, draw=number, alone=alone)
+        replicates.noise((set_name, NOISE, domain), truth[domain], draw=number, alone=alone)
+        p, apart = few.predict(places[domain], keep_draws=False), as_if_apart(truth[domain])
+        replicates.add((set_name, AS_MANY, domain), p, apart, draw=number, alone=alone)
     return Draw(number, data, truth)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from stochens.errors import InputError, did_you_mean
 from stochens.experiments.rows import ENSEMBLES, Train, Training
 from stochens.networks import MLP
-from stochens.posteriors.langevin import langevin
+from stochens.posteriors.langevin import langevin, usual_step
 from stochens.result.posterior import Posterior
 
 OnToy = Callable[..., Posterior]  # (data, *, members, steps, start, seed, device)
@@ -23,8 +23,9 @@ def _on_toy(ensemble: Train) -> OnToy:
 
 def _by_langevin(batch_size: int | None) -> OnToy:
     def train(data: Any, *, start: str, **options: Any) -> Posterior:
-        assert start == "prior"  # it knows no other
-        return langevin(MLP(*SIZES), data, batch_size=batch_size, **options)
+        assert start == "prior"
+        step = usual_step(len(data[0]))  # the same for all members, as in the tables that are kept
+        return langevin(MLP(*SIZES), data, batch_size=batch_size, step_size=step, **options)
 
     return train
 

@@ -188,6 +188,15 @@ def read_folder(path: str | Path, format: str) -> tuple[dict[str, Tensor], dict[
             raise OSError(str(error)) from error
 
 
+def format_of(path: str | Path) -> str | None:
+    """What a folder that `write_folder` wrote says it holds; None of any other."""
+    try:
+        found = json.loads((Path(path) / DESCRIPTION).read_text())["format"]
+    except (OSError, *DAMAGE):
+        return None
+    return found if isinstance(found, str) else None
+
+
 @contextlib.contextmanager
 def reading(path: str | Path) -> Iterator[None]:
     """Turn whatever a missing or damaged folder raises into one clear error."""

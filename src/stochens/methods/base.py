@@ -17,13 +17,14 @@ from torch.func import functional_call
 from stochens.errors import InputError
 from stochens.members import Params
 from stochens.methods.nodes import by_node
-from stochens.methods.patterns import first_match
+from stochens.methods.patterns import first_match, matches
 from stochens.networks import FRN
 
 LINEAR = (nn.Linear, nn.modules.conv._ConvNd)  # theta enters linearly; transposed ones included
 LOOKUP = (nn.Embedding,)
 ATTENTION = (nn.MultiheadAttention,)
 RECURRENT = (nn.RNNBase,)
+LOG_VARIANCE = "log_variance"  # what likelihoods.Homoscedastic adds to the network
 NORM = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, FRN)
 
 
@@ -58,13 +59,35 @@ class StochasticLayer(nn.Module, abc.ABC):
         super().__init__()
         self._inner = (layer,)  # a tuple, so that torch does not register it as a child
         self._own()
-        self.names = [name for name, _ in layer.named_parameters()]
+        self.names = list(self.lent())
+        # Those of the plain layer that have noise: what is frozen has none, unless the layer is
+        # frozen as a whole, which no method takes unasked.
+        self.noisy = self.trained() or self.plain_names()
         # omega's mean parameters -> the plain layer's parameter that each one is a value of
         self.base_of: dict[str, str] = (
             dict(layer.base_of)
             if isinstance(layer, StochasticLayer)
             else {name: name for name in self.names}
         )
+
+    def lent(self) -> dict[str, nn.Parameter]:
+        """The inner layer's parameters, by name, that are omega here."""
+        return dict(self.inner.named_parameters())
+
+    def plain_names(self) -> list[str]:
+        """Likewise the names of the plain layer's."""
+        return [name for name, _ in self.plain.named_parameters()]
+
+    def trained(self) -> list[str]:
+        """Likewise of the weights among them that are not frozen."""
+        layer, names = self.plain, self.plain_names()
+        return [
+            n for n in names if layer.get_parameter(n).requires_grad and not of_likelihood(layer, n)
+        ]
+
+    def owned(self) -> dict[str, nn.Parameter]:
+        """The weights of omega, and what a method adds to them."""
+        return {n: p for n, p in self.named_parameters() if not of_likelihood(self.plain, n)}
 
     def _own(self) -> None:
         """Register what the inner layer has, the same tensors."""
@@ -166,21 +189,26 @@ class StochasticLayer(nn.Module, abc.ABC):
         return ""
 
 
+def of_likelihood(module: nn.Module, name: str) -> bool:
+    """Whether a likelihood has added it, with a hook: a noise level, and no weight."""
+    return name == LOG_VARIANCE and bool(module._forward_hooks)
+
+
 def register(module: nn.Module, path: str, p: nn.Parameter) -> None:
     """Register a parameter under a dotted name, e.g. attention's "out_proj.weight"."""
-    owner, name = _owner(module, path)
+    owner, name = owner_of(module, path)
     owner._parameters[name] = p
 
 
 def register_buffer(module: nn.Module, path: str, buffer: Tensor, *, persistent: bool) -> None:
     """Likewise a buffer, e.g. "parametrizations.weight.0._u"."""
-    owner, name = _owner(module, path)
+    owner, name = owner_of(module, path)
     owner._buffers[name] = buffer
     if not persistent:
         owner._non_persistent_buffers_set.add(name)
 
 
-def _owner(module: nn.Module, path: str) -> tuple[nn.Module, str]:
+def owner_of(module: nn.Module, path: str) -> tuple[nn.Module, str]:
     """The module that holds the last name of a dotted one; it is made where it is not there."""
     *parents, name = path.split(".")
     for parent in parents:
@@ -207,6 +235,7 @@ class Method(abc.ABC):
     applies_to: ClassVar[tuple[type[nn.Module], ...]]
     output_hint: ClassVar[str] = ""  # how to put noise on the output layer
     goes_on_noise: ClassVar[bool] = False  # whether it may wrap a layer that is stochastic already
+    everywhere: ClassVar[bool] = False  # whether it reaches the parameters of any other module too
 
     def __post_init__(self) -> None:
         given: object = self.skip  # one pattern may come as a plain string, or a list from JSON
@@ -217,9 +246,21 @@ class Method(abc.ABC):
     def wrap(self, layer: nn.Module, path: str) -> nn.Module:
         """The stochastic layer in place of `layer`, or `layer` itself where the noise is nil."""
 
+    def wrap_own(self, module: nn.Module, path: str) -> nn.Module:
+        """Likewise where only the parameters that the module holds itself are meant."""
+        return module
+
     def patterns(self) -> tuple[str, ...]:
         """Name patterns in the options beside `skip`; each must match a layer it applies to."""
         return ()
+
+    def asks_for(self, path: str) -> bool:
+        """Whether the options name this layer, so that it gets noise though it is frozen."""
+        return False
+
+    def declines(self, path: str) -> bool:
+        """Whether the options say that this layer gets no noise."""
+        return matches(self.skip, path)
 
     def takes_output(self, path: str) -> bool:
         """Whether the output layer, which is at `path`, gets noise too."""
@@ -255,7 +296,13 @@ class Rated(Method):
         return tuple(self.rates)
 
     def takes_output(self, path: str) -> bool:
+        return self.asks_for(path)
+
+    def asks_for(self, path: str) -> bool:
         return first_match(self.rates, path, None) is not None
+
+    def declines(self, path: str) -> bool:
+        return super().declines(path) or self.rate(path) == 0
 
 
 def check_rate(p: float, where: str = "") -> None:

@@ -31,7 +31,8 @@ class DropConnectLayer(StochasticLayer):
 
     def draw(self, omega: Params) -> Params:
         return {
-            name: w * bernoulli(1 - self.p, w.shape, w) / (1 - self.p) for name, w in omega.items()
+            name: w * bernoulli(1 - self.p, w.shape, w) / (1 - self.p) if name in self.noisy else w
+            for name, w in omega.items()
         }
 
     def mixtures(self, omega: Params) -> list[Mixture]:

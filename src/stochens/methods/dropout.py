@@ -29,6 +29,10 @@ class DropoutLayer(StochasticLayer):
         self.output_rate = p
         self.by_channel = node == "channel" and isinstance(self.plain, nn.modules.conv._ConvNd)
 
+    def trained(self) -> list[str]:
+        """All where some are trained: an output is dropped with whatever led to it."""
+        return self.plain_names() if super().trained() else []
+
     def perturb(self, y: Tensor) -> Tensor:
         # z has the output's shape [B, C, *positions], or [B, C, 1, ...] where a channel is the node
         shape = (*y.shape[:2], *[1] * (y.dim() - 2)) if self.by_channel else y.shape

@@ -5,12 +5,15 @@ equation 7, where every component of the mixture has the same sigma.
 """
 
 import dataclasses
+import functools
+import inspect
 import math
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from stochens.errors import InputError
@@ -25,9 +28,11 @@ from stochens.methods.base import (
     Mixture,
     StochasticLayer,
     beside,
+    owner_of,
     register,
 )
 from stochens.methods.nodes import by_node
+from stochens.methods.reach import LISTS, own_parameters
 from stochens.randomness.noise import normal
 
 LOG_SIGMA = "_log_sigma"  # "weight" has its learned log sigma in "weight_log_sigma"
@@ -50,29 +55,28 @@ class GaussianLayer(StochasticLayer):
         self.local = enters_linearly(self.plain)
         inner = layer.fusable if isinstance(layer, StochasticLayer) else True
         self.fusable = self.local and inner
-        if learn:
-            for name, p in self.plain.named_parameters():
-                start = torch.full_like(p, math.log(sigma))
-                register(self, name + LOG_SIGMA, beside(p, start))
+        for name in self.noisy if learn else ():
+            p = self.plain.get_parameter(name)
+            start = torch.full_like(p, math.log(sigma))
+            register(self, name + LOG_SIGMA, beside(p, start))
 
     def shared_by_batch(self) -> bool:
         return not self.local or super().shared_by_batch()
 
     def sigmas(self) -> Params:
-        """sigma of each parameter of the plain layer."""
+        """sigma of each parameter of the plain layer that has noise."""
         if self.learn:
-            return {
-                name: attrgetter(name + LOG_SIGMA)(self).exp()
-                for name, _ in self.plain.named_parameters()
-            }
-        return {  # by shape alone: the plain layer's own tensors are not part of the network
-            name: torch.full(tuple(p.shape), self.sigma, dtype=p.dtype, device=p.device)
-            for name, p in self.plain.named_parameters()
-        }
+            return {name: attrgetter(name + LOG_SIGMA)(self).exp() for name in self.noisy}
+        return {name: self._full(name, self.sigma) for name in self.noisy}
+
+    def _full(self, name: str, value: float) -> Tensor:
+        """By shape alone: the plain layer's own tensors are not part of the network."""
+        p = attrgetter(name)(self)
+        return torch.full(tuple(p.shape), value, dtype=p.dtype, device=p.device)
 
     def stacked_sigmas(self, omega: Params) -> Params:
-        """sigma of each parameter of the plain layer, for all members: [M, ...]."""
-        plain = [name for name, _ in self.plain.named_parameters() if name in omega]
+        """Likewise for all members: [M, ...]."""
+        plain = [name for name in self.noisy if name in omega]
         if self.learn:
             return {name: omega[name + LOG_SIGMA].exp() for name in plain}
         return {name: torch.full_like(omega[name], self.sigma).detach() for name in plain}
@@ -80,7 +84,10 @@ class GaussianLayer(StochasticLayer):
     def draw(self, omega: Params) -> Params:
         theta = self.inner.draw(omega) if isinstance(self.inner, StochasticLayer) else omega
         sigma = self.sigmas()
-        return {name: w + sigma[self.base_of[name]] * normal(w) for name, w in theta.items()}
+        return {
+            name: w + sigma[base] * normal(w) if (base := self.base_of[name]) in sigma else w
+            for name, w in theta.items()
+        }
 
     def output(self, theta: Params, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(self.inner, StochasticLayer):  # theta is drawn, its outputs are not
@@ -95,7 +102,8 @@ class GaussianLayer(StochasticLayer):
         y = self.run_inner(self.omega(), args, kwargs)
         x, *rest = args
         squared = x if isinstance(self.plain, LOOKUP) else x.square()
-        variances = {name: s.square() for name, s in self.sigmas().items()}
+        frozen = {name: self._full(name, 0.0) for name in self.plain_names()}
+        variances = frozen | {name: s.square() for name, s in self.sigmas().items()}
         variance = functional_call(self.plain, variances, (squared, *rest), kwargs)
         return y + (variance + VARIANCE_FLOOR).sqrt() * normal(y, fresh=True)
 
@@ -120,6 +128,84 @@ class GaussianLayer(StochasticLayer):
         return f"sigma={self.sigma}{', learned' if self.learn else ''}, "
 
 
+class GaussianOwn(GaussianLayer):
+    """theta = omega + sigma * eps  for the parameters that a module holds itself, whatever it does
+    with them: a scale, a class token, the matrix of an einsum, a layer of another library.
+
+    The module's parts stay parts of the network, each with the noise that it has by itself.
+    """
+
+    on_call: Callable[[], None] | None = None  # told of calls that are none of `forward`
+
+    def __init__(self, module: nn.Module, sigma: float, *, learn: bool) -> None:
+        super().__init__(module, sigma, learn=learn)
+        self.local = self.fusable = False
+
+    def lent(self) -> dict[str, nn.Parameter]:
+        return own_parameters(self.inner)
+
+    def plain_names(self) -> list[str]:
+        return self.names
+
+    def owned(self) -> dict[str, nn.Parameter]:
+        own = {*self.names, *(name + LOG_SIGMA for name in self.noisy)}
+        return {name: p for name, p in super().owned().items() if name in own}
+
+    def _own(self) -> None:
+        for name, child in self.inner._modules.items():
+            if not isinstance(child, LISTS):
+                self._modules[name] = child
+        for name, p in self.lent().items():
+            register(self, name, p)
+        self._buffers.update(self.inner._buffers)
+        self._non_persistent_buffers_set |= self.inner._non_persistent_buffers_set
+
+    def mixtures(self, omega: Params) -> list[Mixture]:
+        """N(omega, sigma^2) for each parameter by itself."""
+        return [
+            Mixture((1.0,), (_one_node(omega[name]),), _one_node(sigma))
+            for name, sigma in self.stacked_sigmas(omega).items()
+        ]
+
+    def run_inner(self, theta: Params, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        buffers = {name: b for name, b in self._buffers.items() if b is not None}
+        # Not tied: another place of the same tensor has noise of its own.
+        given = {**buffers, **theta}
+        return functional_call(self.inner, given, args, kwargs, tie_weights=False)
+
+    def __getattr__(self, name: str) -> Any:
+        """Another method than `forward` is called with a draw too: the module's own parameters are
+        those of no member."""
+        found = super().__getattr__(name)
+        if not inspect.ismethod(found) or found.__self__ is not self.inner:
+            return found
+        return functools.partial(self._call, found)
+
+    def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self.on_call is not None:
+            self.on_call()
+        theta = self.draw(self.omega())
+        places = [(*owner_of(self.inner, name), value) for name, value in theta.items()]
+        before = [owner._parameters[name] for owner, name, _ in places]
+        try:
+            for owner, name, value in places:
+                owner._parameters[name] = value  # type: ignore[assignment]
+            return method(*args, **kwargs)
+        finally:
+            for (owner, name, _), p in zip(places, before, strict=True):
+                owner._parameters[name] = p
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.noise_repr()}{', '.join(self.noisy)} of {self.inner!r})"
+        )
+
+
+def _one_node(p: Tensor) -> Tensor:
+    """[M, ...] -> [M, 1, D]."""
+    return p.reshape(len(p), 1, -1)
+
+
 def enters_linearly(layer: nn.Module) -> bool:
     """Whether outputs are linear in theta: a weight, a bias, and torch's own forward pass.
 
@@ -134,7 +220,7 @@ def enters_linearly(layer: nn.Module) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Gaussian(Method):
-    """Gaussian noise of standard deviation sigma on every weight of every layer.
+    """Gaussian noise of standard deviation sigma on every trainable parameter, of whatever module.
 
     `learn`: sigma becomes a trained number for each weight, starting at `sigma`, with its own KL
     terms. Composes: `[Dropout(0.1), Gaussian(0.05)]`.
@@ -151,6 +237,7 @@ class Gaussian(Method):
         LINEAR + LOOKUP + ATTENTION + RECURRENT + NORM
     )
     goes_on_noise: ClassVar[bool] = True
+    everywhere: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -159,6 +246,9 @@ class Gaussian(Method):
 
     def wrap(self, layer: nn.Module, path: str) -> nn.Module:
         return GaussianLayer(layer, self.sigma, learn=self.learn)
+
+    def wrap_own(self, module: nn.Module, path: str) -> nn.Module:
+        return GaussianOwn(module, self.sigma, learn=self.learn)
 
     def takes_output(self, path: str) -> bool:
         return True  # equation 3 has noise on all of theta

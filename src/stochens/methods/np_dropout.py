@@ -39,16 +39,18 @@ class NPDropoutLayer(StochasticLayer):
     def __init__(self, layer: nn.Module, node: str) -> None:
         super().__init__(layer)
         self.by_position = node == "position" and isinstance(layer, POSITIONAL)
-        for name, p in layer.named_parameters():
+        for name in self.noisy:  # of what is frozen there is one
+            p = layer.get_parameter(name)
             register(self, name + SECOND, beside(p, p))
             self.names.append(name + SECOND)
             self.base_of[name + SECOND] = name
 
     def sets(self, omega: Params) -> tuple[Params, Params]:
-        """The two sets, each under the plain layer's names."""
-        first = {name: p for name, p in omega.items() if not name.endswith(SECOND)}
-        second = {name.removesuffix(SECOND): p for name, p in omega.items() if name not in first}
-        return first, second
+        """The two sets, each under the plain layer's names; they share what is frozen."""
+        seconds = {name + SECOND: name for name in self.noisy}
+        first = {name: p for name, p in omega.items() if name not in seconds}
+        second = {seconds[name]: p for name, p in omega.items() if name in seconds}
+        return first, {**first, **second}
 
     def draw(self, omega: Params) -> Params:
         """One choice for each node, its weights and bias together, shared by the batch."""
@@ -60,6 +62,8 @@ class NPDropoutLayer(StochasticLayer):
             like = first[next(iter(group))]
             choice = bernoulli(0.5, (count(self.inner, group),), like)
             for name, axis in group.items():
+                if name not in self.noisy:
+                    continue
                 mask = spread(self.inner, name, axis, choice)
                 theta[name] = torch.where(mask, first[name], second[name])
         return theta

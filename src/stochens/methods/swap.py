@@ -8,6 +8,7 @@ from stochens.errors import Unsuited
 from stochens.members import Params, copied, watch
 from stochens.methods.base import Method, StochasticLayer, register
 from stochens.methods.patterns import matches, refuse_unmatched
+from stochens.methods.reach import owners, weights
 from stochens.methods.registry import METHODS, MethodLike, resolve
 
 
@@ -34,7 +35,7 @@ def stochastic(
     """
     net = copied(net)
     skip = (skip,) if isinstance(skip, str) else tuple(skip)
-    output = output if output is not None else next(reversed(_layers(net)), None)
+    output = output if output is not None else next(reversed(layers_of(net)), None)
     for rule in resolve(method):
         net = _apply(rule, net, skip=skip, output=output)
     if stochastic_layers(net):
@@ -51,16 +52,25 @@ def _others(layers: dict[str, nn.Module], output: str | None) -> str:
     return f". Methods that take one of them: {', '.join(able)}" if able else ""
 
 
+def _frozen(layers: list[str]) -> str:
+    return f"; frozen layers get none: {', '.join(map(repr, layers))}" if layers else ""
+
+
 def _apply(rule: Method, net: nn.Module, *, skip: tuple[str, ...], output: str | None) -> nn.Module:
-    layers = _layers(net)  # every layer that some method could take, by name
+    layers = layers_of(net)  # every layer that some method could take, by name
     taken = {p: layer for p, layer in layers.items() if isinstance(_plain(layer), rule.applies_to)}
-    refuse_unmatched((*skip, *rule.skip), list(layers))
+    others = owners(net, layers)  # modules of other kinds, of which few methods know
+    refuse_unmatched((*skip, *rule.skip), [*layers, *filter(None, others)])
     refuse_unmatched(rule.patterns(), list(taken))
     swapped: dict[nn.Module, nn.Module] = {}
+    frozen: list[str] = []
     for path, layer in taken.items():
         if matches((*skip, *rule.skip), path):
             continue
         if path == output and not rule.takes_output(path):
+            continue
+        if not any(p.requires_grad for p in layer.parameters()) and not rule.asks_for(path):
+            frozen.append(path)
             continue
         if isinstance(layer, StochasticLayer) and (layer.last or not rule.goes_on_noise):
             raise Unsuited(
@@ -68,28 +78,41 @@ def _apply(rule: Method, net: nn.Module, *, skip: tuple[str, ...], output: str |
                 "goes on other methods, once and last"
             )
         swapped[layer] = rule.wrap(layer, path)
-    if not swapped and rule.applies_to:
+    wanted = {
+        path: module
+        for path, module in others.items()
+        if rule.everywhere
+        and not matches((*skip, *rule.skip), path)
+        and any(p.requires_grad for p in weights(module).values())
+    }
+    if not swapped and not wanted and rule.applies_to:
         raise Unsuited(
             f"{rule.name} found no layer to make stochastic; the layers are "
             f"{', '.join(map(repr, layers)) or '(none)'}, and the output layer {output!r} is left "
-            f"alone{rule.output_hint}{_others(layers, output)}"
+            f"alone{rule.output_hint}{_frozen(frozen)}{_others(layers, output)}"
         )
+    net = _swap(net, swapped)
+    for path, module in reversed(wanted.items()):  # parts first: they are what a whole has then
+        swapped[module] = rule.wrap_own(module, path)
+        net = _swap(net, {module: swapped[module]})
     _tie(layer for layer in swapped.values() if isinstance(layer, StochasticLayer))
-    if net in swapped:  # the network is one single layer
-        return swapped[net]
+    return net
+
+
+def _swap(net: nn.Module, swapped: dict[nn.Module, nn.Module]) -> nn.Module:
     for parent in list(net.modules()):
         for name, child in list(parent._modules.items()):  # a shared layer has several parents
             if child is not None and child in swapped:
                 parent._modules[name] = swapped[child]
-    return net
+    return swapped.get(net, net)  # the network may be one of them itself
 
 
 def _tie(layers: Iterable[StochasticLayer]) -> None:
     """Where weights are tied, what a method trains beside them is tied too."""
     known: dict[tuple[int, str], nn.Parameter] = {}
     for layer in layers:
-        plain = dict(layer.plain.named_parameters())
-        for name, p in list(layer.named_parameters()):
+        plain = {name: layer.plain.get_parameter(name) for name in layer.plain_names()}
+        for name, p in layer.owned().items():
             base = max((n for n in plain if name.startswith(n)), key=len)  # weight_2 -> weight
             register(layer, name, known.setdefault((id(plain[base]), name[len(base) :]), p))
 
@@ -98,7 +121,7 @@ def _plain(layer: nn.Module) -> nn.Module:
     return layer.plain if isinstance(layer, StochasticLayer) else layer
 
 
-def _layers(net: nn.Module) -> dict[str, nn.Module]:
+def layers_of(net: nn.Module) -> dict[str, nn.Module]:
     """The layers that a method can swap: outermost modules of a known type with parameters."""
     known = tuple(kind for method in METHODS.values() for kind in method.applies_to)
     found: dict[str, nn.Module] = {}
@@ -116,7 +139,7 @@ def output_layer(net: nn.Module, x: Tensor) -> str | None:
     """The name of the last layer called on x [B, ...]: the one that makes the outputs."""
     called: list[str] = []
     hooks = {
-        layer: lambda *_, path=path: called.append(path) for path, layer in _layers(net).items()
+        layer: lambda *_, path=path: called.append(path) for path, layer in layers_of(net).items()
     }
     watch(net, x, hooks)
     return called[-1] if called else None
@@ -147,4 +170,4 @@ def start(net: nn.Module, first: Params, second: Params) -> Params:
 
 
 def _names(layer: StochasticLayer, params: Params, prefix: str) -> list[str]:
-    return [n for n, _ in layer.plain.named_parameters() if prefix + n in params]
+    return [n for n in layer.plain_names() if prefix + n in params]

@@ -11,6 +11,7 @@ from stochens.likelihoods import LIKELIHOODS
 from stochens.methods import METHODS
 from stochens.methods.registry import PAPER_NAMES
 from stochens.own.model import check_name
+from stochens.training.advice import usual_method
 
 EXPERIMENT = "fit"
 TAILS = ("multiswa", "multiswag")  # averages of a plain training's tail
@@ -31,7 +32,7 @@ class Config:
     likelihood: str = "categorical"
     normalise: bool = False
     validation: float = 0.0
-    method: str = "dropout"
+    method: str | None = None
     rate: float | None = None
     skip: tuple[str, ...] = ()
     members: int = 50
@@ -87,14 +88,14 @@ def resumed(path: Path, **changes: Any) -> Config:
 def check(config: Config) -> None:
     """Everything that is wrong with the options alone."""
     check_name(config.model)
-    if PAPER_NAMES.get(config.method, config.method) not in NAMES:
-        hint = did_you_mean(config.method, [*NAMES, *PAPER_NAMES])
+    check_known("--likelihood", config.likelihood, LIKELIHOODS)
+    if method_name(config) not in NAMES:
+        hint = did_you_mean(method_name(config), [*NAMES, *PAPER_NAMES])
         raise InputError(
             f"unknown --method {config.method!r}{hint or '.'} Known: {', '.join(NAMES)}"
         )
-    check_known("--likelihood", config.likelihood, LIKELIHOODS)
     if config.rate is not None and method_name(config) not in RATED:
-        raise InputError(f"--rate is for {' and '.join(RATED)}, not for {config.method}")
+        raise InputError(f"--rate is for {' and '.join(RATED)}, not for {method_name(config)}")
     if not 0 <= config.validation < 1:
         raise InputError(f"--validation must be a share in [0, 1), got {config.validation}")
     for name in ("members", "epochs"):
@@ -109,7 +110,9 @@ def check(config: Config) -> None:
 
 
 def method_name(config: Config) -> str:
-    """dropout for SE1, and so on."""
+    """dropout for SE1, and so on; where none was named, the one that suits the likelihood."""
+    if config.method is None:
+        return usual_method(LIKELIHOODS[config.likelihood]())
     return PAPER_NAMES.get(config.method, config.method)
 
 

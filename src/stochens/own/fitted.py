@@ -13,7 +13,7 @@ from stochens.own.config import EXPERIMENT
 from stochens.own.model import NAME, Model, imported
 from stochens.own.schema import Schema
 from stochens.own.training import POSTERIOR, SCHEMA
-from stochens.report.run_folder import RUN, Run
+from stochens.report.run_folder import RUN, Run, refuse_saved
 from stochens.result.posterior import Posterior, load
 
 
@@ -32,6 +32,7 @@ class Fitted(NamedTuple):
 
 def about(path: Path) -> dict[str, Any]:
     """run.json of a run that `stochens fit` made."""
+    refuse_saved(path)
     if not (path / RUN).is_file():
         raise InputError(f"{path} is no run: make one with stochens fit --out {path}")
     found = Run(path).about

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from stochens.data.parquet import pyarrow_parquet
 from stochens.errors import InputError
-from stochens.likelihoods import Gaussian
 from stochens.own.schema import Schema, whole_classes
 from stochens.predict.predictive import DRAWS_BUDGET, GaussianPredictive, Predictive
 from stochens.report.run_folder import write_whole
@@ -28,7 +27,7 @@ def predictive(
     posterior: Posterior, schema: Schema, x: Tensor, *, draws: int = 1, seed: int = 0
 ) -> Predictive | GaussianPredictive:
     """As `Posterior.predict` has it, in the target's own units; for measures."""
-    keep = isinstance(posterior.likelihood, Gaussian)  # whose measures need all draws
+    keep = not schema.classes  # measures of numbers need all draws
     return _predict(posterior, schema, x, draws=draws, seed=seed, keep_draws=keep)
 
 

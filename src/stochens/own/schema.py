@@ -167,9 +167,9 @@ def raw_labels(examples: Examples, layout: Layout, file: Path) -> list[str]:
         )
     values = examples.targets[0]
     if isinstance(values, np.ndarray) and values.ndim != 1:
-        raise InputError(
-            f"{file}: labels must be [N], got {list(values.shape)}; one-hot? Save their argmax"
-        )
+        one_hot = values.ndim == 2 and np.isin(values, (0, 1)).all() and (values.sum(1) == 1).all()
+        instead = "they are one-hot: save their argmax" if one_hot else "one for each example"
+        raise InputError(f"{file}: labels must be [N], got {list(values.shape)}; {instead}")
     return labels(values, layout.targets[0], file)
 
 

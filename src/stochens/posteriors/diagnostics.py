@@ -1,9 +1,9 @@
 """Whether chains may be trusted, in numbers and in words."""
 
+import contextlib
 import warnings
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from rich import box
 from rich.console import Console
@@ -11,8 +11,8 @@ from rich.table import Table
 from torch import Tensor
 
 from stochens.errors import InputError
-from stochens.likelihoods import Gaussian
 from stochens.members import flatten
+from stochens.posteriors.mixing import LEAST_DRAWS, Mixing, mixing
 from stochens.result.posterior import Posterior
 
 RHAT_LIMIT = 1.01  # Vehtari et al. 2021
@@ -20,21 +20,12 @@ ESS_LIMIT = 100  # of each chain, ibid.
 BFMI_LIMIT = 0.3  # Betancourt 2016; Stan and ArviZ warn below it
 ACCEPT_LIMIT = 0.5  # a chain below it has not found its step size
 CUT_LIMIT = 0.05  # share of trajectories cut at max_depth that is worth a word
-LEAST_DRAWS = 4  # of a chain: it is split in two halves, and a variance needs two draws
 FEW_DRAWS = 100  # of a chain: fewer say nothing of energies
-MOST_QUANTITIES = 200  # of which R-hat and ESS are taken, evenly spaced
+FEW_INPUTS = 20  # of the training data, whose predictions a sampler looks at by itself
 
 
 class SamplingWarning(UserWarning):
     """A run whose draws are not to be trusted, or that can be had for less."""
-
-
-class Mixing(NamedTuple):
-    """Of K quantities, each [K]: rank-normalised split R-hat, bulk and tail ESS."""
-
-    rhat: Tensor
-    ess_bulk: Tensor
-    ess_tail: Tensor
 
 
 class Diagnosis(NamedTuple):
@@ -86,14 +77,14 @@ def _range(values: Tensor) -> str:
 
 
 def diagnose(posterior: Posterior, x: Any) -> Diagnosis:
-    """R-hat, effective sample sizes and the sampler's own signs of trouble (needs arviz).
+    """R-hat, effective sample sizes and the sampler's own signs of trouble.
 
     Predictions are those at x [B, ...]: p(class | x), or the mean of a regression; at most 200 of
     them, and of the parameters, are looked at, evenly spaced.
 
     >>> from stochens import nuts
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
-    >>> posterior = nuts(torch.nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), samples=200, warmup=200)
+    >>> posterior = nuts(torch.nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), samples=1000, warmup=500)
     >>> bool(diagnose(posterior, x).predictions.rhat.max() < 1.05)
     True
     """
@@ -105,10 +96,7 @@ def diagnose(posterior: Posterior, x: Any) -> Diagnosis:
     troubles = sampler_troubles(posterior)
     predictions = parameters = None
     if draws < LEAST_DRAWS:
-        troubles.append(
-            f"{draws} draws of each chain are too few for R-hat and effective sample sizes, which "
-            f"need at least {LEAST_DRAWS}; ask for more samples"
-        )
+        troubles.append(_too_few(draws))
     else:
         outputs = _outputs(posterior, x).unflatten(0, (chains.count, draws))
         predictions = mixing(outputs)
@@ -128,42 +116,8 @@ def diagnose(posterior: Posterior, x: Any) -> Diagnosis:
 
 def _outputs(posterior: Posterior, x: Any) -> Tensor:
     """What each draw predicts, [S, K]."""
-    p = posterior.predict(x, keep_draws=True)
-    if isinstance(posterior.likelihood, Gaussian):
-        means: Tensor = p.components()[0]  # [S, B, D]
-        return means.flatten(1)
-    probs: Tensor = p.probs[..., 1:]  # the first class is what the others leave
-    return probs.flatten(1)
-
-
-def mixing(quantities: Tensor) -> Mixing:
-    """R-hat and ESS of quantities [chains, draws, K], by ArviZ.
-
-    >>> draws = torch.randn(4, 100, 3, generator=torch.Generator().manual_seed(0))
-    >>> mixing(draws).rhat.shape
-    torch.Size([3])
-    """
-    az = arviz()
-    if quantities.shape[2] > MOST_QUANTITIES:
-        quantities = quantities[..., :: -(-quantities.shape[2] // MOST_QUANTITIES)]
-    data = az.convert_to_dataset({"q": quantities.detach().double().cpu().numpy()})
-    results = [az.ess(data, method=method) for method in ("bulk", "tail")]
-    bulk, tail = (torch.from_numpy(np.asarray(r["q"].values)) for r in results)
-    if quantities.shape[0] == 1:  # of one chain ArviZ has none either, and logs a line to say so
-        return Mixing(torch.full_like(bulk, torch.nan), bulk, tail)
-    return Mixing(torch.from_numpy(np.asarray(az.rhat(data)["q"].values)), bulk, tail)
-
-
-def arviz() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # it announces its own next version
-        try:
-            import arviz as az
-        except ImportError:
-            raise InputError(
-                "R-hat and effective sample sizes need arviz: pip install 'stochens[arviz]'"
-            ) from None
-    return az
+    found: Tensor = posterior.predict(x, keep_draws=True).quantities()
+    return found
 
 
 def e_bfmi(energy: Tensor) -> Tensor:
@@ -178,10 +132,63 @@ def e_bfmi(energy: Tensor) -> Tensor:
 # In words -----------------------------------------------------------------------------------------
 
 
-def warn_of_trouble(posterior: Posterior, *, stacklevel: int) -> None:
-    """What can be seen without arviz, said once at the end of a run."""
-    for trouble in sampler_troubles(posterior):
-        warnings.warn(trouble, SamplingWarning, stacklevel=stacklevel)
+def warn_of_trouble(
+    posterior: Posterior, x: Tensor, more: str | None = None, *, stacklevel: int
+) -> None:
+    """Said once at the end of a run on the inputs x: what its own statistics tell, `more` that the
+    sampler has found, and whether its chains mixed."""
+    for said in (more, *sampler_troubles(posterior), mixing_trouble(posterior, x)):
+        if said is not None:
+            warnings.warn(said, SamplingWarning, stacklevel=stacklevel)
+
+
+def mixing_trouble(posterior: Posterior, x: Tensor) -> str | None:
+    """R-hat and bulk ESS of the predictions at a few of the inputs x, and of the log density.
+
+    Not of the weights, which need not mix: units can change places without changing a prediction.
+    The limits are those of Vehtari et al. 2021. It costs less than one gradient of these inputs for
+    each draw.
+    """
+    assert posterior.chains is not None
+    chains, stats = posterior.chains.count, posterior.chains.stats
+    draws = len(posterior) // chains
+    if draws < LEAST_DRAWS:
+        return _too_few(draws)
+    few = x[:: -(-len(x) // FEW_INPUTS)]
+    parts = []
+    if "energy" in stats:  # a mini-batch's likelihood is mostly noise
+        parts.append((stats["likelihood"] + stats["prior"]).unsqueeze(2))
+    with contextlib.suppress(InputError):  # a likelihood that cannot predict
+        parts.append(_outputs(posterior, few).cpu().double().unflatten(0, (chains, draws)))
+    if not parts:
+        return None
+    q = torch.cat(parts, 2)  # [chains, draws, K]
+    q = q[q.isfinite().all(2).all(1)]  # chains that are NaN are told of elsewhere
+    q = q[..., (q.amax((0, 1)) > q.amin((0, 1)))] if len(q) else q
+    if q.numel() == 0:
+        return None  # nothing ever changes, as where all predictions are 0 or 1
+    return _told(mixing(q), len(q), f"predictions at {len(few)} training inputs")
+
+
+def _told(m: Mixing, chains: int, what: str) -> str | None:
+    worst, least = float(m.rhat.max()), float(m.ess_bulk.min())
+    if worst <= RHAT_LIMIT and least >= ESS_LIMIT * chains:
+        return None
+    first = f"R-hat of {what} is up to {worst:.3f} (good: at most {RHAT_LIMIT})"
+    if chains == 1:
+        first = "one chain alone has no R-hat, so that nothing tells whether it arrived"
+    return (
+        f"{first}, and the draws are worth as few as {least:,.0f} independent ones (good: "
+        f"{ESS_LIMIT * chains}, which is {ESS_LIMIT} for each chain). Ask for more samples; where "
+        "R-hat stays high, also for a longer warm-up or burn-in, and for several chains"
+    )
+
+
+def _too_few(draws: int) -> str:
+    return (
+        f"{draws} draws of each chain are too few for R-hat and effective sample sizes, which "
+        f"need at least {LEAST_DRAWS}; ask for more samples"
+    )
 
 
 def sampler_troubles(posterior: Posterior) -> list[str]:
@@ -208,8 +215,9 @@ def sampler_troubles(posterior: Posterior) -> list[str]:
         cut = float((stats["depth"] >= limit).double().mean())
         if cut > CUT_LIMIT and draws >= FEW_DRAWS:
             found.append(
-                f"{cut:.0%} of the trajectories were cut at max_depth = {limit}: the draws are "
-                f"right but follow each other closely. max_depth={limit + 2} makes longer ones"
+                f"{cut:.0%} of the trajectories were cut at max_depth = {limit}: draws follow each "
+                "other closely, so that more of them are needed. Steps may be so short because of "
+                f"scales that differ much, or of rounding. max_depth={limit + 2} makes longer ones"
             )
     if "energy" in stats and draws >= FEW_DRAWS:
         bfmi = e_bfmi(stats["energy"])

@@ -4,13 +4,10 @@ A member begins as a draw from the prior, which is exact. Then the likelihood is
 little while the member diffuses at temperature 1, so that it is carried along from the prior to the
 posterior and never far from equilibrium:
 
-    U_k(q) = beta_k N nll(q) + lambda / 2 |q|^2,   beta_k = min(1, k / (anneal K))^2
+    U(q) = beta N nll(q) + lambda / 2 |q|^2,   beta = min(1, u / anneal)^2
 
-in K steps of underdamped Langevin dynamics (BAOAB: Leimkuhler and Matthews, 2013), sigma^2 = 1 /
-lambda the prior's variance, c = exp(-friction h), n ~ N(0, 1):
-
-    p -= h/2 sigma g;   q += h/2 sigma p;   p = c p + sqrt(1 - c^2) n;   q += h/2 sigma p;
-    g = dU_k/dq;   p -= h/2 sigma g
+by underdamped Langevin dynamics, u from 0 to 1 the member's progress. The steps are in
+langevin_steps.py; arrival.py judges whether the members are what they should be.
 """
 
 import dataclasses
@@ -19,59 +16,50 @@ import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from stochens.checks import positive, whole, whole_or_none
+from stochens.checks import positive, whole_or_none
 from stochens.cluster.connect import Engines
 from stochens.errors import Failed, InputError
 from stochens.files.checkpoints import kept_in
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder, flatten
-from stochens.posteriors.problem import prepare
-from stochens.posteriors.sgmcmc_steps import (
-    Gradient,
-    batches,
-    data_term_for,
-    refuse_bad_start,
-)
+from stochens.posteriors import arrival, langevin_steps
+from stochens.posteriors.arrival import Ends
+from stochens.posteriors.diagnostics import SamplingWarning
+from stochens.posteriors.langevin_steps import Plan, State
+from stochens.posteriors.problem import Problem, Start, prepare
+from stochens.posteriors.sgmcmc_steps import Gradient, batches, data_term_for
 from stochens.posteriors.target import unflatten
 from stochens.progress import Show, progress_bar
 from stochens.randomness.hashed import MOMENTUM, normal
 from stochens.randomness.seeds import SAMPLER, derive
+from stochens.result.chains import Chains, told
+from stochens.result.joining import join_posteriors
 from stochens.result.posterior import Posterior
+from stochens.training.machines import over_machines
 
-FORMAT = "stochens langevin 1"
+FORMAT = "stochens langevin 2"  # 1: one step size for all; an epoch ended in a short batch
 STREAM = 2  # of the numbers of (seed, SAMPLER, member)
-STEP = 0.2  # h = STEP / sqrt(N): the likelihood's curvature grows with the data
-TAIL = 0.5  # the last part of the steps, over which mini-batch steps shrink
+STEP = 0.2  # h = STEP / sqrt(N) at most: the likelihood's curvature grows with the data
 FRICTION = {True: 10.0, False: 1.0}  # with mini-batches, whose noise it must carry off; without
-FAR = 10.0  # times the usual |q|^2: a member there has diverged
-ENOUGH_TIME = 5.0  # sum of h: on the toy sets 2.3 was too little and 4.7 enough
 LAST_STEP = {True: 0.1, False: 1.0}  # of the steps' size at the end, likewise
+ANNEAL = {True: 0.5, False: 0.0}  # from the prior; from elsewhere
+MOST_STEPS = 100_000  # where their number is not given
+LEAST_SHARE = 0.5  # of the members: where fewer are left, those that are left say nothing
+UNITS = 1000  # of a member's progress, for the bar
 
 
-class Plan(NamedTuple):
-    """What every step is."""
+def usual_step(data_size: int) -> float:
+    """h for so many data points, in standard deviations of the prior.
 
-    steps: int
-    step_size: float
-    friction: float
-    anneal: float
-    last_step: float
-
-    def size(self, step: int) -> float:
-        """h, constant and then falling by a cosine to its last share over the tail."""
-        done = max(0.0, (step / self.steps - (1 - TAIL)) / TAIL)
-        share = self.last_step + (1 - self.last_step) * 0.5 * (1 + math.cos(math.pi * done))
-        return self.step_size * share
-
-    def weight(self, step: int) -> float:
-        """beta, of the likelihood."""
-        rise = self.anneal * self.steps
-        return 1.0 if step >= rise else (step / rise) ** 2
+    >>> usual_step(400)
+    0.01
+    """
+    return STEP / math.sqrt(data_size)
 
 
 def langevin(
@@ -79,14 +67,15 @@ def langevin(
     data: Any,
     *,
     members: int | Sequence[int] = 50,
-    steps: int = 1250,
+    steps: int | None = None,
     batch_size: int | None = None,
     step_size: float | None = None,
     friction: float | None = None,
-    anneal: float = 0.5,
+    anneal: float | None = None,
     last_step: float | None = None,
     prior_precision: float = 1.0,
     likelihood: str | Likelihood = "categorical",
+    start: Start = "prior",
     seed: int = 0,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
@@ -100,17 +89,26 @@ def langevin(
     What training costs, this costs; where a trained member is a mode of the posterior, one of these
     is a point of its bulk. A member depends only on (seed, member).
 
+    At the end the members are held against identities that draws obey. A SamplingWarning says
+    where they do not: the spread of such members is wrong. Members that diverged are left out and
+    named; Failed is raised where fewer than half are left.
+
     net, data, likelihood: as in `fit`, but not a DataLoader. The network must not be stochastic.
-    members: how many, or which.
-    steps: full passes over the data, or mini-batches of `batch_size`. Too few leave the members
-        too near the prior.
-    step_size: h, in standard deviations of the prior; 0.2 / sqrt(N) when None. Too large a one
-        makes members diverge, which are left out and named in a warning.
+    members: how many, or which. Fewer than 5 cannot be judged by their spread.
+    steps: full passes over the data, or mini-batches of `batch_size`. When None, as many as the
+        member needs with its step size, at most 100,000.
+    batch_size: None for the whole data set. The noise of mini-batches heats the members. It is
+        small only where the data say little about each parameter; a warning says where it is not.
+    step_size: h, in standard deviations of the prior. When None, 0.2 / sqrt(N), and less for a
+        member where the posterior is stiffer than that allows.
     friction: how fast momentum is forgotten, in units of 1 / time; 1 when None, 10 with
         mini-batches.
-    anneal: the share of the steps over which the likelihood is let in.
+    anneal: the share of the way over which the likelihood is let in; 0.5 when None, and 0 from a
+        start that is not the prior.
     last_step: the size of the last step as a share of the first, which a cosine leads to over the
         second half; 1 when None, 0.1 with mini-batches, whose noise then dies away.
+    start: "prior", "default" (the layers' own), a Posterior (its first members, such as `fit`
+        returns), or Params [members, ...].
     bf16: the network in bfloat16, on CUDA; parameters stay as they are. None: only where
         ResNet20FRN's kernels serve, as in fit.
     engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "compile", "vmap" or
@@ -118,14 +116,20 @@ def langevin(
     checkpoint: a folder to save the run in once a minute; a run found there is gone on with.
 
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
-    >>> posterior = langevin(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), members=20, steps=300)
+    >>> posterior = langevin(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), members=20)
     >>> posterior.predict(x).probs.shape
     torch.Size([20, 40, 2])
     """
-    posterior, plan = _walked(**locals())
-    _warn_if_short(plan)
-    fine = _kept(flatten(posterior.params), plan, prior_precision, posterior.members)  # [m]
-    return posterior if len(fine) == len(posterior) else posterior.take(fine.tolist())
+    options = dict(locals())
+    posterior, plan, problem = _walked(**options)
+    if problem.machines is not None:
+        blocks = over_machines(
+            problem.machines.cluster, _of_block, options, problem.machines.ids, which="members"
+        )
+        chains = Chains.join([block.chains for block in blocks if block.chains is not None])
+        joined = join_posteriors(blocks).to(problem.machines.home)
+        posterior = dataclasses.replace(joined, chains=chains)
+    return _judged(posterior, plan, {name: s.numel() for name, s in problem.shapes.items()})
 
 
 def _walked(
@@ -133,14 +137,15 @@ def _walked(
     net: nn.Module | Builder,
     data: Any,
     members: int | Sequence[int],
-    steps: int,
+    steps: int | None,
     batch_size: int | None,
     step_size: float | None,
     friction: float | None,
-    anneal: float,
+    anneal: float | None,
     last_step: float | None,
     prior_precision: float,
     likelihood: str | Likelihood,
+    start: Start,
     seed: int,
     device: str | torch.device | None,
     dtype: torch.dtype | None,
@@ -148,12 +153,11 @@ def _walked(
     engine: Engines,
     progress: Show,
     checkpoint: str | Path | None,
-) -> tuple[Posterior, Plan]:
-    """All members, those that diverged too."""
-    options = dict(locals())
-    whole(steps=steps)
-    whole_or_none(batch_size=batch_size)
-    if not 0 <= anneal <= 1:
+) -> tuple[Posterior, Plan, Problem]:
+    """All members, those that diverged too, with how they ended as `chains`. Where a cluster is to
+    walk, none of them has."""
+    whole_or_none(steps=steps, batch_size=batch_size)
+    if anneal is not None and not 0 <= anneal <= 1:
         raise InputError(f"anneal must be a share in [0, 1], got {anneal!r}")
     problem = prepare(
         net,
@@ -161,12 +165,13 @@ def _walked(
         chains=members,
         which="members",
         likelihood=likelihood,
-        start="prior",
+        start=start,
         prior_precision=prior_precision,
         seed=seed,
         device=device,
         dtype=dtype,
         bf16=bf16,
+        batch_size=batch_size,
         engine=engine,
         checkpoint=checkpoint,
     )
@@ -175,94 +180,197 @@ def _walked(
     mini = batch < N
     plan = Plan(
         steps=steps,
-        step_size=STEP / math.sqrt(N) if step_size is None else step_size,
+        step_size=usual_step(N) if step_size is None else step_size,
+        fixed=step_size is not None,
         friction=FRICTION[mini] if friction is None else friction,
-        anneal=anneal,
+        anneal=ANNEAL[isinstance(start, str) and start == "prior"] if anneal is None else anneal,
         last_step=LAST_STEP[mini] if last_step is None else last_step,
+        precision=prior_precision,
     )
     positive(step_size=plan.step_size, friction=plan.friction, last_step=plan.last_step)
     if problem.machines is not None:
-        return problem.machines.sampled(_of_block, options), plan
-    ids = problem.ids
-    data_term, context = data_term_for(problem, bf16=bf16)
-    gradient = Gradient(problem, data_term)
-    q = flatten(problem.start)  # [M, D]
-    keys = [derive(problem.seed, SAMPLER, member, STREAM) for member in ids]
-    key = torch.tensor(keys, device=q.device)  # [M]
-    p = normal(key, torch.full_like(key, -1), MOMENTUM, q.shape[1]).to(q)  # [M, D]
-    g = prior_precision * q  # of U_0, which is the prior's alone
+        return problem.posterior(problem.start), plan, problem
     settings: dict[str, Any] = {}
     if checkpoint is not None:
         settings = {"batch_size": batch, **plan._asdict(), **problem.settings()}
         settings |= problem.begun(bf16=bf16)
-    bars = progress_bar("langevin", total=steps * len(ids), show=progress)
+    ids = problem.ids
+    data_term, context = data_term_for(problem, bf16=bf16)
+    gradient = Gradient(problem, data_term)
+    bars = progress_bar("langevin", total=UNITS * len(ids), show=progress)
     with context, bars as bar, kept_in(checkpoint, FORMAT, settings) as keep:
+        at, key = _beginning(problem)
         done = 0
         if keep.found is not None:
-            q, p, g = (keep.found[name].to(q) for name in ("q", "p", "g"))
+            at = State(*(keep.found[name].to(t) for name, t in at._asdict().items()))
             done = int(keep.found["step"])
-        bar.advance(done * len(ids))
-        stream = itertools.islice(batches(problem, batch), done, steps)
+        shown = 0
+        stream = itertools.islice(batches(problem, batch), done, steps or MOST_STEPS)
         for step, rows in enumerate(stream, done):
-            noise = normal(key, torch.full_like(key, step), MOMENTUM, q.shape[1]).to(q)
-            q, p = _drift(q, p, g, noise, plan, step, prior_precision)
-            energy, g = gradient(q, rows, step, weight=plan.weight(step))
-            if step == 0:
-                refuse_bad_start(energy, ids)
-            p = p - 0.5 * plan.size(step) * prior_precision**-0.5 * g
-            bar.advance(len(ids))
-            keep(step + 1, lambda: _named(q, p, g, step + 1))  # noqa: B023, called at once
-        keep.now(steps, lambda: _named(q, p, g, steps))
-    posterior = problem.posterior(unflatten(q, problem.shapes))
-    return dataclasses.replace(posterior, members=ids), plan
+            if step % langevin_steps.EVERY == 0:  # to look at u waits for a GPU
+                bar.advance(-shown + (shown := int(UNITS * float(at.u.sum()))))
+                if steps is None and bool((at.u >= 1).all()):
+                    break
+            at = _step(plan, at, gradient, rows, step, key, problem)
+            now, counted = at, torch.tensor(step + 1)
+            keep(step + 1, lambda: now._asdict() | {"step": counted})  # noqa: B023, at once
+            done = step + 1
+        keep.now(done, lambda: at._asdict() | {"step": torch.tensor(done)})
+        energy, s = _of_all(gradient, at, batch, N, done)
+    params = unflatten(at.q, problem.shapes)
+    ended = {"s": s, "energy": energy, "p": at.p, "curvature": at.curvature}
+    ended |= {"u": at.u, "time": at.time}
+    chains = Chains(
+        sampler="langevin",
+        count=len(ids),
+        stats={},
+        state={name: t.cpu() for name, t in ended.items()},
+        settings={"chains": told(ids)},
+    )
+    posterior = dataclasses.replace(problem.posterior(params), members=ids, chains=chains)
+    return posterior, plan, problem
 
 
 def _of_block(**options: Any) -> Posterior:
-    """Some of the members; who diverged is judged beside all of the others."""
+    """Some of the members; they are judged beside all of the others."""
     return _walked(**options)[0]
 
 
-def _named(q: Tensor, p: Tensor, g: Tensor, step: int) -> dict[str, Tensor]:
-    """A run after so many steps."""
-    return {"q": q, "p": p, "g": g, "step": torch.tensor(step)}
+def _beginning(problem: Problem) -> tuple[State, Tensor]:
+    """Where members begin, and the keys of their numbers, [M]."""
+    q = flatten(problem.start)  # [M, D]
+    keys = [derive(problem.seed, SAMPLER, member, STREAM) for member in problem.ids]
+    key = torch.tensor(keys, device=q.device)
+    p, v = (normal(key, torch.full_like(key, k), MOMENTUM, q.shape[1]).to(q) for k in (-1, -2))
+    return langevin_steps.initial(q, p, v), key
 
 
-def _drift(
-    q: Tensor, p: Tensor, g: Tensor, n: Tensor, plan: Plan, step: int, precision: float
-) -> tuple[Tensor, Tensor]:
-    """The first four of a step's five parts."""
-    h = plan.size(step)
-    half = 0.5 * h * precision**-0.5
-    c = math.exp(-plan.friction * h)
-    p = p - half * g
-    q = q + half * p
-    p = c * p + math.sqrt(1 - c * c) * n
-    return q + half * p, p
+def _step(
+    plan: Plan,
+    at: State,
+    gradient: Gradient,
+    rows: Tensor | None,
+    step: int,
+    key: Tensor,
+    problem: Problem,
+) -> State:
+    def slope(q: Tensor) -> Tensor:
+        return gradient.of_data(q, rows, step)[1]
+
+    if step == 0:
+        energy, s = gradient.of_data(at.q, rows, step)
+        _refuse_bad_start(energy, problem.ids)
+        at = at._replace(s=s)
+    n = normal(key, torch.full_like(key, step), MOMENTUM, at.q.shape[1]).to(at.q)
+    at = langevin_steps.moved(plan, at, n, slope)
+    often = step < 2 * langevin_steps.EVERY  # until the power method has found its direction
+    if often or step % langevin_steps.EVERY == 0:
+        at = langevin_steps.looked(plan, at, slope)
+    return at
 
 
-def _kept(q: Tensor, plan: Plan, precision: float, ids: tuple[int, ...]) -> Tensor:
-    """Which members did not diverge, [m]: one that is far beyond the others and the prior has."""
-    size = precision * q.double().square().sum(1)  # [M]; under the prior chi^2 with D degrees
-    usual = float(size[size.isfinite()].median()) if bool(size.isfinite().any()) else 0.0
-    fine = size <= FAR * (usual + q.shape[1] + math.sqrt(2 * q.shape[1]))  # NaN: no
-    lost = (~fine).nonzero().flatten().tolist()
-    remedy = f"step_size = {plan.step_size:.3g} is too large; try {plan.step_size / 2:.3g}"
-    if len(lost) == len(q):
-        raise Failed(f"all {len(q)} members diverged: {remedy}")
+def _of_all(gradient: Gradient, at: State, batch: int, N: int, step: int) -> tuple[Tensor, Tensor]:
+    """N nll [M] where members ended, and its slope [M, D], on all of the data."""
+    if batch == N:
+        return gradient.of_data(at.q, None, step)
+    energy, s = torch.zeros_like(at.u), torch.zeros_like(at.q)
+    for rows in torch.arange(N, device=at.q.device).expand(len(at.q), N).split(batch, dim=1):
+        share = rows.shape[1] / N
+        each, slope = gradient.of_data(at.q, rows, step)
+        energy, s = energy + share * each, s + share * slope
+    return energy, s
+
+
+def _refuse_bad_start(energy: Tensor, ids: tuple[int, ...]) -> None:
+    """Name the first member whose likelihood [M] is no number where it begins."""
+    for member, value in zip(ids, energy.tolist(), strict=True):
+        if not math.isfinite(value):
+            raise InputError(
+                f"member {member} cannot start: its log likelihood is {-value} there. Is the prior "
+                "too wide for this network? Use a larger prior_precision, dtype=torch.float64, or "
+                "start=fit(...), the posterior of trained members"
+            )
+
+
+# What comes of it ---------------------------------------------------------------------------------
+
+
+def _judged(posterior: Posterior, plan: Plan, sizes: dict[str, int]) -> Posterior:
+    """The members that did not diverge, with a warning where they are not draws."""
+    assert posterior.chains is not None
+    ended = {name: t.double() for name, t in posterior.chains.state.items()}
+    posterior = dataclasses.replace(posterior, chains=None)
+    q = flatten(posterior.params).detach().double().cpu()
+    g = ended["s"] + plan.precision * q
+    energy = ended["energy"] + 0.5 * plan.precision * q.square().sum(1)
+    ends = Ends(q, ended["p"], g, energy)
+    short = _too_short(plan, ended)
+    fine = arrival.not_diverged(ends, settled=short is None)
+    _report_divergence(fine, posterior.members, short or _smaller_steps(plan))
+    if short is not None:
+        warnings.warn(short, SamplingWarning, stacklevel=3)
+    kept = fine.nonzero().flatten()
+    verdict = arrival.judge(ends.take(kept), sizes)
+    if not verdict.arrived:
+        warnings.warn(_in_words(verdict, plan), SamplingWarning, stacklevel=3)
+    return posterior if bool(fine.all()) else posterior.take(kept.tolist())
+
+
+def _report_divergence(fine: Tensor, ids: tuple[int, ...], why: str) -> None:
+    lost, M = (~fine).nonzero().flatten().tolist(), len(fine)
+    if len(lost) > (1 - LEAST_SHARE) * M:
+        which = f"all {M}" if len(lost) == M else f"{len(lost)} of {M}"
+        raise Failed(f"{which} members diverged: {why}")
     if lost:
         warnings.warn(
-            f"{len(lost)} of {len(q)} members diverged and are left out (members "
-            f"{[ids[k] for k in lost[:10]]}): {remedy}",
-            stacklevel=3,
+            f"{len(lost)} of {M} members diverged and are left out (members "
+            f"{[ids[k] for k in lost[:10]]}): {why}",
+            SamplingWarning,
+            stacklevel=4,
         )
-    return fine.nonzero().flatten()
 
 
-def _warn_if_short(plan: Plan) -> None:
-    time = sum(plan.size(step) for step in range(plan.steps))
-    if time < ENOUGH_TIME:
-        warnings.warn(
-            f"{plan.steps} steps last {time:.2g} units of time, and members need about "
-            f"{ENOUGH_TIME:g} to leave the prior behind; take more steps",
-            stacklevel=3,
+def _smaller_steps(plan: Plan) -> str:
+    if plan.fixed:
+        return f"step_size = {plan.step_size:.3g} is too large; try {plan.step_size / 2:.3g}"
+    larger = "" if plan.last_step == 1 else ", a larger batch_size"
+    return f"try step_size={plan.step_size / 10:.2g}{larger} or a larger prior_precision"
+
+
+def _too_short(plan: Plan, ended: dict[str, Tensor]) -> str | None:
+    """Of members who were stopped on the way, or had no time to lose the width of the prior."""
+    u, time, needed = ended["u"], ended["time"], plan.time_needed(ended["curvature"])
+    if bool((u < 1).any()):
+        return (
+            f"{int((u < 1).sum())} of {len(u)} members had not ended after {MOST_STEPS:,} steps, "
+            f"the stiffest after {float(u.min()):.0%} of its way. Give steps to go on for longer"
         )
+    if not bool((time < needed).any()):
+        return None
+    worst = int((needed / time).argmax())
+    factor = float(needed[worst] / time[worst])
+    more = "" if plan.steps is None else f"; try steps={_up(plan.steps * factor)}"
+    return (
+        f"{int((time < needed).sum())} of {len(u)} members moved for too short a time to leave the "
+        f"prior behind, {float(time[worst]):.2g} units of it where {float(needed[worst]):.2g} are "
+        f"needed{more}"
+    )
+
+
+def _up(steps: float) -> int:
+    """Two digits are enough for an advice."""
+    tens = 10.0 ** max(0, int(math.log10(steps)) - 1)
+    return math.ceil(steps / tens) * int(tens)
+
+
+def _in_words(verdict: arrival.Verdict, plan: Plan) -> str:
+    (virial, error), (kinetic, spread) = verdict.virial, verdict.kinetic
+    where = "" if verdict.place is None else f", most clearly in {verdict.place!r}"
+    judged = "" if math.isnan(virial) else f"the virial is {virial:.3g} +- {error:.2g} and "
+    said = f"{judged}the temperature {kinetic:.3g} +- {spread:.2g}, where 1 is right"
+    larger = "" if plan.last_step == 1 else "a larger batch_size, "
+    remedy = f"{larger}more steps, or step_size={plan.step_size / 2:.2g}"
+    return (
+        "these members are not draws from the posterior, and their spread is wrong"
+        f"{where}: {said}. Try {remedy}"
+    )

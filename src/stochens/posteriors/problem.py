@@ -124,6 +124,7 @@ def prepare(
     device: str | torch.device | None,
     dtype: torch.dtype | None,
     bf16: bool | None = None,
+    batch_size: int | None = None,
     engine: Engines = "auto",
     engines: Sequence[str] = ENGINES,
     resume: Posterior | None = None,
@@ -159,7 +160,9 @@ def prepare(
     x, y = (t.to(dtype) if dtype and t.is_floating_point() else t for t in (given.x, y))
     plain, build, few, _ = built(net, like, x, y, seed, dtype=dtype, refuse=_refuse_no_density)
     params = _start(plain.eval(), build, start, ids, seed, prior_precision)
-    how = choose_engine(way, plain, params, few)  # on the CPU, where all of these are
+    own_rows = batch_size is not None and batch_size < len(x)
+    # on the CPU, where all of these are
+    how = choose_engine(way, plain, params, few, own_rows=own_rows, training=False)
     return Problem(
         net=plain.to(place),
         likelihood=like,

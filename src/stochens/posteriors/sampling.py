@@ -22,6 +22,7 @@ from stochens.posteriors import nuts as tree
 from stochens.posteriors.adaptation import Windows
 from stochens.posteriors.diagnostics import SamplingWarning, warn_of_trouble
 from stochens.posteriors.engines import choose
+from stochens.posteriors.precision import rounding_trouble
 from stochens.posteriors.problem import Problem, Start, prepare
 from stochens.posteriors.run import reasonable_step, run
 from stochens.posteriors.snapshot import Snapshot, continued, empty, found, refuse_both
@@ -65,6 +66,10 @@ def nuts(
     `posterior.chains` has how each transition went. Samples  exp(-N nll - lambda / 2 |theta|^2)  on
     all of the data; the cost of a gradient is that of a full batch.
 
+    At its end it warns (SamplingWarning) where draws are not enough or not right: R-hat above 1.01
+    or a bulk ESS below 100 for each chain (Vehtari et al. 2021), of the predictions at 20 training
+    inputs and of the log density; divergences; energies that rounding to float32 has eaten.
+
     net, data, likelihood: as in `fit`, but not a DataLoader. The network must not be stochastic.
     chains: how many, or which.
     samples, warmup: of each chain. Step size and diagonal mass are learned in the warm-up.
@@ -82,9 +87,9 @@ def nuts(
         `resume` is refused then.
 
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
-    >>> posterior = nuts(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), samples=50, warmup=50)
+    >>> posterior = nuts(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), samples=1000, warmup=500)
     >>> posterior.predict(x).probs.shape
-    torch.Size([200, 40, 2])
+    torch.Size([4000, 40, 2])
     """
     whole(warmup=warmup, max_depth=max_depth)
     if max_depth > MAX_DEPTH:
@@ -126,9 +131,9 @@ def hmc(
     `nuts`.
 
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
-    >>> posterior = hmc(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), samples=50, warmup=50)
+    >>> posterior = hmc(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), samples=1000, warmup=500)
     >>> posterior.predict(x).probs.shape
-    torch.Size([200, 40, 2])
+    torch.Size([4000, 40, 2])
     """
     positive(prior_precision=prior_precision)
     length = math.pi / 2 * prior_precision**-0.5 if trajectory is None else trajectory
@@ -197,7 +202,8 @@ def _sample(
     if problem.machines is not None:
         sample = functools.partial(_quietly, sampler, rules)
         posterior = problem.machines.sampled(sample, options)
-        warn_of_trouble(posterior, stacklevel=4)
+        lost = rounding_trouble(posterior, _target(problem))
+        warn_of_trouble(posterior, problem.x, lost, stacklevel=4)
         return posterior
     rules = rules._replace(windows=Windows(*(t.to(problem.x.device) for t in rules.windows)))
     target = _target(problem)
@@ -216,7 +222,7 @@ def _sample(
         with progress_bar(sampler, total=total, show=progress) as bar:
             bar.advance(int(state.transition.sum()))
             whole_run = run(runner, record, rules, bar, keep)
-    return _result(sampler, problem, runner.state(), record, rules, settings, whole_run)
+    return _result(sampler, problem, target, runner.state(), record, rules, settings, whole_run)
 
 
 def _quietly(sampler: str, rules: Rules, **options: Any) -> Posterior:
@@ -294,6 +300,7 @@ def _refuse_bad_start(problem: Problem, q: Tensor, energy: Tensor, g: Tensor) ->
 def _result(
     sampler: str,
     problem: Problem,
+    target: NetworkTarget,
     state: State,
     record: Record,
     rules: Rules,
@@ -326,5 +333,6 @@ def _result(
             "the same call with resume=posterior goes on, or with its checkpoint",
             stacklevel=4,
         )
-    warn_of_trouble(posterior, stacklevel=5)
+    lost = rounding_trouble(posterior, target)
+    warn_of_trouble(posterior, problem.x, lost, stacklevel=5)
     return posterior

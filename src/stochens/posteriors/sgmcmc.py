@@ -15,6 +15,7 @@ from stochens.errors import InputError, check_known, did_you_mean
 from stochens.files.checkpoints import kept_in, refuse_other
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder, flatten
+from stochens.posteriors.diagnostics import SamplingWarning, warn_of_trouble
 from stochens.posteriors.problem import Problem, Start, prepare
 from stochens.posteriors.sgmcmc_steps import (
     Plan,
@@ -30,7 +31,7 @@ from stochens.progress import Show, progress_bar
 from stochens.result.chains import Chains
 from stochens.result.posterior import Posterior
 
-FORMAT = "stochens sgmcmc 1"
+FORMAT = "stochens sgmcmc 2"  # 1: an epoch ended in a short batch
 KINDS = ("sgld", "sghmc", "csghmc")
 PRECONDITIONERS = ("rmsprop",)
 DEFAULT_RATES = {None: 1e-2, "rmsprop": 1e-3}
@@ -82,7 +83,8 @@ def sgmcmc(
 
     Every draw of every chain is a member of the Posterior that is returned, chain after chain. In
     `posterior.chains.stats`, likelihood is N nll of the mini-batch of the step that led to the
-    draw, where that step began; prior is lambda / 2 |theta|^2 of the draw; step is its lr.
+    draw, where that step began; prior is lambda / 2 |theta|^2 of the draw; step is its lr. At its
+    end it warns of a high R-hat and of few effective draws, as `nuts` does.
 
     net, data, likelihood: as in `fit`, but not a DataLoader. The network must not be stochastic.
     kind: "sgld" (beta = 0), "sghmc", or "csghmc": cycles of a falling step size,
@@ -98,7 +100,7 @@ def sgmcmc(
         follows the draws would change what they are drawn from (for "csghmc" the last 100 steps of
         exploration are noisy, so that V sees it).
     cycles: of "csghmc"; 4 when None. They share the samples evenly.
-    temperature: T. 0 descends to the mode.
+    temperature: T of exp(-U / T). 0 descends to the mode.
     start: "default" (the layers' own), "prior", a Posterior (its first members, one for each
         chain), or Params [chains, ...].
     dtype: float32 or float64; the network's own when None.
@@ -113,7 +115,8 @@ def sgmcmc(
 
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
     >>> data = (x, (x[:, 0] > 0).long())
-    >>> posterior = sgmcmc(nn.Linear(2, 2), data, samples=20, burn_in=100, batch_size=10)
+    >>> with warnings.catch_warnings(action="ignore"):  # so few draws are warned of
+    ...     posterior = sgmcmc(nn.Linear(2, 2), data, samples=20, burn_in=100, batch_size=10)
     >>> posterior.predict(x).probs.shape
     torch.Size([80, 40, 2])
     """
@@ -132,12 +135,15 @@ def sgmcmc(
         device=device,
         dtype=dtype,
         bf16=bf16,
+        batch_size=batch_size,
         engine=engine,
         resume=resume,
         checkpoint=checkpoint,
     )
     if problem.machines is not None:
-        return problem.machines.sampled(sgmcmc, options)
+        posterior = problem.machines.sampled(_quietly, options)
+        _warn_unless_cold(posterior, problem, plan)
+        return posterior
     chains = len(problem.ids)
     data_term, context = data_term_for(problem, bf16=bf16)
     settings = _settings(kind, problem, plan, batch_size)
@@ -162,7 +168,22 @@ def sgmcmc(
             stacklevel=2,
         )
     _report_divergence(record.draws[:, : at.made], plan, problem.ids)
-    return _result(kind, problem, plan, record, at, settings)
+    posterior = _result(kind, problem, plan, record, at, settings)
+    _warn_unless_cold(posterior, problem, plan)
+    return posterior
+
+
+def _quietly(**options: Any) -> Posterior:
+    """Some of the chains; what is wrong with all of them is told of all of them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)
+        return sgmcmc(**options)
+
+
+def _warn_unless_cold(posterior: Posterior, problem: Problem, plan: Plan) -> None:
+    """At temperature 0 chains descend to modes, and are not meant to mix."""
+    if plan.temperature > 0:
+        warn_of_trouble(posterior, problem.x, stacklevel=4)
 
 
 def _settings(kind: str, problem: Problem, plan: Plan, batch_size: int | None) -> dict[str, Any]:

@@ -229,10 +229,10 @@ def _step(problem: Problem, plan: Plan, state: State, g: Tensor, key: Tensor, st
 
 
 class Gradient:
-    """N nll [M] on the rows [M, B], and dU / dq = weight N dnll / dq + lambda q, [M, D].
+    """N nll [M] on the rows [M, B], and dU / dq = N dnll / dq + lambda q, [M, D].
 
-    Every batch of a random order is a random part of the data, the short last one too: its mean is
-    that of all the data on average. On a GPU the network's part is a CUDA graph, one for each size
+    Every batch of a random order is a random part of the data: its mean is that of all the data on
+    average. On a GPU the network's part is a CUDA graph, one for each size
     of batch, since Python needs longer to ask for its operations than the GPU to do them.
     """
 
@@ -241,15 +241,18 @@ class Gradient:
         self._graphs: dict[int, Replayed] = {}
         self._record = problem.x.is_cuda
 
-    def __call__(
-        self, q: Tensor, rows: Tensor | None, step: int, *, weight: float = 1.0
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, q: Tensor, rows: Tensor | None, step: int) -> tuple[Tensor, Tensor]:
+        energy, slope = self.of_data(q, rows, step)
+        return energy, slope + self._problem.prior_precision * q.detach()
+
+    def of_data(self, q: Tensor, rows: Tensor | None, step: int) -> tuple[Tensor, Tensor]:
+        """N nll [M] and N dnll / dq [M, D], without the prior."""
         if self._record:
             nll, slope = self._replayed(q, rows, step)
         else:
             nll, slope = self._slope(q, step, rows)
         N = len(self._problem.x)
-        return N * nll.double(), weight * N * slope + self._problem.prior_precision * q.detach()
+        return N * nll.double(), N * slope
 
     def _slope(
         self, q: Tensor, step: int | Tensor, rows: Tensor | None = None
@@ -277,19 +280,27 @@ class Gradient:
 
 
 def batches(problem: Problem, batch_size: int) -> Iterator[Tensor | None]:
-    """Rows [M, B] of each chain, epoch after epoch for ever; None for all of the data."""
+    """Rows [M, B] of each chain, epoch after epoch for ever; None for all of the data.
+
+    What is left over at the end of an epoch begins the first batch of the next one. A short batch
+    of its own would have a gradient with more noise, which heats the chain, and its rows would
+    count more than the others.
+    """
+    if batch_size >= len(problem.x):
+        yield from itertools.repeat(None)
+    left = torch.zeros(len(problem.ids), 0, dtype=torch.int64, device=problem.x.device)
     for epoch in itertools.count():
-        if batch_size >= len(problem.x):
-            yield None
-        else:
-            order = permutations(
-                len(problem.x),
-                seed=problem.seed,
-                members=problem.ids,
-                epoch=epoch,
-                device=problem.x.device,
-            )  # [M, N]
-            yield from order.split(batch_size, dim=1)
+        order = permutations(
+            len(problem.x),
+            seed=problem.seed,
+            members=problem.ids,
+            epoch=epoch,
+            device=problem.x.device,
+        )  # [M, N]
+        left = torch.cat([left, order], 1)
+        while left.shape[1] >= batch_size:
+            batch, left = left[:, :batch_size], left[:, batch_size:]
+            yield batch
 
 
 def data_term_for(

@@ -19,15 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from stochens.errors import InputError
-from stochens.likelihoods import Gaussian, Likelihood
+from stochens.likelihoods import Likelihood, drawn
 from stochens.members import Params, forward, size
 from stochens.version import __version__
 
 SUFFIXES = (".onnx", ".pt2")
 OLDEST_TORCH = "2.10"  # the first whose scan can be traced with a network inside
 MOST_BYTES = 2_000_000_000  # a protobuf message, and so an ONNX file, ends at 2 GiB
-CLASSES = ("probs", "entropy", "mutual_information")
-REGRESSION = ("mean", "std", "aleatoric", "epistemic")
 
 
 class Predictor(NamedTuple):
@@ -38,10 +36,6 @@ class Predictor(NamedTuple):
     likelihood: Likelihood
     noise: dict[str, Tensor]  # each [S, ...]
     draws: int  # S
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return REGRESSION if isinstance(self.likelihood, Gaussian) else CLASSES
 
 
 class _One(nn.Module):
@@ -79,27 +73,18 @@ class _All(nn.Module):
             return carry.clone(), self._one(x, theta, own)
 
         rows = (torch.arange(self._draws) % self._count).unsqueeze(1)  # [S, 1]
-        _, outputs = scan(draw, torch.zeros(()), [rows, *noise.values()])  # [S, B, C]
-        return _averages(outputs, self._likelihood)
+        _, outputs = scan(draw, x.new_zeros(()), [rows, *noise.values()])  # [S, B, C]
+        return tuple(drawn(self._likelihood, outputs).exported().values())
 
 
-def _averages(outputs: Tensor, likelihood: Likelihood) -> tuple[Tensor, ...]:
-    """As in `predict`, in the network's own precision: outputs [S, B, C]."""
-    if isinstance(likelihood, Gaussian):
-        means, variances = likelihood.moments(outputs)
-        mean, aleatoric = means.mean(0), variances.mean(0)
-        epistemic = (means - mean).square().mean(0)
-        return mean, (aleatoric + epistemic).sqrt(), aleatoric, epistemic
-    probs = outputs.softmax(-1)
-    mean = probs.mean(0)
-    total = _entropy(mean)
-    return mean, total, (total - _entropy(probs).mean(0)).clamp_min(0.0)
-
-
-def _entropy(probs: Tensor) -> Tensor:
-    """-sum_c p_c log p_c, by operations that ONNX has."""
-    tiny = torch.finfo(probs.dtype).tiny
-    return -(probs * probs.clamp_min(tiny).log()).sum(-1)
+def output_names(predictor: Predictor, x: Tensor) -> list[str]:
+    """What the likelihood calls its averages, in order; x is an example."""
+    net = copy.deepcopy(predictor.net).cpu().eval()
+    one = {name: p[:1].detach().cpu() for name, p in predictor.params.items()}
+    noise = [t[:1] for t in predictor.noise.values()]
+    with torch.no_grad():
+        outputs = forward(net, one, x[:1].cpu(), engine="loop", noise=noise)  # [1, 1, C]
+    return list(drawn(predictor.likelihood, outputs).exported())
 
 
 def program(predictor: Predictor, x: Tensor) -> Any:
@@ -189,7 +174,7 @@ def _onnx(made: Any, predictor: Predictor, x: Tensor, about: dict[str, str]) -> 
             made,
             (x, predictor.noise),
             input_names=["x", *predictor.noise],
-            output_names=list(predictor.outputs),
+            output_names=output_names(predictor, x),
             dynamo=True,
             verbose=False,
         ).model_proto  # type: ignore[union-attr]

@@ -1,6 +1,7 @@
 """Prediction in batches: some members and some rows of x at a time, as memory allows."""
 
 import contextlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from stochens.likelihoods import Likelihood
 from stochens.members import Engine, Params, device_of, forward, size, take
 from stochens.memory import activation_bytes, free_bytes
 from stochens.methods import stochastic_layers
-from stochens.predict.predictive import sums_for
+from stochens.predict.predictive import Sums
 from stochens.predict.shared_noise import noise_of_draw, noise_requests
 from stochens.randomness.noise import same_noise
 from stochens.randomness.seeds import PREDICTION, derive, seeded
@@ -44,14 +45,26 @@ def plan(
     x: Tensor,
     batch_size: int | None,
     trained_on: tuple[int, ...] | None = None,
+    *,
+    available: Callable[[int], int] | None = None,
 ) -> tuple[int, int]:
     """Rows of x and members at a time, so that activations stay inside their budget.
 
-    `trained_on`: the shape of one example then, for the words of a refusal.
+    `trained_on`: the shape of one example then, for the words of a refusal. `available(n)`: n, or
+    how many rows there are if they are fewer; those of x, if not given.
     """
+    available = available or (lambda most: min(most, len(x)))
+    one = bytes_of_one(net, x, trained_on)
+    budget = _budget(device_of(params))
+    chunk = min(size(params), max(1, budget // (one * available(256))))
+    return available(batch_size or max(1, budget // (one * chunk))), chunk
+
+
+def bytes_of_one(net: nn.Module, x: Tensor, trained_on: tuple[int, ...] | None) -> int:
+    """Of activations for one row of x [B, ...], or an InputError if the network cannot take it."""
     home = next(net.parameters()).device
     try:
-        one = max(1, activation_bytes(net, telling_rows(x, 1).to(home)))
+        return max(1, activation_bytes(net, telling_rows(x, 1).to(home)))
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
         other = trained_on is not None and trained_on != tuple(x.shape[1:])
         then = f"; it was trained on x [N, {', '.join(map(str, trained_on or ()))}]"
@@ -59,10 +72,6 @@ def plan(
             f"the network fails on x {tuple(x.shape)} of {x.dtype}{dtype_remedy(net, x)}"
             f"{then if other else ''}: {error}"
         ) from error
-    budget = _budget(device_of(params))
-    chunk = min(size(params), max(1, budget // (one * min(len(x), 256))))
-    rows = min(len(x), batch_size or max(1, budget // (one * chunk)))
-    return rows, chunk
 
 
 def _budget(device: torch.device) -> int:
@@ -88,7 +97,7 @@ def predictive(
     """At some of the rows that were asked for: those from a multiple of `ask.rows` on."""
     device, members = device_of(params), size(params)
     rows, chunk, draws, seed = ask.rows, ask.chunk, ask.draws, ask.seed
-    sums = sums_for(
+    sums = Sums(
         likelihood,
         draws * members,
         len(x),

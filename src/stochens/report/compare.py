@@ -1,4 +1,4 @@
-"""One table with every metric, method by method, each with its bootstrap interval."""
+"""One table with every metric, method by method, each with its interval."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -15,12 +15,14 @@ from torch import Tensor
 from stochens import metrics
 from stochens.errors import InputError, did_you_mean
 from stochens.metrics import Interval, bootstrap
-from stochens.predict.predictive import GaussianPredictive, Predictive
+from stochens.predict.predictive import Predicted, Predictive
+from stochens.report.reference_noise import stand_ins
 
 LEVEL = 0.95
 WIDTH = 80  # columns of a terminal that does not say how many it has
 NO_MI = 1e-6  # nats that rounding leaves between two equal entropies in float32
 GAP = 2  # of a table's columns
+OWN_NOISE = ", its own noise"  # ends the name of the row that has the noise of the reference
 BESIDE, BELOW = " ", "\n"  # where an interval stands: beside its value, if there is room
 
 
@@ -87,7 +89,7 @@ def _table(
 
 
 def compare(
-    predictions: Mapping[str, Predictive] | Mapping[str, GaussianPredictive],
+    predictions: Mapping[str, Predicted],
     y: Tensor,
     *,
     reference: str | None = None,
@@ -100,12 +102,14 @@ def compare(
 
     `reference` names the row the others are held against (HMC, say): agreement, variance, and the
     mean absolute differences of entropy and mutual information. Where the reference has chains, one
-    more row tells what it reaches against itself, half of its chains against the other half: the
-    ceiling, since no approximation can be seen to be nearer than that. `ood` holds predictions by
-    the same names for inputs that are not of this kind, and adds how well those are told apart:
-    "OOD AUROC" by the largest mean probability, "OOD AUROC (MI)" by mutual information, for which
-    there must be members that can disagree. Intervals are 95 % bootstrap intervals over the
-    examples.
+    more row, "HMC, its own noise", is the noise of the reference itself: how far its mean is from
+    that of infinitely many draws, as the differences between its chains tell. The exact posterior
+    would be about as far from the reference. What all chains have wrong is not in it.
+
+    `ood` holds predictions by the same names for inputs that are not of this kind, and adds how
+    well those are told apart: "OOD AUROC" by the largest mean probability, "OOD AUROC (MI)" by
+    mutual information, for which there must be members that can disagree. Intervals are 95 %
+    bootstrap intervals over the examples; that of ECE is `metrics.ece_interval`.
 
     >>> draws = torch.tensor([[[0.9, 0.1], [0.2, 0.8]], [[0.8, 0.2], [0.4, 0.6]]])  # [S, B, C]
     >>> table = compare({"mine": Predictive.of(draws)}, torch.tensor([0, 1]), show=False)
@@ -116,32 +120,34 @@ def compare(
         raise InputError("predictions must be a dict of names: {'mine': p}")
     if not predictions:
         raise InputError("nothing to compare: predictions is empty")
-    for name, p in (*predictions.items(), *(ood or {}).items()):
-        if not isinstance(p, Predictive | GaussianPredictive):
-            kind = type(p).__name__
+    given: list[tuple[str, object]] = [*predictions.items(), *(ood or {}).items()]
+    for name, one in given:
+        if not isinstance(one, Predicted):
+            kind = type(one).__name__
             raise InputError(f"{name!r} must be what posterior.predict(x) gives, got a {kind}")
-    for given in (reference, *(ood or {})):
-        if given is not None and given not in predictions:
-            hint = did_you_mean(given, predictions)
+    for asked in (reference, *(ood or {})):
+        if asked is not None and asked not in predictions:
+            hint = did_you_mean(asked, predictions)
             raise InputError(
-                f"{given!r} is not among the predictions{hint or ':'} {list(predictions)}"
+                f"{asked!r} is not among the predictions{hint or ':'} {list(predictions)}"
             )
+    _refuse_other_kinds([*predictions.values(), *(ood or {}).values()], reference, ood)
     y = torch.as_tensor(y)
     sample = partial(bootstrap, resamples=resamples, level=LEVEL, seed=seed)
     rows: dict[str, dict[str, Interval]] = {}
     for name, p in predictions.items():
-        if isinstance(p, GaussianPredictive):
-            rows[name] = _regression(p, y, sample)
+        stated = p.measures(y).items()
+        rows[name] = {what: sample(metric, *tensors) for what, (metric, *tensors) in stated}
+        if not isinstance(p, Predictive):
             continue
-        rows[name] = _classification(p, y, sample)
         if reference is not None:
             against = predictions[reference]
             assert isinstance(against, Predictive)
-            rows[name] |= _closeness(p, against, sample)
+            rows[name] |= _closeness([p], against, sample)
         if ood and name in ood:
             rows[name] |= _apart(p, ood[name], sample)
         if name == reference and len(p.chains) > 1:
-            rows[f"{name}, chain to chain"] = _closeness(*halves(p), sample)
+            rows[name + OWN_NOISE] = _own_noise(p, sample)
     comparison = Comparison(rows)
     if show:
         Console(file=sys.stdout).print(comparison)
@@ -151,16 +157,14 @@ def compare(
 Sample = Callable[..., Interval]
 
 
-def _classification(p: Predictive, y: Tensor, sample: Sample) -> dict[str, Interval]:
-    return {
-        "accuracy": sample(metrics.accuracy, p.mean, y),
-        "NLL": sample(metrics.nll, p.mean, y),
-        "Brier": sample(metrics.brier, p.mean, y),
-        "ECE": sample(metrics.ece, p.mean, y),
-        "AURC": sample(metrics.aurc, p.mean, y),
-        "entropy": sample(torch.mean, p.entropy),
-        "MI": sample(torch.mean, p.mutual_information),
-    }
+def _refuse_other_kinds(given: list[Predicted], reference: object, ood: object) -> None:
+    kinds = {type(p) for p in given}
+    if len(kinds) > 1:
+        names = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise InputError(f"predictions of one kind can be compared, got {names}")
+    if (reference is not None or ood) and kinds != {Predictive}:
+        what = "reference" if reference is not None else "ood"
+        raise InputError(f"{what} is for classes, and these are {kinds.pop().__name__}s")
 
 
 def _apart(p: Predictive, far: Predictive, sample: Sample) -> dict[str, Interval]:
@@ -179,9 +183,18 @@ def closeness(
 
     `resamples=None`: the values alone, where replicates will give the intervals.
     """
+    return _closeness([p], reference, _sample(resamples))
+
+
+def own_noise(p: Predictive, *, resamples: int | None) -> dict[str, Interval]:
+    """The same of a reference p with two chains or more to the truth: see reference_noise.py."""
+    return _own_noise(p, _sample(resamples))
+
+
+def _sample(resamples: int | None) -> Sample:
     if resamples is None:
-        return _closeness(p, reference, _value_alone)
-    return _closeness(p, reference, partial(bootstrap, resamples=resamples, level=LEVEL))
+        return _value_alone
+    return partial(bootstrap, resamples=resamples, level=LEVEL)
 
 
 def _value_alone(metric: Callable[..., float | Tensor], *arrays: Tensor) -> Interval:
@@ -189,34 +202,25 @@ def _value_alone(metric: Callable[..., float | Tensor], *arrays: Tensor) -> Inte
     return Interval(value, value, value)
 
 
-def _closeness(p: Predictive, reference: Predictive, sample: Sample) -> dict[str, Interval]:
-    mi_gap = (p.mutual_information - reference.mutual_information).abs()
+def _own_noise(p: Predictive, sample: Sample) -> dict[str, Interval]:
+    return _closeness(list(stand_ins(p)), p, sample)
+
+
+def _closeness(
+    found: list[Predictive], reference: Predictive, sample: Sample
+) -> dict[str, Interval]:
+    """Of several, the mean over them, example by example."""
+    terms = [_terms(p, reference) for p in found]
     return {
-        "agreement": sample(metrics.agreement, p.mean, reference.mean),
-        "variance": sample(metrics.variance, p.mean, reference.mean),
-        "entropy error": sample(metrics.entropy_error, p.mean, reference.mean),
-        "MI error": sample(torch.mean, mi_gap),
+        name: sample(torch.mean, torch.stack([each[name] for each in terms]).mean(0))
+        for name in terms[0]
     }
 
 
-def halves(p: Predictive) -> tuple[Predictive, Predictive]:
-    """What the first half of a sampler's chains says, and what the others say."""
-    middle = len(p.chains) // 2
-    parts = []
-    for chains in (p.chains[:middle], p.chains[middle:]):
-        means, aleatorics = ([c.mean for c in chains], [c.aleatoric for c in chains])
-        mean, aleatoric = torch.stack(means).mean(0), torch.stack(aleatorics).mean(0)
-        parts.append(Predictive(mean, aleatoric, None))
-    return parts[0], parts[1]
-
-
-def _regression(p: GaussianPredictive, y: Tensor, sample: Sample) -> dict[str, Interval]:
-    y = y.unsqueeze(1) if y.dim() == 1 else y
-    means, variances = p.components()
-    low, high = p.interval(LEVEL)
-    return {
-        "RMSE": sample(metrics.rmse, means, y),
-        "NLL": sample(metrics.gaussian_nll, means, variances, y),
-        "95 % coverage": sample(metrics.coverage, low, high, y),
-        "95 % width": sample(torch.mean, (high - low).mean(-1)),
-    }
+def _terms(p: Predictive, reference: Predictive) -> dict[str, Tensor]:
+    """Example by example, each [B]."""
+    near = ("agreement", metrics.agreement), ("variance", metrics.variance)
+    means = (*near, ("entropy error", metrics.entropy_error))
+    found = {name: metrics.per_example(metric, p.mean, reference.mean) for name, metric in means}
+    gap = p.mutual_information.cpu().double() - reference.mutual_information.cpu().double()
+    return {name: t.cpu() for name, t in found.items()} | {"MI error": gap.abs()}

@@ -32,7 +32,7 @@ import torch
 from stochens.errors import InputError
 from stochens.files.checkpoints import alone_in
 from stochens.files.npz import npz_bytes, read_npz
-from stochens.files.storage import CHECKSUMS, DAMAGE, LOCK, new_folder, reading, sync
+from stochens.files.storage import CHECKSUMS, DAMAGE, LOCK, format_of, new_folder, reading, sync
 from stochens.files.sums import read_files, replace_files
 from stochens.predict.predictive import Predictive
 from stochens.version import __version__
@@ -225,11 +225,28 @@ def shown(paths: Iterable[Path]) -> Iterator[None]:
         raise
 
 
+def refuse_saved(path: Path) -> None:
+    """A posterior, or a training that was stopped, is no run: it holds no measures."""
+    if (path / RUN).exists() or (kind := format_of(path)) is None:
+        return
+    if (path.resolve().parent / RUN).exists():  # as `stochens fit` puts it there
+        raise InputError(f"{path} is a part of a run, which is {path.resolve().parent}: name that")
+    if kind.startswith("stochens posterior"):
+        raise InputError(
+            f"{path} is a saved posterior, not a run: it holds members, and no measures to show. "
+            f"In Python, posterior = stochens.load({str(path)!r}, net), then stochens.compare("
+            "{'mine': posterior.predict(x)}, y); on the command line, stochens fit makes runs, "
+            "which stochens evaluate and stochens report take"
+        )
+    raise InputError(f"{path} holds {kind!r}, and is no run; stochens fit makes runs")
+
+
 class Run:
     """One that was written, read back."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        refuse_saved(self.path)
         with reading(self.path):
             files = read_files(self.path, (RUN, METRICS, TRAINING, SAMPLER, PREDICTIONS))
         self.about, self.metrics = self._json(RUN, files), self._json(METRICS, files)

@@ -8,7 +8,8 @@ from torch import Tensor
 
 
 class History(NamedTuple):
-    """Each [E, M]: the mean over an epoch's steps, and its fluctuation (standard deviation).
+    """Each [E, M]: the mean over an epoch's steps, and its fluctuation (standard deviation); a step
+    counts by its rows.
 
     `nll` is the expected NLL of a data point under the member's noise; `loss` is the training KL
     loss in nats: N * nll + L2 + stochasticity + the terms of a finite sigma + repulsion. Constants
@@ -43,17 +44,17 @@ class Recorder:
     def __init__(self, members: int, device: torch.device) -> None:
         self.rows: list[Tensor] = []  # [4, M] each
         self.sums = torch.zeros(4, members, dtype=torch.float64, device=device)
-        self.steps = 0
+        self.weight = 0.0  # of the steps in them; a whole batch has 1
         # of each member the first step whose loss was no number, or -1, and that loss
         self.lost_at = torch.full((members,), -1, device=device)
         self.lost_by = torch.zeros(members, dtype=torch.float64, device=device)
         self.any_lost = False  # as far as it is known without waiting for a GPU
 
-    def step(self, nll: Tensor, loss: Tensor, number: int | Tensor) -> None:
-        """nll, loss [M], of the step with that number."""
+    def step(self, nll: Tensor, loss: Tensor, number: int | Tensor, share: float = 1.0) -> None:
+        """nll, loss [M], of the step with that number; `share`: what it counts, a whole one 1."""
         values = torch.stack([nll, loss]).double()
-        self.sums += torch.cat([values, values.square()])
-        self.steps += 1
+        self.sums += share * torch.cat([values, values.square()])
+        self.weight += share
         finite = loss.isfinite()
         if loss.is_cuda or not bool(finite.all()):
             new = ~finite & (self.lost_at < 0)
@@ -62,12 +63,12 @@ class Recorder:
             self.any_lost = not loss.is_cuda
 
     def end_epoch(self) -> None:
-        mean_nll, mean_loss, square_nll, square_loss = self.sums / max(self.steps, 1)
+        mean_nll, mean_loss, square_nll, square_loss = self.sums / (self.weight or 1.0)
         sd_nll = (square_nll - mean_nll.square()).clamp_min(0).sqrt()
         sd_loss = (square_loss - mean_loss.square()).clamp_min(0).sqrt()
         self.rows.append(torch.stack([mean_nll, sd_nll, mean_loss, sd_loss]).float())
         self.sums.zero_()
-        self.steps = 0
+        self.weight = 0.0
 
     def mean_loss(self) -> float:
         """Of the last epoch, over members."""
@@ -80,12 +81,13 @@ class Recorder:
         """To go on with later."""
         rows = torch.stack(self.rows) if self.rows else self.sums.new_zeros(0)
         lost = {"lost_at": self.lost_at, "lost_by": self.lost_by}
-        return {"sums": self.sums, "rows": rows, "steps": torch.tensor(self.steps), **lost}
+        weight = torch.tensor(self.weight, dtype=torch.float64)
+        return {"sums": self.sums, "rows": rows, "weight": weight, **lost}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         self.sums.copy_(state["sums"])
         self.rows = list(state["rows"].to(self.sums.device))
-        self.steps = int(state["steps"])
+        self.weight = float(state["weight"])
         self.lost_at.copy_(state["lost_at"])
         self.lost_by.copy_(state["lost_by"])
         self.any_lost = bool((self.lost_at >= 0).any()) and not self.sums.is_cuda

@@ -7,19 +7,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from stochens import objective
 from stochens.checks import whole, whole_or_none, whole_seed
 from stochens.cluster.connect import Engines, asked
 from stochens.cluster.prediction import on_machines
-from stochens.data.source import inputs
+from stochens.data.source import first_input, input_blocks, inputs
 from stochens.errors import InputError
-from stochens.likelihoods import Likelihood, learned_noise
+from stochens.likelihoods import Likelihood
 from stochens.members import Builder, Engine, Params, device_of, join, move, size, take
 from stochens.methods import MethodLike, stochastic_places
 from stochens.predict.export import Predictor, write
+from stochens.predict.reading import PIECE, Ahead, predict_blocks
 from stochens.predict.shared_noise import noise_by_name, noise_requests
-from stochens.predict.streaming import Ask, plan, predictive
+from stochens.predict.streaming import Ask, bytes_of_one, plan, predictive
 from stochens.result import saved
 from stochens.result.chains import Chains
 from stochens.result.history import History
@@ -89,9 +91,12 @@ class Posterior:
         device: str | None = None,
         progress: bool | None = False,
     ) -> Any:
-        """The predictive distribution at x [B, ...]: a Predictive, or a GaussianPredictive.
+        """The predictive distribution at x [B, ...], of the kind that the likelihood states: a
+        Predictive for classes, a GaussianPredictive for regression.
 
-        x may be a Dataset or a DataLoader too, of x or of (x, y), whose inputs are read in order.
+        x may be a Dataset or a DataLoader too, of x or of (x, y), whose inputs are read in order, a
+        few at a time; the lengths of its batches may differ, as of sequences that are padded batch
+        by batch.
         Each member is drawn `draws` times, so S = M * draws. Inputs are streamed in batches. The
         draws [S, B, C] are kept where they fit into 1 GiB, unless `keep_draws` says otherwise; mean
         and uncertainties are always there. One seed gives the same draws again. Noise on weights is
@@ -106,7 +111,9 @@ class Posterior:
         Threads may predict and train at the same time, and each gets what it would get alone; only
         what draws from torch's own generator meanwhile, as building a network does, can change it.
         """
-        x, cluster = inputs(x), None if engine is None else asked(engine)
+        cluster = None if engine is None else asked(engine)
+        streamed = cluster is None and isinstance(x, (Dataset, DataLoader))
+        blocks = input_blocks(x) if streamed else iter([inputs(x)])
         if noise not in ("fresh", "shared"):
             raise InputError(f"noise must be 'fresh' or 'shared', got {noise!r}")
         whole(draws=draws)
@@ -120,14 +127,25 @@ class Posterior:
         here = device_of(self.params)
         if bf16 and here.type != "cuda" and cluster is None:
             raise InputError(f"bf16 is for CUDA, and this posterior is on {here.type!r}")
-        trained_on = None if self.inputs is None else self.inputs.shape
-        rows, chunk = plan(self.net, self.params, x, batch_size, trained_on)
         groups = self.chains.count if self.chains is not None and draws == 1 else 1
         shared = noise == "shared"
-        ask = Ask(len(x), rows, chunk, draws, groups, keep_draws, bf16, whole_seed(seed), shared)
-        if cluster is not None:
-            return on_machines(self, x, ask, cluster, device, progress)
-        return self._predictive(x, ask)
+        ask = Ask(0, 0, 0, draws, groups, keep_draws, bf16, whole_seed(seed), shared)
+        trained_on = None if self.inputs is None else self.inputs.shape
+
+        def planned(ahead: Ahead) -> tuple[int, int]:
+            some, available = ahead.first, ahead.available
+            return plan(self.net, self.params, some, batch_size, trained_on, available=available)
+
+        def predicted(x: Tensor, sizes: tuple[int, int], first_row: int) -> Any:
+            rows, chunk = sizes
+            mine = ask._replace(all_rows=first_row + len(x), rows=rows, chunk=chunk)
+            if cluster is not None:
+                return on_machines(self, x, mine, cluster, device, progress)
+            if first_row:  # the first rows were tried for the plan
+                bytes_of_one(self.net, x, trained_on)
+            return self._predictive(x, mine, first_row=first_row)
+
+        return predict_blocks(blocks, planned, predicted, piece=PIECE if streamed else None)
 
     def _predictive(self, x: Tensor, ask: Ask, *, first_row: int = 0) -> Any:
         """At some of the rows that were asked for: those from a multiple of `ask.rows` on."""
@@ -188,7 +206,7 @@ class Posterior:
     def _example(self, given: Any) -> Tensor:
         """One input, [1, ...]."""
         if given is not None:
-            return inputs(given)[:1]
+            return first_input(given)
         if self.inputs is None:
             raise InputError("this posterior does not know its inputs; pass an example of them")
         return self.inputs.example()
@@ -221,8 +239,8 @@ class Posterior:
             prefix = f"{path}." if path else ""
             plain = {prefix + name for name in layer.plain.state_dict()}
             one = {n: p for n, p in one.items() if not n.startswith(prefix) or n in plain}
-        if (noise := learned_noise(self.likelihood)) is not None:
-            del one[noise]  # the likelihood's, not the network's
+        for name in self.likelihood.adds():
+            del one[name]  # the likelihood's, not the network's
         return one
 
     def replica(self, d: int, sets: int) -> "Posterior":

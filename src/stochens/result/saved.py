@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from stochens.errors import InputError
 from stochens.files import storage
 from stochens.likelihoods import LIKELIHOODS, Likelihood
-from stochens.members import Builder, Params, builder, shared_by_all, trainable
+from stochens.members import Builder, Params, builder, copied, shared_by_all, trainable
 from stochens.methods import MethodLike, resolve, stochastic
 from stochens.randomness.seeds import derive, seeded
 from stochens.result.chains import Chains
@@ -76,9 +76,11 @@ def read(
         likelihood = made_again(about["likelihood"], likelihood, LIKELIHOODS, "likelihood", path)
         seed = derive(about["seed"])  # the same as in `fit`
     with seeded(seed):
-        template = builder(net)()
-        if "log_variance" in params:
-            template = likelihood.prepare(template, params["log_variance"])
+        # A module as it is: its weights are overwritten, and it need not be one that resets them.
+        template = copied(net).cpu() if isinstance(net, nn.Module) else builder(net)()
+        for name in likelihood.adds()[:1]:
+            if name in params:
+                template = likelihood.prepare(template, params[name])
         template = stochastic(template, recipe.methods, skip=recipe.skip, output=recipe.output)
     _refuse_another(trainable(template), {name: p[0] for name, p in params.items()}, path)
     _refuse_another(shared_by_all(template), common, path)

@@ -1,13 +1,25 @@
-"""Said before training starts: what would train, and badly. And after it: a noise that did not
-arrive."""
+"""Said before training starts: what would train, and badly. And after it: a learned noise that did
+not arrive, or that holds the method's own noise."""
 
 import math
 import warnings
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from stochens.likelihoods import LOG_2_PI, Categorical, Likelihood, learned_noise
+from stochens.data.source import Source
+from stochens.likelihoods import (
+    LOG_2_PI,
+    Categorical,
+    Gaussian,
+    Likelihood,
+    learned_noise,
+)
+from stochens.members import forward, size, take
+from stochens.methods import Method, stochastic_layers
+from stochens.randomness.seeds import seeded
+from stochens.training.freedom import noise_too_small
 from stochens.training.loop import Settings, Trained
 from stochens.training.schedules import schedule_named
 
@@ -18,6 +30,9 @@ ROUNDING = 1e-4  # of probabilities that sum to 1
 MEND = "more epochs, a smaller batch_size or a larger lr may be needed"
 EPOCHS = 10  # from which on the last one's NLL is that of the parameters at the end
 ARRIVED = 0.5  # of the squared error that there should be for the noise that was learned
+TWICE = 0.1  # share of the learned variance that is the method's: intervals are 10 % too wide then
+FOLLOWED = 1.2  # true noise over the learned one: 95 % intervals cover 90 % then
+SEEN = (4, 128, 16)  # members, rows and draws that this is measured by
 
 
 class TrainingAdvice(UserWarning):
@@ -44,34 +59,116 @@ def _few_steps(settings: Settings, steps: int) -> str | None:
     )
 
 
+def usual_method(like: Likelihood) -> str:
+    """The method where none is named: for regression one whose predictions are calibrated.
+
+    >>> from stochens.likelihoods import Heteroscedastic
+    >>> usual_method(Categorical()), usual_method(Heteroscedastic())
+    ('dropout', 'regular')
+    """
+    return "regular" if isinstance(like, Gaussian) else "dropout"
+
+
 def advise_after(
-    settings: Settings, steps: int, like: Likelihood, trained: Trained, examples: float
+    settings: Settings,
+    steps: int,
+    like: Likelihood,
+    trained: Trained,
+    data: Source,
+    net: nn.Module,
+    rules: Sequence[Method],
 ) -> None:
-    """A noise that was to be learned begins at 1, and may not have come down to a small one; until
-    then predictions are too unsure, however good their mean is."""
+    """Of a noise that was to be learned; `net` has the noise of the methods `rules`."""
+    said = _not_arrived(settings, steps, like, trained, data.examples)
+    if said is None and isinstance(like, Gaussian) and getattr(like, "noise", None) is None:
+        if stochastic_layers(net):
+            said = _counted_twice(settings, like, trained, data, net, rules)
+        elif len(trained.history.nll) >= EPOCHS:
+            said = _followed(settings, like, trained, data, net)
+    if said is not None:
+        warnings.warn(said, TrainingAdvice, stacklevel=3)
+
+
+def _not_arrived(
+    settings: Settings, steps: int, like: Likelihood, trained: Trained, examples: float
+) -> str | None:
+    """A learned noise begins at 1, and may not have come down to a small one; until then
+    predictions are too unsure, however good their mean is."""
     name = learned_noise(like)
     if name is None or len(trained.history.nll) < EPOCHS:
-        return
+        return None
     logs = trained.params[name].double().cpu()  # [M, D]
     left = 2 * trained.history.nll[-1].double().cpu() - (logs + LOG_2_PI).sum(1)  # [M]
     # left = sum_d error_d^2 / noise_d^2; where the gradient is 0 it is this, the prior included
-    weight = settings.temperature * settings.prior_precision / examples
+    weight = settings.kl_weight * settings.prior_precision / examples
     due = (1 + 2 * weight * logs).sum(1)
     ratio = max(float((left / due).nanmedian()), 1e-4)  # rounding, where no error is left
-    if float(due.min()) > 0 and ratio < ARRIVED:
-        warnings.warn(
-            f"{steps} steps of training are few: the learned noise is still about "
-            f"{math.sqrt(1 / ratio):.1f} times the error that is left, so that predictions are "
-            f"too unsure; {MEND}",
-            TrainingAdvice,
-            stacklevel=3,
-        )
+    if float(due.min()) <= 0 or ratio >= ARRIVED:
+        return None
+    return (
+        f"{steps} steps of training are few: the learned noise is still about "
+        f"{math.sqrt(1 / ratio):.1f} times the error that is left, so that predictions are too "
+        f"unsure; {MEND}"
+    )
+
+
+def _followed(
+    settings: Settings, like: Gaussian, trained: Trained, data: Source, net: nn.Module
+) -> str | None:
+    """Whether the noise that was learned is too small, since the network follows that of its data;
+    measured on the first member."""
+    first = {name: p[0].detach() for name, p in trained.params.items()}
+    weight = settings.kl_weight * settings.prior_precision
+    ratio = noise_too_small(net, first, like, data, weight)
+    if ratio is None or ratio < FOLLOWED:
+        return None
+    return (
+        f"the network follows the noise of its {len(data.y):,} rows, so that the learned noise is "
+        f"too small, by a factor of about {ratio:.1f}, and so are intervals; use a smaller network "
+        "or a larger prior_precision, or more data, and look at the coverage of data held out"
+    )
+
+
+def _counted_twice(
+    settings: Settings,
+    like: Gaussian,
+    trained: Trained,
+    data: Source,
+    net: nn.Module,
+    rules: Sequence[Method],
+) -> str | None:
+    """Whether a learned variance holds the method's noise, which predictions add to it once more.
+
+    A member minimises E_eps[(y - f_eps)^2] / (2 s^2) + log s, whose best s^2 is noise^2 + v with
+    v = Var_eps f. Its predictions have the variance s^2 + v = noise^2 + 2 v.
+    """
+    members, rows, draws = SEEN
+    x = data.x[:: max(1, len(data.x) // rows)][: min(rows, settings.batch_size)]
+    shares = []
+    for k in range(min(members, size(trained.params))):  # one at a time: more may not fit
+        one = take(trained.params, slice(k, k + 1))
+        with torch.no_grad(), seeded(0, x.device):
+            outputs = [forward(net, one, x, engine=settings.engine) for _ in range(draws)]
+        mean, variance = like.moments(torch.cat(outputs).double())  # [draws, B, D]
+        shares.append((mean.var(0) / variance.mean(0)).flatten())
+    share = float(torch.cat(shares).nanmedian())
+    if not share > TWICE:
+        return None
+    wider = math.sqrt((1 + share) / max(1 - share, 0.1))
+    names = " and ".join(rule.name for rule in rules)
+    return (
+        f"the noise of {names} is counted twice: it is {share:.0%} of the variance that was "
+        "learned as the noise of the data, and predictions add it to that, so that intervals are "
+        f"about {wider:.1f} times as wide as they should be and the aleatoric part is too large; "
+        "use method='regular', or give the noise, e.g. likelihood=stochens.Homoscedastic(0.1)"
+    )
 
 
 def _far_targets(like: Likelihood, y: Tensor) -> str | None:
-    if isinstance(like, Categorical) or not y.is_floating_point() or len(y) < 2:
+    if not like.in_units or not y.is_floating_point() or len(y) < 2:
         return None
-    mean, sd = y.double().mean(0), y.double().std(0)
+    columns = y.double().reshape(len(y), -1)  # [N, D]
+    mean, sd = columns.mean(0), columns.std(0)
     worst = int(torch.maximum(mean.abs(), sd).argmax())
     if float(torch.maximum(mean.abs(), sd)[worst]) <= FAR:
         return None

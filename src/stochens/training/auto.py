@@ -17,7 +17,7 @@ from stochens.errors import Failed, InputError, Unsuited
 from stochens.files.checkpoints import digest
 from stochens.likelihoods import Likelihood
 from stochens.likelihoods import resolve as likelihood_named
-from stochens.members import builder, shared_by_all
+from stochens.members import builder, shared_by_all, trainable
 from stochens.methods import (
     DropConnect,
     Dropout,
@@ -34,6 +34,7 @@ from stochens.result.recipe import described
 from stochens.result.trials import Trial, Trials, worth
 from stochens.training.outcomes import Outcome, kept_outcomes
 from stochens.training.schedules import rate_for
+from stochens.training.starts import begun_from
 
 RATES = (0.02, 0.05, 0.1, 0.2)
 CANDIDATES: tuple[Method, ...] = (
@@ -45,7 +46,7 @@ CANDIDATES: tuple[Method, ...] = (
 RULES = ("held-out", "kl", "both")
 SHARE = 4  # a trial has this part of the epochs of the whole training
 SHARED = (  # options of `fit` that trials depend on, as they are given
-    *("members", "epochs", "batch_size", "optimizer", "schedule", "weight_decay", "temperature"),
+    *("members", "epochs", "batch_size", "optimizer", "schedule", "weight_decay", "kl_weight"),
     *("prior_precision", "skip", "start", "repulsion", "lost", "seed", "bf16"),
 )
 Fit = Callable[..., Posterior]
@@ -117,7 +118,7 @@ def _one(method: Method) -> str:
 def fit_best(fit: Fit, net: Any, data: Any, auto: Auto, options: dict[str, Any]) -> Posterior:
     """Trials, the choice, and a full training by `fit` with it. `options` are the caller's."""
     if not isinstance(options["start"], str):
-        raise InputError("method='auto' needs start='default' or 'prior': Params fit one method")
+        raise InputError("method='auto' needs a start by name: Params fit one method")
     trials, best = run(fit, net, data, auto, options)
     show = options["progress"]
     if live(show):
@@ -181,13 +182,15 @@ def _settings(
 ) -> dict[str, Any]:
     """What trials that go on must share with those before them; how they are run is no part."""
     with seeded(own["seed"]):
-        plain = builder(net)()
+        plain = builder(begun_from(net, own["start"]))()
+    begun = {"begun": digest(trainable(plain))} if own["start"] == "module" else {}
     data = {"x": part.x, "y": part.y, "held x": held.x, "held y": held.y, "of held": weights}
     if part.weights is not None:
         data["weights"] = part.weights
     return {
         **{name: own[name] for name in SHARED},
         "lr": rate_for(own["optimizer"], own["lr"]),
+        **begun,
         "network": str(plain),
         "shared": digest(shared_by_all(plain)),
         "likelihood": described(like),

@@ -9,9 +9,9 @@ import torch
 
 from stochens.cluster.tasks import outside
 from stochens.errors import Failed, Unsuited
-from stochens.members import Params, join, take
+from stochens.members import Params, take
 from stochens.result.history import History
-from stochens.spread import join_spreads
+from stochens.spread import Spread
 from stochens.training.loop import Lost, Trained
 
 
@@ -20,18 +20,20 @@ class AllLost(Failed):
 
 
 class Block(Protocol):
-    """Trains these members from their starts [m, ...]; `name` is where it keeps its checkpoints."""
+    """Trains these members from their starts [m, ...], which it may overwrite; `name` is where it
+    keeps its checkpoints."""
 
     def __call__(self, part: Params, own: tuple[int, ...], *, name: str) -> Trained: ...
 
 
+Begin = Callable[[tuple[int, ...]], Params]  # where these members begin, [m, ...]
 Again = Callable[[tuple[int, ...], int], Trained]  # (members, the number of the attempt)
 TRIES = 3
 
 
 def in_blocks(
     train: Block,
-    params: Params,
+    begin: Begin,
     ids: tuple[int, ...],
     size: int,
     *,
@@ -40,17 +42,20 @@ def in_blocks(
 ) -> Trained:
     """All members, at most `size` at a time; fewer from where the device's memory is exhausted on.
 
+    A block's members begin to exist when it does, and go to their place in the result when it ends:
+    in memory there is the result, and what one block needs.
+
     Members are independent unless they are `coupled`: in blocks of another size each has the same
     start, data and noise; where torch draws for a whole block (through torch.compile, a network's
     own dropout), noise is another draw of the same law.
     """
-    blocks: list[Trained] = []
+    done = Gathered(len(ids))
     first, said = 0, False
     while first < len(ids):
         own = ids[first : first + size]
         try:
-            part = take(params, slice(first, first + size))
-            blocks.append(train(part, own, name=f"{prefix}members-{own[0]:05d}-{own[-1]:05d}"))
+            name = f"{prefix}members-{own[0]:05d}-{own[-1]:05d}"
+            done.add(train(begin(own), own, name=name), first)
             first += len(own)
         except torch.OutOfMemoryError as error:
             if len(own) == 1 or coupled:
@@ -61,7 +66,41 @@ def in_blocks(
                 warnings.warn(f"{words} together", stacklevel=outside())
             said, size = True, len(own) // 2
         _tidy_up()
-    return _joined(blocks)
+    return done.result()
+
+
+class Gathered:
+    """Blocks of members put side by side, each as it comes."""
+
+    def __init__(self, members: int) -> None:
+        self._members = members
+        self._params: Params = {}
+        self._spread: Spread | None = None
+        self._histories: list[History] = []
+        self._lost: dict[int, Lost] = {}
+
+    def add(self, block: Trained, first: int) -> None:
+        """A block whose members have the places from `first` on."""
+        self._params = self._placed(self._params, block.params, first)
+        if block.spread is not None:
+            before = self._spread or Spread({}, {})
+            parts = zip(before, block.spread, strict=True)
+            self._spread = Spread(*(self._placed(all_, part, first) for all_, part in parts))
+        self._histories.append(block.history)
+        self._lost |= block.lost
+
+    def _placed(self, all_: Params, part: Params, first: int) -> Params:
+        count = len(next(iter(part.values())))
+        if count == self._members:  # the only block
+            return part
+        if not all_:
+            all_ = {name: t.new_empty(self._members, *t.shape[1:]) for name, t in part.items()}
+        for name, t in part.items():
+            all_[name][first : first + count] = t
+        return all_
+
+    def result(self) -> Trained:
+        return Trained(self._params, self._spread, History.join(self._histories), self._lost)
 
 
 def _tidy_up() -> None:
@@ -81,31 +120,18 @@ def tried_again(trained: Trained, ids: tuple[int, ...], train: Again) -> Trained
     return trained
 
 
-def _joined(blocks: list[Trained]) -> Trained:
-    spreads = [b.spread for b in blocks if b.spread is not None]
-    return Trained(
-        join([b.params for b in blocks]),
-        join_spreads(spreads) if spreads else None,
-        History.join([b.history for b in blocks]),
-        {member: lost for b in blocks for member, lost in b.lost.items()},
-    )
-
-
 def _replaced(trained: Trained, again: Trained, ids: tuple[int, ...]) -> Trained:
     """The members that were lost in the places that they had, from another training of them."""
     rows = [ids.index(member) for member in trained.lost]
-    params = {name: p.clone() for name, p in trained.params.items()}
     for name, p in again.params.items():
-        params[name][rows] = p
-    history = History(*(t.clone() for t in trained.history))
-    for mine, other in zip(history, again.history, strict=True):
+        trained.params[name][rows] = p
+    for mine, other in zip(trained.history, again.history, strict=True):
         mine[:, rows] = other
-    spread = trained.spread
-    if spread is not None and again.spread is not None:
-        for one, other_part in zip(spread, again.spread, strict=True):
+    if trained.spread is not None and again.spread is not None:
+        for one, other_part in zip(trained.spread, again.spread, strict=True):
             for name, t in other_part.items():
                 one[name][rows] = t
-    return Trained(params, spread, history, again.lost)
+    return trained._replace(lost=again.lost)
 
 
 def without_lost(trained: Trained, ids: tuple[int, ...]) -> tuple[Trained, tuple[int, ...]]:

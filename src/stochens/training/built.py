@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from stochens.checks import check_network, probe_outputs, telling_rows
-from stochens.likelihoods import Likelihood
+from stochens.likelihoods import Likelihood, check_distribution
 from stochens.members import Builder, Factory, builder
 from stochens.randomness.seeds import derive, seeded
 
@@ -45,6 +45,7 @@ def built(
     plain = like.prepare(plain, y)
     outputs = probe_outputs(plain, few)
     like.check_outputs(outputs, y)
+    check_distribution(like, outputs)
     return Built(plain, build.then(lambda net: like.prepare(net, y)), few, outputs)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from stochens.cluster.connect import Ray
 from stochens.errors import InputError, Unsuited
-from stochens.members import Engine, Params, forward, take
+from stochens.members import Engine, Params, forward, forward_each, size, take
 from stochens.memory import chosen_device
 from stochens.randomness.seeds import seeded
 
@@ -33,8 +33,21 @@ def place_for(
     return place if cluster is None else torch.device("cpu")
 
 
-def choose_engine(engine: str, template: nn.Module, params: Params, few: Tensor) -> Engine:
-    """How members are run: by vmap, unless the network cannot be or a loop is asked for."""
+def choose_engine(
+    engine: str,
+    template: nn.Module,
+    params: Params,
+    few: Tensor,
+    *,
+    own_rows: bool,
+    training: bool = True,
+) -> Engine:
+    """How members are run: by vmap, unless the network cannot be or a loop is asked for.
+
+    own_rows: whether a step gives each member rows of its own, as in a training on mini-batches;
+    a network that branches on x (`if (x == 0).all()`) allows vmap only where all share them.
+    training: whether steps run in training mode.
+    """
     refuse_unknown(engine)
     if engine == "compile" and torch.__version__ < COMPILES_SINCE:  # as versions, not as strings
         raise InputError(
@@ -43,14 +56,12 @@ def choose_engine(engine: str, template: nn.Module, params: Params, few: Tensor)
         )
     if engine == "loop":
         return "loop"
-    two = take(params, slice(0, 2))
     try:
-        with torch.no_grad(), seeded(0):
-            forward(template, two, few)
-    except RuntimeError as error:
+        _try_vmap(template, take(params, slice(0, 2)), few, own_rows=own_rows, training=training)
+    except Exception as error:  # the network ran alone, so it is vmap that the error is about
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         if engine != "auto":
-            raise Unsuited(f"vmap cannot run this network: {error}") from error
-        reason = str(error).splitlines()[0]
+            raise Unsuited(f"vmap cannot run this network: {reason}; use engine='loop'") from error
         warnings.warn(
             f"members run one after the other, since vmap cannot run this network ({reason}); "
             "engine='loop' says that you know",
@@ -58,3 +69,24 @@ def choose_engine(engine: str, template: nn.Module, params: Params, few: Tensor)
         )
         return "loop"
     return "vmap"
+
+
+def _try_vmap(
+    template: nn.Module, two: Params, few: Tensor, *, own_rows: bool, training: bool
+) -> None:
+    """A step with its gradient, and a prediction, for two members."""
+    mode = template.training
+    own = {name: p.detach().clone().requires_grad_() for name, p in two.items()}
+    try:
+        with seeded(0):
+            template.train(training)
+            if own_rows:
+                outputs = forward_each(template, own, few.expand(size(own), *few.shape))
+            else:
+                outputs = forward(template, own, few)
+            if outputs.requires_grad:
+                torch.autograd.grad(outputs.sum(), list(own.values()), allow_unused=True)
+            with torch.no_grad():
+                forward(template.eval(), two, few)
+    finally:
+        template.train(mode)

@@ -8,7 +8,15 @@ import torch
 from torch import nn
 
 from stochens import likelihoods, methods
-from stochens.checks import member_ids, not_negative, positive, whole, whole_or_none, whole_seed
+from stochens.checks import (
+    member_ids,
+    not_negative,
+    positive,
+    refuse_renamed,
+    whole,
+    whole_or_none,
+    whole_seed,
+)
 from stochens.cluster.connect import Engines, Ray, asked
 from stochens.cluster.folder import refuse_url
 from stochens.data.source import Source, source, weighting
@@ -16,23 +24,25 @@ from stochens.errors import InputError, Unsuited
 from stochens.files.checkpoints import EVERY
 from stochens.kernels.fused import fused_nll
 from stochens.likelihoods import Likelihood
-from stochens.members import Builder, Params
+from stochens.members import Builder, Params, take, trainable
 from stochens.memory import member_bytes, members_that_fit
 from stochens.methods import MethodLike, output_layer, stochastic
+from stochens.methods.partial import warn_partial
 from stochens.progress import Log, Show, log_to
 from stochens.result.joining import join_posteriors
 from stochens.result.posterior import Posterior
 from stochens.result.recipe import Inputs, Recipe
-from stochens.training.advice import advise, advise_after
+from stochens.training.advice import advise, advise_after, usual_method
+from stochens.training.alike import refuse_alike, warn_alike
 from stochens.training.auto import Auto, fit_best
 from stochens.training.blocks import report_lost, without_lost
 from stochens.training.built import built
 from stochens.training.engines import choose_engine, place_for
 from stochens.training.folder import identity, size_kept
-from stochens.training.loop import Collector, Settings
+from stochens.training.loop import Collector, Settings, all_at_once
 from stochens.training.machines import checked_here, home, over_machines
 from stochens.training.schedules import rate_for, schedule_named
-from stochens.training.starts import first_params
+from stochens.training.starts import begun_from, first_params, refuse_other_shapes
 from stochens.training.work import Work
 
 
@@ -40,7 +50,7 @@ def fit(
     net: nn.Module | Builder,
     data: Any,
     *,
-    method: MethodLike | Auto = "dropout",
+    method: MethodLike | Auto | None = None,
     members: int | Sequence[int] = 50,
     sample_weight: Any = None,
     epochs: int = 100,
@@ -50,7 +60,7 @@ def fit(
     schedule: str = "cosine",
     weight_decay: float = 0.0,
     prior_precision: float = 1.0,
-    temperature: float = 1.0,
+    kl_weight: float = 1.0,
     likelihood: str | Likelihood = "categorical",
     skip: str | Sequence[str] = (),
     start: str | Params = "default",
@@ -66,10 +76,11 @@ def fit(
     collect: Callable[[], Collector] | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: float = EVERY,
+    temperature: None = None,
 ) -> Posterior:
     """Train a stochastic ensemble by variational inference, all members in one program.
 
-    Each member minimises  mean NLL + temperature * KL / N;  losses are summed over members, so that
+    Each member minimises  mean NLL + kl_weight * KL / N;  losses are summed over members, so that
     they stay independent.
 
     net: a function that builds a network (each member its own initialisation, as its author wrote
@@ -77,19 +88,27 @@ def fit(
     data: (x [N, ...], y [N]), a Dataset (read once), a DataLoader (streamed: every member sees
         its batches in its order), or Replicas: several sets, member k learns from set k mod D.
     method: a name, a Method with options, or several that compose, e.g. [Dropout(0.1), Gaussian()].
+        None: "dropout" for classes, "regular" for regression, where a learned noise would take in
+        a method's own noise and predictions would count it twice (`fit` warns of it).
         "auto" (or Auto with options) runs short trials of the methods first, on a part of the data,
         and takes the one they favour; `posterior.trials` tells.
     members: how many, or which: `members=range(50, 100)` adds to an earlier run of 50.
     sample_weight: [N], not negative: a row of weight w counts as w equal rows, so N becomes their
         sum; batches are drawn row by row whatever the weights. Kernels do not serve it.
-    batch_size: None for the whole data set.
+    batch_size: None for the whole data set. A step counts by its rows, so that a short last batch,
+        of a DataLoader too, is not a whole step (training/shares.py).
     optimizer: "adam", "adamw" or "sgd" (Nesterov). schedule: "cosine", "step" (divided by 10 at 1/2
         and 3/4, with a fresh optimiser) or "constant". weight_decay: on top of the prior's L2.
     prior_precision: lambda of the prior N(0, 1 / lambda) on all parameters.
+    kl_weight: w. 1 is Bayes' rule; another one fits  likelihood^(1 / w) * prior.  `temperature` in
+        `sgmcmc` is another thing: (likelihood * prior)^(1 / T).
     likelihood: "categorical", "gaussian" (one noise, learned), "heteroscedastic" (outputs are the D
-        means, then the D log variances), or an object.
+        means, then the D log variances), or an object: one's own says what it predicts
+        (stochens.likelihoods.Likelihood).
     skip: name patterns of layers that get no noise.
-    start: "default", "prior" (a draw from it), or Params to go on from.
+    start: "default", "prior" (a draw from it), "module" (all members at the weights of the module
+        given as net, such as a trained one), or Params [members, ...] to go on from. Members that
+        would stay alike are refused.
     repulsion: sigma of the repulsive force between members; None for none (its value at machine
         precision). It couples the members.
     lost: what becomes of members whose loss or parameters are no numbers any more: "retry" (they
@@ -116,12 +135,14 @@ def fit(
     torch.Size([4, 60, 2])
     """
     options = dict(locals())
+    refuse_renamed(options, "fit", temperature="kl_weight")
     if isinstance(method, Auto) or method == "auto":
         return _after_trials(method if isinstance(method, Auto) else Auto(), options)
     ids, seed, cluster = member_ids(members), whole_seed(seed), asked(engine)
     way = cluster.within if cluster is not None else str(engine)
     _refuse_bad(options, cluster)
-    rules, like = tuple(methods.resolve(method)), likelihoods.resolve(likelihood)
+    like = likelihoods.resolve(likelihood)
+    rules = tuple(methods.resolve(usual_method(like) if method is None else method))
     place = place_for(device, bf16, cluster)
     schedule_named(schedule)
     rate = rate_for(optimizer, lr)
@@ -130,16 +151,22 @@ def fit(
     y = like.check_targets(given.y)
     if given.loader is not None and way == "compile":
         raise InputError("engine='compile' needs the data in memory, not a DataLoader")
-    plain, build, few, outputs = built(net, like, given.x, y, seed)
+    plain, build, few, outputs = built(begun_from(net, start), like, given.x, y, seed)
     patterns = (skip,) if isinstance(skip, str) else tuple(skip)
     recipe = Recipe(methods=rules, skip=patterns, output=output_layer(plain, few))
     template = stochastic(plain, rules, skip=recipe.skip, output=recipe.output)
+    warn_partial(template, rules, few, skip=recipe.skip, output=recipe.output)
+
+    if not isinstance(start, str):
+        refuse_other_shapes(start, trainable(template), len(ids))
 
     def first(own: tuple[int, ...], seed: int) -> Params:
-        return first_params(template, build, start, own, seed, prior_precision)
+        begun = start if isinstance(start, str) else take(start, [ids.index(k) for k in own])
+        return first_params(template, build, begun, own, seed, prior_precision)
 
-    params = first(checked_here(ids, start, cluster), seed)
+    params = first(checked_here(ids, start, cluster)[:2], seed)  # to try the network with
     batch = min(batch_size or given.size, given.size)
+    own_rows = given.loader is None and not all_at_once(given, batch)
     settings = Settings(
         epochs=epochs,
         batch_size=batch,
@@ -148,15 +175,18 @@ def fit(
         weight_decay=weight_decay,
         schedule=schedule,
         prior_precision=prior_precision,
-        temperature=temperature,
+        kl_weight=kl_weight,
         repulsion=repulsion,
         seed=seed,
         device=place,
         bf16=bf16,
-        engine=choose_engine(way, template, params, few),
+        engine=choose_engine(way, template, params, few, own_rows=own_rows),
         fast=way in ("auto", "fused", "compile"),
         compile=way == "compile",
     )
+    if not own_rows or batch >= given.size:
+        own = ids[: given.sets + 1] if isinstance(start, str) else ids  # two of them share a set
+        refuse_alike(template, first(own, seed), few, own, rows=given.size, sets=given.sets)
     at_once = batch if given.loader is None else len(given.x)  # a loader has batches of its own
     if cluster is not None:
         each = member_bytes(template, few, batch_size=at_once)
@@ -185,17 +215,20 @@ def fit(
         every=checkpoint_every,
         whose=identity(settings, template, like, recipe, on_device) if checkpoint else {},
     )
-    if isinstance(start, str):  # who goes on from somewhere may need a few steps only
+    if start in ("default", "prior"):  # who goes on from somewhere may need a few steps only
         advise(settings, work.steps, like, y, outputs)
-    again = first if lost == "retry" and isinstance(start, str) and repulsion is None else None
-    trained = work.done(params, ids, again=again, progress=progress, log=write_log)
+    del params
+    again = lost == "retry" and isinstance(start, str) and repulsion is None
+    trained = work.done(first, ids, again=again, progress=progress, log=write_log)
     if trained.lost:
         report_lost(trained.lost, ids, "kept as they are" if lost == "keep" else "left out")
     if lost != "keep":
         trained, ids = without_lost(trained, ids)
-    advise_after(settings, work.steps, like, trained, given.examples)
+    if not (trained.lost and lost == "keep"):
+        warn_alike(trained.params, ids)
+    advise_after(settings, work.steps, like, trained, on_device, template.eval(), rules)
     return Posterior(
-        net=template.eval(),
+        net=template,
         params=trained.params,
         likelihood=like,
         recipe=recipe,
@@ -230,7 +263,7 @@ def _refuse_bad(options: dict[str, Any], cluster: Ray | None) -> None:
     whole(**named("epochs"))
     whole_or_none(**named("batch_size", "chunk"))
     positive(**named("prior_precision"))
-    not_negative(**named("temperature", "weight_decay"))
+    not_negative(**named("kl_weight", "weight_decay"))
     every, repulsion, lost = (options[name] for name in ("checkpoint_every", "repulsion", "lost"))
     if not every >= 0:
         raise InputError(f"checkpoint_every must not be negative, got {every!r}")

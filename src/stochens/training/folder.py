@@ -17,7 +17,9 @@ from stochens.members import Params, shared_by_all
 from stochens.result.recipe import Recipe, described
 from stochens.training.loop import Collector, Settings
 
-FORMAT = "stochens training 3"  # 1: noise was drawn otherwise; 2: one group of parameters
+# 1: noise was drawn otherwise; 2: one group of parameters; 3: kl_weight was called temperature, and
+# a short batch was a whole step
+FORMAT = "stochens training 4"
 Stop = Callable[[], BaseException | None]
 
 

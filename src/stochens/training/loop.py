@@ -27,8 +27,9 @@ from stochens.randomness.seeds import NOISE, derive, member_seed, permutations, 
 from stochens.result.history import History, Recorder
 from stochens.spread import Spread
 from stochens.training.schedules import optimizer_named, restarts, schedule_named
+from stochens.training.shares import Shares
 from stochens.training.snapshot import Held, put_back, taken
-from stochens.training.step import Batch, Eager, Loss, LossOf, Step, replayed
+from stochens.training.step import Batch, Eager, Loss, LossOf, ShareOf, Step, replayed
 
 
 class Collector(Protocol):
@@ -58,7 +59,7 @@ class Settings:
     weight_decay: float
     schedule: str
     prior_precision: float
-    temperature: float
+    kl_weight: float
     repulsion: float | None
     seed: int
     device: torch.device
@@ -94,9 +95,11 @@ def train(
     log: Log | None,
     keep: Keeper,
 ) -> Trained:
-    """Train one block of members: the loop itself. It goes on from what `keep` has found."""
-    params = {name: p.detach().clone().requires_grad_() for name, p in start.items()}
-    loss_of, context = _loss(net, params, data, likelihood, members, settings)
+    """Train one block of members: the loop itself. It goes on from what `keep` has found, and
+    trains the tensors of `start` themselves."""
+    params = {name: p.detach().requires_grad_() for name, p in start.items()}
+    share_of = Shares(data, settings.batch_size)
+    loss_of, context = _loss(net, params, data, likelihood, members, settings, share_of)
     rate = schedule_named(settings.schedule)
     per_epoch = steps_per_epoch(data, settings)
     steps = settings.epochs * per_epoch
@@ -110,7 +113,7 @@ def train(
         noise=learned_noise(likelihood),
         capturable=_recordable(data, settings),
     )
-    move: Step = Eager(params, loss_of, optimizer, recorder)
+    move: Step = Eager(params, loss_of, optimizer, recorder, share_of)
     net.train()
     draws = _draws(loss_of, params, data, settings)
     held = Held(params, optimizer, recorder, collector, settings.device if draws else None)
@@ -168,7 +171,9 @@ def _draws(loss_of: LossOf, params: Params, data: Source, settings: Settings) ->
     since no other thread may call it while a graph is recorded."""
     if data.loader is not None or settings.compile or settings.device.type != "cpu":
         return True
-    rows = torch.zeros(size(params), 4, dtype=torch.int64)
+    rows = None  # as the steps have them: a network may not bear rows of each member's own
+    if not all_at_once(data, settings.batch_size):
+        rows = torch.zeros(size(params), 4, dtype=torch.int64)
     with torch.no_grad(), seeded(0):
         before = torch.get_rng_state()
         loss_of(params, rows, 0)
@@ -188,6 +193,7 @@ def _loss(
     likelihood: Likelihood,
     members: tuple[int, ...],
     settings: Settings,
+    share_of: ShareOf,
 ) -> tuple[LossOf, contextlib.AbstractContextManager[None]]:
     """What a step minimises and records, and the context that it wants to run in."""
     data_term, context = _data_term(net, data, likelihood, members, settings)
@@ -202,7 +208,9 @@ def _loss(
         if settings.repulsion is not None:
             parts = objective.mixtures(net, params)
             kl = kl + objective.repulsive_bound(parts, settings.repulsion)
-        minimised = nll + settings.temperature * kl / data.examples
+        minimised = nll + settings.kl_weight * kl / data.examples
+        if (share := share_of(batch)) != 1:
+            minimised = share * minimised
         return Loss(minimised, nll, data.examples * nll + kl + noise_gain)
 
     return loss_of, context
@@ -231,7 +239,7 @@ def _epochs(
     left = range(begun, settings.epochs)
     if data.loader is not None:
         yield from ((epoch, data.batches()) for epoch in left)
-    elif settings.batch_size >= data.size and data.sets == 1:
+    elif all_at_once(data, settings.batch_size):
         yield from ((epoch, iter([None])) for epoch in left)
     else:
         place = torch.tensor([k % data.sets * data.size for k in members], device=settings.device)
@@ -241,6 +249,11 @@ def _epochs(
         for epoch, order in zip(left, _ahead(shuffle, left, settings), strict=True):  # [M, N]
             batches = (order + place.unsqueeze(1)).split(settings.batch_size, dim=1)
             yield epoch, iter(batches[skipped if epoch == begun else 0 :])
+
+
+def all_at_once(data: Source, batch_size: int) -> bool:
+    """Whether every batch is all of the data, the same rows for all members."""
+    return batch_size >= data.size and data.sets == 1
 
 
 def _ahead(shuffle: Callable[..., Tensor], epochs: range, settings: Settings) -> Iterator[Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from stochens.cluster.folder import at_hand, below, forget, held, is_url
 from stochens.files.checkpoints import Checkpoints, as_read, refuse_other
 
-FORMAT = "stochens trials 1"
+FORMAT = "stochens trials 2"  # 1: kl_weight was called temperature
 
 
 class Outcome(NamedTuple):

@@ -5,10 +5,44 @@ from collections.abc import Iterator
 from torch import nn
 
 from stochens import methods
+from stochens.checks import check_network
+from stochens.conversions import FrozenBatchNorm
 from stochens.errors import InputError
-from stochens.members import Factory, Params, init, init_from_prior, trainable
+from stochens.members import Builder, Factory, Params, copied, init, init_from_prior, trainable
 from stochens.methods import stochastic_layers
 from stochens.randomness.seeds import SECOND_SET, derive
+
+STARTS = ("default", "prior", "module")
+
+
+def begun_from(net: nn.Module | Builder, start: str | Params) -> nn.Module | Builder:
+    """The network for this start: a module begins anew in each member, or as it is."""
+    if not isinstance(net, nn.Module):
+        if isinstance(start, str) and start == "module":
+            raise InputError(
+                "start='module' needs a module, got a function that builds one, whose networks "
+                "begin as it builds them; leave start out, or give the module itself"
+            )
+        return net
+    if isinstance(start, str) and start == "module":
+        check_network(net)
+        return Factory(lambda: copied(net).cpu(), again=lambda net: None)
+    if isinstance(start, str):
+        _refuse_lost_weights(net, start)
+    return net
+
+
+def _refuse_lost_weights(net: nn.Module, start: str) -> None:
+    """Statistics of trained weights mean nothing to weights that are drawn anew."""
+    for path, module in net.named_modules():
+        if isinstance(module, FrozenBatchNorm) and module.trained:
+            name = repr(path) if path else "the network itself"
+            raise InputError(
+                f"{name} is batch normalisation with the statistics of "
+                f"trained weights, and start={start!r} would draw new weights under them. "
+                "start='module' begins at the network's own weights; to train from scratch, use "
+                "stochens.replace_batchnorm"
+            )
 
 
 def first_params(
@@ -23,8 +57,9 @@ def first_params(
     if not isinstance(start, str):
         refuse_other_shapes(start, trainable(template), len(ids))
         return {name: start[name].detach().cpu() for name in trainable(template)}
-    if start not in ("default", "prior"):
-        raise InputError(f"start must be 'default', 'prior' or Params, got {start!r}")
+    if start not in STARTS:
+        known = ", ".join(map(repr, STARTS))
+        raise InputError(f"start must be one of {known}, or Params, got {start!r}")
     first = init(build, members=ids, seed=seed)
     second: Params = {}
     if any(layer.needs_second_set for layer in _all_layers(template)):

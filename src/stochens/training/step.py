@@ -25,13 +25,14 @@ Batch = Tensor | tuple[Tensor, Tensor] | None  # rows [M, B]; a loader's (x, y);
 class Loss(NamedTuple):
     """Each [M]."""
 
-    minimised: Tensor  # mean NLL + temperature * KL / N
+    minimised: Tensor  # mean NLL + kl_weight * KL / N, times the step's share (shares.py)
     nll: Tensor
     kl: Tensor  # the training KL loss, in nats
 
 
 # of the step with that number, which inside a CUDA graph is a tensor [1]
 LossOf = Callable[[Params, Batch, int | Tensor], Loss]
+ShareOf = Callable[[Batch], float]  # what a step counts, 1 for a whole batch
 
 
 class Step(Protocol):
@@ -52,9 +53,12 @@ class Eager:
         loss_of: LossOf,
         optimizer: torch.optim.Optimizer,
         recorder: Recorder,
+        share_of: ShareOf,
     ) -> None:
         self.params, self.optimizer, self.recorder = params, optimizer, recorder
+        self.share_of = share_of
         self._loss_of = loss_of
+        self._decay: float = optimizer.defaults["weight_decay"]
 
     def __call__(self, batch: Batch, number: int, *, rate: float) -> None:
         for group in self.optimizer.param_groups:
@@ -65,7 +69,10 @@ class Eager:
         """The step at the rate that the optimiser has."""
         loss = self._loss_of(self.params, batch, number)
         loss.minimised.sum().backward()  # summed: each member has its own gradient, whole
-        self.recorder.step(loss.nll.detach(), loss.kl.detach(), number)
+        share = self.share_of(batch)
+        self.recorder.step(loss.nll.detach(), loss.kl.detach(), number, share)
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] = self._decay * share
         if self.recorder.any_lost:
             self._freeze(self.recorder.lost_at >= 0)
         self.optimizer.step()
@@ -113,7 +120,7 @@ class Replayed:
         if rows is not None and isinstance(batch, Tensor):
             rows.copy_(batch)
         graph.replay()
-        self._step.recorder.steps += 1
+        self._step.recorder.weight += self._step.share_of(batch)
 
     def restart(self) -> None:
         self._step.restart()
@@ -148,7 +155,7 @@ def _undone(step: Eager) -> Iterator[None]:
     held = [p.detach() for p in step.params.values()]
     held += [step.recorder.sums, step.recorder.lost_at, step.recorder.lost_by]
     held += _state(step.optimizer)
-    before, steps = [t.clone() for t in held], step.recorder.steps
+    before, weight = [t.clone() for t in held], step.recorder.weight
     random = torch.cuda.get_rng_state()
     try:
         yield
@@ -163,7 +170,7 @@ def _undone(step: Eager) -> Iterator[None]:
         for t in _state(step.optimizer):
             if id(t) in new:
                 t.zero_()
-        step.recorder.steps = steps
+        step.recorder.weight = weight
         torch.cuda.set_rng_state(random)
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
@@ -18,7 +18,11 @@ from stochens.training.blocks import in_blocks, tried_again
 from stochens.training.folder import held_by, keeper
 from stochens.training.loop import Collector, Settings, Trained, steps_per_epoch, train
 
-First = Callable[[tuple[int, ...], int], Params]  # (members, seed) -> where they begin
+
+class First(Protocol):
+    """Where these members begin, [m, ...], in tensors that are training's to change."""
+
+    def __call__(self, own: tuple[int, ...], seed: int) -> Params: ...
 
 
 class Work(NamedTuple):
@@ -40,14 +44,14 @@ class Work(NamedTuple):
 
     def done(
         self,
-        params: Params,
+        first: First,
         ids: tuple[int, ...],
         *,
-        again: First | None,
+        again: bool,
         progress: Show,
         log: Log | None,
     ) -> Trained:
-        """From these parameters on; `again`: where those that are lost begin once more."""
+        """All members; `again`: whether those that are lost begin once more, from other seeds."""
         seed, coupled = self.settings.seed, self.settings.repulsion is not None
         with contextlib.ExitStack() as held:
             stop = held_by(held, self.checkpoint)
@@ -74,11 +78,12 @@ class Work(NamedTuple):
                 )
 
             def once_more(own: tuple[int, ...], attempt: int) -> Trained:
-                assert again is not None
                 anew = derive(seed, RETRY, attempt)
                 once = functools.partial(block, seed=anew)
                 prefix = f"again-{attempt}-"
-                return in_blocks(once, again(own, anew), own, self.together, prefix=prefix)
+                begin = functools.partial(first, seed=anew)
+                return in_blocks(once, begin, own, self.together, prefix=prefix)
 
-            trained = in_blocks(block, params, ids, self.together, coupled=coupled)
-            return trained if again is None else tried_again(trained, ids, once_more)
+            begin = functools.partial(first, seed=seed)
+            trained = in_blocks(block, begin, ids, self.together, coupled=coupled)
+            return tried_again(trained, ids, once_more) if again else trained

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from stochens.errors import InputError
-from stochens.metrics import Interval, bootstrap, ece
+from stochens.metrics import Interval, ece_interval
 from stochens.report.charts import COLOURS
 from stochens.report.cifar.names import settings, told_apart, words
 from stochens.report.page.run import METRICS, Metric, View, unique
@@ -76,19 +76,18 @@ class Row:
     def interval(self, domain: str, metric: str) -> Interval | None:
         found = (view.interval(self.set_name, self.method, domain, metric) for view in self.views)
         stored = next((interval for interval in found if interval is not None), None)
-        if stored is None or metric != "ECE" or stored.low <= stored.value <= stored.high:
+        if stored is None or metric != "ECE" or domain != TEST or self._ece is None:
             return stored
-        ends = self._ece if domain == TEST else None
-        return stored if ends is None else Interval(stored.value, ends.low, ends.high)
+        return Interval(stored.value, self._ece.low, self._ece.high)
 
     @cached_property
     def _ece(self) -> Interval | None:
-        """Measured again, for runs of before its interval was freed of the resamples' bias."""
+        """Measured again: older versions stored a bootstrap interval, which is none for ECE."""
         mean, labels = self.array(TEST, "mean"), self.labels(TEST)
         if mean is None or labels is None or len(mean) != len(labels):
             return None
         try:
-            return bootstrap(ece, torch.from_numpy(mean), torch.from_numpy(labels), resamples=300)
+            return ece_interval(torch.from_numpy(mean), torch.from_numpy(labels))
         except InputError:  # labels and classes that do not go together
             return None
 
@@ -180,7 +179,7 @@ class Rows:
             interval, target = row.interval(domain, metric), self.target(row, domain, metric)
             if interval is None or target is None:
                 continue
-            # A bootstrap interval of a biased measure, as ECE is, may leave out its value.
+            # The bootstrap interval of ECE that older versions stored may leave out its value.
             low, high = min(interval.low, interval.value), max(interval.high, interval.value)
             nearest = min(max(target, low), high)
             found[row.name] = abs(interval.value - target), abs(nearest - target)

@@ -33,9 +33,11 @@ READING = (
         "of the mutual information (the part that more data could remove), in nats.",
     ),
     (
-        "The ceiling",
-        "half of the reference's chains against the other half. Nothing can be seen to be closer "
-        "to the reference than it is to itself.",
+        "The reference's own noise",
+        "how far its mean is from that of infinitely many draws, told by the differences between "
+        "its chains. The exact posterior would be about as far from the reference. In runs of "
+        "older versions the row is “chain to chain”: half of the chains against the other half, "
+        "which is about twice as far.",
     ),
     (
         "Rows",

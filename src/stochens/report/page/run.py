@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from stochens.metrics import Interval
+from stochens.report.compare import OWN_NOISE
 from stochens.report.page.html import MINUS
 from stochens.report.run_folder import Run
 
-CEILING_SUFFIX = ", chain to chain"  # compare's name for the reference against itself
+HALVES = ", chain to chain"  # half of the chains against the other half: of older runs
 CONTROL_SUFFIX = ", early"
 REFERENCES = ("HMC", "NUTS")  # their rows, where nothing else tells what the others are held to
 POINTS = "points"
@@ -112,18 +113,19 @@ class View:
     def points(self, set_name: str, what: str) -> np.ndarray | None:
         return self.run.arrays.get(f"{set_name}/{POINTS}/{what}")
 
-    def ceiling(self, set_name: str) -> str | None:
+    def noise(self, set_name: str) -> str | None:
+        """The row with the noise of the reference itself."""
         rows = self.run.metrics.get(set_name, {})
-        return next((name for name in rows if name.endswith(CEILING_SUFFIX)), None)
+        return next((name for name in rows if name.endswith((OWN_NOISE, HALVES))), None)
 
     @cached_property
     def reference(self) -> str | None:
-        """The one that has a ceiling, or else the only one that was never trained or measured, or
+        """The one whose noise is told, or else the only one that was never trained or measured, or
         else the one that has the name of a sampler."""
         for set_name in self.sets:
-            ceiling = self.ceiling(set_name)
-            if ceiling is not None:
-                return ceiling.removesuffix(CEILING_SUFFIX)
+            noise = self.noise(set_name)
+            if noise is not None:
+                return noise.removesuffix(OWN_NOISE).removesuffix(HALVES)
         tables = (self.run.training, self.run.metrics)
         predicted = {method for _, method, _ in self.predictions}
         listed = {name for table in tables for rows in table.values() for name in rows}
@@ -133,7 +135,7 @@ class View:
         return next((name for name in REFERENCES if name in predicted | listed), None)
 
     def apart(self, set_name: str) -> list[str]:
-        """The rows that do not compete: the reference and what it reaches against itself."""
+        """The rows that do not compete: the reference, its noise, and some of its draws."""
         own = f"{self.reference}, "
         rows = self.run.metrics.get(set_name, {})
         return [name for name in rows if name == self.reference or name.startswith(own)]

@@ -6,6 +6,7 @@ from stochens.metrics import Interval
 from stochens.report.page.html import DASH, Html, join, listed, table, tag
 from stochens.report.page.run import (
     CONTROL_SUFFIX,
+    HALVES,
     HEADLINE,
     View,
     domain_name,
@@ -98,10 +99,14 @@ def _set_table(view: View, set_name: str, title: str, columns: Columns) -> Html:
 
 def _row(view: View, set_name: str, method: str, columns: Columns) -> Html:
     note = view.schedule(set_name, method)
-    if method == view.ceiling(set_name):
-        note = f"the ceiling: what {view.reference} reaches against itself"
+    if method == view.noise(set_name):
+        note = "This row is the noise of the reference itself."
+        if method.endswith(HALVES):
+            note = (
+                "half of the chains against the other half: about twice the noise of the reference"
+            )
     elif method in view.apart(set_name) and method != view.reference:
-        note = f"as few draws of {view.reference} as an ensemble has members, against the rest"
+        note = f"as few draws of {view.reference} as an ensemble has members"
     small = tag("small", note) if note else None
     cells = [tag("th", method, small, scope="row", class_="name")]
     for name, domains in columns.items():
@@ -141,7 +146,7 @@ def _rank(
 
 
 def headline(view: View) -> Html | None:
-    """Who is closest, and to what it could come at most."""
+    """Who is closest, and how far the reference itself is from the truth."""
     names = unique(name for set_name in view.sets for name in view.columns(set_name))
     name = next((name for name in HEADLINE if name in names), None)
     if name is None:
@@ -154,11 +159,13 @@ def headline(view: View) -> Html | None:
     to = f"closest to {view.reference}" if view.reference else "best"
     unit = f", in {shown.unit}" if shown.unit else ""
     words = [f"By {shown.label}{unit}, {to} ", *_between(found, "; "), "."]
-    ceilings = [limit for domain in domains if (limit := _ceiling(view, domain, name))]
-    if ceilings:
-        words.append(
-            f" The ceiling, what {view.reference} reaches against itself, is {'; '.join(ceilings)}."
-        )
+    own = [noise for domain in domains if (noise := _noise(view, domain, name))]
+    if own:
+        halves = any((view.noise(s) or "").endswith(HALVES) for s in view.sets)
+        what = f"The noise of {view.reference} itself is"
+        if halves:
+            what = f"Half of the chains of {view.reference} and the other half are apart by"
+        words.append(f" {what} {'; '.join(own)}.")
     if any(_wins(view, s, d, name) for s in view.sets for d in domains):
         words.append(
             f" “{CONTROL_SUFFIX.strip(', ')}” is a control: its stopping step was picked by "
@@ -193,10 +200,10 @@ def _closest(view: View, domain: str, name: str) -> Html | None:
     return join([f"{where(domain)}: ", *_between(said, ", ")])
 
 
-def _ceiling(view: View, domain: str, name: str) -> str | None:
+def _noise(view: View, domain: str, name: str) -> str | None:
     values = []
     for set_name in view.sets:
-        row = view.ceiling(set_name)
+        row = view.noise(set_name)
         interval = view.interval(set_name, row, domain, name) if row else None
         if interval is not None:
             values.append(metric(name).text(interval.value))

@@ -1,0 +1,94 @@
+"""What draws of a network say of y, one by one and together: the two halves of a prediction."""
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+from torch import Tensor
+
+Parameters = tuple[Tensor, ...]
+Measure = tuple[Callable[..., Any], *tuple[Tensor, ...]]  # a metric, and what it is a function of
+
+
+class Predicted(abc.ABC):
+    """p(y | x, data) = 1/S sum_s p(y | x, theta_s) at B inputs: what `posterior.predict` returns.
+
+    Whatever kind it is of, it has these.
+    """
+
+    mean: Tensor  # [B, ...], of y; of classes their probabilities
+
+    @abc.abstractmethod
+    def log_prob(self, y: Tensor) -> Tensor:
+        """log p(y | x, data) in nats and float64: y [B, ...] -> [B]."""
+
+    @abc.abstractmethod
+    def sample(self, n: int = 1, *, seed: int = 0) -> Tensor:
+        """y drawn from it, [n, B, ...]; each row from one draw of the network."""
+
+    @abc.abstractmethod
+    def measures(self, y: Tensor) -> dict[str, Measure]:
+        """How good it is, as `compare` shows it: name -> (metric, its arguments)."""
+
+    @abc.abstractmethod
+    def quantities(self) -> Tensor:
+        """What each draw predicts, [S, K]: numbers that chains of a sampler must agree about."""
+
+    @property
+    @abc.abstractmethod
+    def keeps_draws(self) -> bool:
+        """Whether all draws are here, and not their averages alone."""
+
+    @abc.abstractmethod
+    def light(self) -> Self:
+        """The same without its draws."""
+
+    @classmethod
+    @abc.abstractmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Predictions at some inputs and at others, as one, in order."""
+
+
+class Draws(abc.ABC):
+    """p(y | x, theta_s) for S draws of a network at B inputs, as `Likelihood.distribution` has it.
+
+    `Classes` and `Numbers` are what a likelihood of one's own needs. Draws come a few at a time, so
+    that not all need to be held: terms are summed over them, and `averaged` makes the prediction.
+    """
+
+    @property
+    @abc.abstractmethod
+    def parameters(self) -> Parameters:
+        """Each [S, B, ...]; all that is kept of the draws."""
+
+    @abc.abstractmethod
+    def at(self, parameters: Parameters) -> Self:
+        """The same kind with other parameters."""
+
+    def centre(self) -> Parameters:
+        """Each [B, ...], of the first draw: what distances are measured from, if any are."""
+        return ()
+
+    @abc.abstractmethod
+    def terms(self, *centre: Tensor) -> tuple[Tensor, ...]:
+        """What is to be averaged over the draws, each [S, B, ...]."""
+
+    @abc.abstractmethod
+    def averaged(
+        self, averages: tuple[Tensor, ...], centre: Parameters, kept: Parameters | None
+    ) -> Predicted:
+        """The prediction, from averages of the terms, each [chains, B, ...] in float64, and all of
+        the draws' parameters where they were kept. Of `self` only the kind counts."""
+
+    @abc.abstractmethod
+    def exported(self) -> dict[str, Tensor]:
+        """The same averages by name, each [B, ...], for a file that needs no stochens: in the
+        network's own precision, by operations that ONNX has."""
+
+
+def how_many(draws: int | None) -> str:
+    """
+    >>> how_many(3), how_many(None)
+    ('3 draws', 'draws not kept')
+    """
+    return "draws not kept" if draws is None else f"{draws} draws"

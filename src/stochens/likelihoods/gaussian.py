@@ -1,0 +1,301 @@
+"""y are numbers with Gaussian noise: regression."""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from stochens import metrics
+from stochens.errors import InputError
+from stochens.likelihoods.base import Likelihood, mean_over_examples, wide
+from stochens.likelihoods.draws import Draws, Measure, Parameters, how_many
+from stochens.likelihoods.numbers import (
+    LEVEL,
+    Moments,
+    exported_moments,
+    interval_measures,
+    moments_of,
+)
+
+LOG_2_PI = math.log(2 * math.pi)
+LOG_VARIANCE = "log_variance"
+QUANTILE_STEPS = 50  # halvings of the bracket: to float32's precision and beyond
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianPredictive(Moments):
+    """p(y | x, data) for regression: an equal mixture of S Gaussians at B inputs, D targets.
+
+    `aleatoric` and `epistemic` are variances, which add up to `variance`; `std` is its root. (The
+    command line writes their roots, `aleatoric_std` and `epistemic_std`.)
+
+    >>> p = GaussianPredictive.of(torch.tensor([[[-1.0]], [[1.0]]]), torch.full((2, 1, 1), 0.25))
+    >>> p.mean.item(), p.epistemic.item(), p.aleatoric.item()
+    (0.0, 1.0, 0.25)
+    """
+
+    mean: Tensor  # [B, D]
+    aleatoric: Tensor  # [B, D], mean variance of the draws: the noise of the data
+    epistemic: Tensor  # [B, D], variance of the draws' means: what the parameters are unsure of
+    draw_means: Tensor | None  # [S, B, D]
+    draw_variances: Tensor | None  # [S, B, D]
+
+    def __repr__(self) -> str:
+        examples, targets = self.mean.shape
+        kept = how_many(None if self.draw_means is None else len(self.draw_means))
+        return f"GaussianPredictive({kept}, {examples} examples, {targets} targets)"
+
+    @classmethod
+    def of(cls, means: Tensor, variances: Tensor) -> "GaussianPredictive":
+        """From draws of mean and variance, each [S, B, D]."""
+        if means.dim() != 3 or means.shape != variances.shape:
+            raise InputError(
+                f"means and variances must both be [S, B, D], got {tuple(means.shape)} and "
+                f"{tuple(variances.shape)}"
+            )
+        spread = means.var(0, correction=0)
+        return cls(means.mean(0), variances.mean(0), spread, means, variances)
+
+    @property
+    def keeps_draws(self) -> bool:
+        """Whether all draws are here, and not their averages alone."""
+        return self.draw_means is not None
+
+    def light(self) -> "GaussianPredictive":
+        """The same without its draws."""
+        return dataclasses.replace(self, draw_means=None, draw_variances=None)
+
+    @classmethod
+    def joined(cls, parts: "Sequence[GaussianPredictive]") -> "GaussianPredictive":
+        """Predictions at some inputs and at others, as one, in order."""
+
+        def cat(name: str, axis: int) -> Any:
+            tensors = [getattr(p, name) for p in parts]
+            return None if any(t is None for t in tensors) else torch.cat(tensors, axis)
+
+        mean, aleatoric, epistemic = (cat(name, 0) for name in ("mean", "aleatoric", "epistemic"))
+        return cls(mean, aleatoric, epistemic, cat("draw_means", 1), cat("draw_variances", 1))
+
+    def components(self) -> tuple[Tensor, Tensor]:
+        """The mixture's means and variances, each [S, B, D]."""
+        if self.draw_means is None or self.draw_variances is None:
+            raise InputError(
+                "the draws were not kept, to save memory; mean and std are here, or call "
+                "predict(x, keep_draws=True)"
+            )
+        return self.draw_means, self.draw_variances
+
+    def quantile(self, level: float) -> Tensor:
+        """y with P(Y <= y) = level under the mixture, by bisection: [B, D]."""
+        if not 0 < level < 1:
+            raise InputError(f"a quantile's level must be in (0, 1), got {level!r}")
+        means, variances = (t.double() for t in self.components())
+        sds = variances.sqrt()
+        normal = torch.distributions.Normal(0.0, 1.0, validate_args=False)
+        z = normal.icdf(torch.tensor(level, dtype=torch.float64))
+        low = (means + z * sds).amin(0)  # the mixture's quantile lies between its components'
+        high = (means + z * sds).amax(0)
+        for _ in range(QUANTILE_STEPS):
+            middle = (low + high) / 2
+            below = normal.cdf((middle - means) / sds).mean(0) < level
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        whole = (means.isfinite() & sds.isfinite()).all(0)  # a network may overflow far from data
+        beyond = math.inf * (level - 0.5) if level != 0.5 else math.nan
+        return torch.where(whole, (low + high) / 2, beyond).to(self.mean)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """log 1/S sum_s N(y; mean_s, variance_s) of targets y [B] or [B, D], in float64: [B]."""
+        means, variances = (t.double() for t in self.components())
+        y = y.unsqueeze(-1) if y.dim() == 1 else y
+        if y.shape != means.shape[1:]:
+            raise InputError(f"targets must be {tuple(means.shape[1:])}, got {tuple(y.shape)}")
+        terms = (y.to(means) - means).square() / variances + variances.log() + LOG_2_PI
+        return (-0.5 * terms.sum(-1)).logsumexp(0) - math.log(len(means))  # [S, B] -> [B]
+
+    def sample(self, n: int = 1, *, seed: int = 0) -> Tensor:
+        """y drawn from the predictive, [n, B, D]; each row from one draw of the network."""
+        means, variances = self.components()
+        generator = torch.Generator().manual_seed(int(seed))
+        rows = torch.randint(len(means), (n,), generator=generator)
+        noise = torch.randn(n, *means.shape[1:], generator=generator, dtype=means.dtype)
+        return means[rows] + variances[rows].sqrt() * noise
+
+    def measures(self, y: Tensor) -> dict[str, Measure]:
+        """Of targets y [B] or [B, D]."""
+        y = y.unsqueeze(1) if y.dim() == 1 else y
+        means, variances = self.components()
+        return {
+            "RMSE": (metrics.rmse, means, y),
+            "NLL": (metrics.gaussian_nll, means, variances, y),
+            **interval_measures(*self.interval(LEVEL), y),
+        }
+
+    def quantities(self) -> Tensor:
+        """The means of the draws, [S, K]."""
+        return self.components()[0].flatten(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gaussians(Draws):
+    """Each draw's mean and variance of y, [S, B, D]. They make a `GaussianPredictive`."""
+
+    means: Tensor
+    variances: Tensor
+
+    @property
+    def parameters(self) -> Parameters:
+        return self.means, self.variances
+
+    def at(self, parameters: Parameters) -> "Gaussians":
+        return Gaussians(*parameters)
+
+    def centre(self) -> Parameters:
+        """The first draw's mean: squares of the means themselves would leave nothing of a spread
+        that is small beside them."""
+        return (self.means[0].double(),)
+
+    def terms(self, *centre: Tensor) -> tuple[Tensor, ...]:
+        return self.means, self.variances, (self.means.double() - centre[0]).square()
+
+    def averaged(
+        self, averages: tuple[Tensor, ...], centre: Parameters, kept: Parameters | None
+    ) -> GaussianPredictive:
+        moments = moments_of(averages, centre, self.means.dtype)
+        return GaussianPredictive(*moments, *(kept or (None, None)))
+
+    def exported(self) -> dict[str, Tensor]:
+        return exported_moments(self.means, self.variances)
+
+
+class Gaussian(Likelihood):
+    """What the two regression likelihoods share: targets [N, D], mean and variance per output."""
+
+    in_units: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of y, each [..., B, D]."""
+
+    @abc.abstractmethod
+    def width(self, targets: int) -> int:
+        """How many outputs the user's network needs for D targets."""
+
+    def distribution(self, outputs: Tensor) -> Gaussians:
+        """N(mean, variance) of each output."""
+        return Gaussians(*self.moments(outputs))
+
+    def nll(self, outputs: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+        """1/2 sum_d [(y_d - mean_d)^2 / var_d + log var_d + log 2 pi]"""
+        mean, variance = self.moments(wide(outputs))
+        terms = (y - mean).square() / variance + variance.log() + LOG_2_PI
+        return mean_over_examples(0.5 * terms.sum(-1), weights)
+
+    def check_targets(self, y: Tensor) -> Tensor:
+        y = y.unsqueeze(1) if y.dim() == 1 else y
+        if y.dim() != 2:
+            raise InputError(f"regression targets must be [N] or [N, D], got {tuple(y.shape)}")
+        if y.is_complex():
+            raise InputError("regression targets must be real; give real and imaginary part as two")
+        if not y.is_floating_point():
+            y = y.to(torch.get_default_dtype())
+        if not bool(y.isfinite().all()):
+            row = int((~y.isfinite()).any(1).nonzero()[0])
+            raise InputError(f"regression targets must be finite; row {row} is {y[row].tolist()}")
+        return y
+
+    def check_outputs(self, outputs: Tensor, y: Tensor) -> None:
+        want = self.width(y.shape[1])
+        if outputs.dim() != 2 or outputs.shape[1] != want:
+            raise InputError(
+                f"for targets [N, {y.shape[1]}] the likelihood {self.name!r} needs a network with "
+                f"outputs [B, {want}], got {tuple(outputs.shape)}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Homoscedastic(Gaussian):
+    """y ~ N(f(x), noise^2), one noise for all x: outputs [..., B, D].
+
+    `noise` is fixed where it is given. Otherwise each member learns log noise^2 for each target, as
+    a parameter `log_variance` under the same prior as the weights.
+
+    >>> outputs, y = torch.zeros(4, 1), torch.zeros(4, 1)  # [B, D]
+    >>> float(Homoscedastic(noise=1.0).nll(outputs, y))  # log(2 pi) / 2
+    0.9189...
+    """
+
+    noise: float | None = None
+    name: ClassVar[str] = "gaussian"
+
+    def __post_init__(self) -> None:
+        if self.noise is not None and not 0 < self.noise < math.inf:
+            raise InputError(f"noise must be a positive number or None, got {self.noise!r}")
+
+    def prepare(self, net: nn.Module, y: Tensor) -> nn.Module:
+        done = _append_log_variance in net._forward_hooks.values()
+        if self.noise is None and not done:
+            if hasattr(net, LOG_VARIANCE):
+                raise InputError(
+                    "the network has a log_variance of its own, and likelihood='gaussian' adds one "
+                    "under that name; rename it, or use 'heteroscedastic'"
+                )
+            dtype = next((p.dtype for p in net.parameters()), y.dtype)
+            net.register_parameter(LOG_VARIANCE, nn.Parameter(torch.zeros(y.shape[1], dtype=dtype)))
+            net.register_forward_hook(_append_log_variance)
+        return net
+
+    def adds(self) -> tuple[str, ...]:
+        return (LOG_VARIANCE,) if self.noise is None else ()
+
+    def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        if self.noise is None:
+            return Heteroscedastic().moments(outputs)
+        return outputs, torch.full_like(outputs, self.noise**2)
+
+    def width(self, targets: int) -> int:
+        return targets
+
+    def check_outputs(self, outputs: Tensor, y: Tensor) -> None:
+        if self.noise is None and outputs.dim() == 2:
+            outputs = outputs[:, : -y.shape[1]]  # what the user's network gave, before `prepare`
+        super().check_outputs(outputs, y)
+
+
+def learned_noise(likelihood: Likelihood) -> str | None:
+    """The name of the parameter that the likelihood adds to a network to learn its noise.
+
+    >>> learned_noise(Homoscedastic()), learned_noise(Homoscedastic(0.1))
+    ('log_variance', None)
+    """
+    learned = isinstance(likelihood, Homoscedastic) and likelihood.noise is None
+    return LOG_VARIANCE if learned else None
+
+
+def _append_log_variance(net: nn.Module, _: Any, mean: Any) -> Any:
+    if not isinstance(mean, Tensor) or mean.dim() != 2:
+        return mean  # which is refused, by its shape
+    log_variance: Tensor = net.log_variance  # type: ignore[assignment]
+    return torch.cat([mean, log_variance.expand(mean.shape[0], -1)], -1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Heteroscedastic(Gaussian):
+    """y ~ N(f(x), noise(x)^2): outputs [..., B, 2 D] are the D means, then the D log noise^2.
+
+    >>> mean, variance = Heteroscedastic().moments(torch.zeros(4, 2))  # [B, 2 D]
+    >>> mean.shape, float(variance[0, 0])
+    (torch.Size([4, 1]), 1.0)
+    """
+
+    name: ClassVar[str] = "heteroscedastic"
+
+    def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_variance = outputs.chunk(2, dim=-1)
+        return mean, log_variance.exp()
+
+    def width(self, targets: int) -> int:
+        return 2 * targets

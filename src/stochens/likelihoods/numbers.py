@@ -1,0 +1,281 @@
+"""y are numbers, of any family of torch.distributions."""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from stochens import metrics
+from stochens.errors import InputError
+from stochens.likelihoods.draws import Draws, Measure, Parameters, Predicted, how_many
+from stochens.randomness.seeds import seeded
+
+LEVEL = 0.95  # of the intervals that are measured
+HALVINGS = 60  # of the bracket of a quantile: beyond float64's precision
+DOUBLINGS = 60  # of a first guess of that bracket
+CLASSES = (torch.distributions.Categorical, torch.distributions.OneHotCategorical)
+
+
+class Moments(Predicted):
+    """What every prediction of numbers has: mean and variance of y, and where the variance is
+    from. `aleatoric` and `epistemic` are variances, which add up to `variance`."""
+
+    aleatoric: Tensor  # [B, D], mean variance of the draws: the noise of the data
+    epistemic: Tensor  # [B, D], variance of the draws' means: what the parameters are unsure of
+
+    @property
+    def variance(self) -> Tensor:
+        """aleatoric + epistemic, the variance of y: [B, D]."""
+        return self.aleatoric + self.epistemic
+
+    @property
+    def std(self) -> Tensor:
+        """The root of `variance`."""
+        return self.variance.sqrt()
+
+    @abc.abstractmethod
+    def quantile(self, level: float) -> Tensor:
+        """y with P(Y <= y) = level under the mixture: [B, D]."""
+
+    def interval(self, level: float = LEVEL) -> tuple[Tensor, Tensor]:
+        """The central interval that holds y with probability `level`: low and high, each [B, D]."""
+        if not 0 < level < 1:
+            raise InputError(f"an interval's level must be in (0, 1), got {level!r}")
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class NumberPredictive(Moments):
+    """p(y | x, data) for numbers: an equal mixture of S distributions of one family at B inputs.
+
+    `aleatoric` and `epistemic` are variances, which add up to `variance`; `std` is its root.
+
+    >>> rates = torch.tensor([[[1.0]], [[3.0]]])  # of two draws at one input
+    >>> p = NumberPredictive.of(Numbers(torch.distributions.Poisson, rate=rates))
+    >>> p.mean.item(), p.aleatoric.item(), p.epistemic.item()
+    (2.0, 2.0, 1.0)
+    >>> p
+    NumberPredictive(2 draws, 1 examples, 1 targets)
+    """
+
+    mean: Tensor  # [B, D]
+    aleatoric: Tensor
+    epistemic: Tensor
+    draws: "Numbers | None"
+
+    def __repr__(self) -> str:
+        kept = how_many(None if self.draws is None else len(self.draws.parameters[0]))
+        targets = self.mean[0].numel()
+        return f"NumberPredictive({kept}, {len(self.mean)} examples, {targets} targets)"
+
+    @classmethod
+    def of(cls, draws: "Numbers") -> "NumberPredictive":
+        """From all draws at once."""
+        means, variances = draws.moments()
+        return cls(means.mean(0), variances.mean(0), means.var(0, correction=0), draws)
+
+    @property
+    def keeps_draws(self) -> bool:
+        """Whether all draws are here, and not their averages alone."""
+        return self.draws is not None
+
+    def light(self) -> "NumberPredictive":
+        """The same without its draws."""
+        return dataclasses.replace(self, draws=None)
+
+    @classmethod
+    def joined(cls, parts: "Sequence[NumberPredictive]") -> "NumberPredictive":
+        """Predictions at some inputs and at others, as one, in order."""
+        mean, aleatoric, epistemic = (
+            torch.cat([getattr(p, name) for p in parts])
+            for name in ("mean", "aleatoric", "epistemic")
+        )
+        kept = [p.draws for p in parts if p.draws is not None]
+        if len(kept) < len(parts):
+            return cls(mean, aleatoric, epistemic, None)
+        each = zip(*(draws.parameters for draws in kept), strict=True)
+        draws = kept[0].at(tuple(torch.cat(p, 1) for p in each))
+        return cls(mean, aleatoric, epistemic, draws)
+
+    def components(self) -> "Numbers":
+        """The mixture's distributions; `.each` is one of torch's, of [S, B, D]."""
+        if self.draws is None:
+            raise InputError(
+                "the draws were not kept, to save memory; mean and std are here, or call "
+                "predict(x, keep_draws=True)"
+            )
+        return self.draws
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """log 1/S sum_s p(y | x, theta_s) of targets y [B] or [B, D], in float64: [B]."""
+        each = self.components().double().each
+        terms = each.log_prob(self._targets(y).to(self.mean.device, torch.float64))  # [S, B, ...]
+        return terms.reshape(*terms.shape[:2], -1).sum(-1).logsumexp(0) - math.log(len(terms))
+
+    def sample(self, n: int = 1, *, seed: int = 0) -> Tensor:
+        """y drawn from the predictive, [n, B, D]; each row from one draw of the network."""
+        draws = self.components()
+        with seeded(int(seed)):  # torch.distributions know no generator of one's own
+            rows = torch.randint(len(draws.parameters[0]), (n,))
+            return draws.at(tuple(p[rows] for p in draws.parameters)).each.sample()
+
+    def quantile(self, level: float) -> Tensor:
+        """The smallest y with P(Y <= y) >= level under the mixture, by bisection: [B, D]."""
+        if not 0 < level < 1:
+            raise InputError(f"a quantile's level must be in (0, 1), got {level!r}")
+        draws = self.components().double()
+        each, mean = draws.each, self.mean.double()
+
+        def reached(y: Tensor) -> Tensor:  # NaN, as below the support, is not
+            return _cdf(each, y).mean(0) >= level
+
+        reach = ((each.mean - mean).abs() + each.stddev).amax(0)
+        reach = reach.nan_to_num(1.0, 1.0).clamp_min(1e-9)  # a guess, which need not be good
+        low, high = mean - reach, mean + reach
+        for _ in range(DOUBLINGS):
+            over, under = reached(low), ~reached(high)
+            if not bool((over | under).any()):
+                break
+            reach = 2 * reach
+            low = torch.where(over, mean - reach, low)
+            high = torch.where(under, mean + reach, high)
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            up = reached(middle)
+            low, high = torch.where(up, low, middle), torch.where(up, middle, high)
+        whole = getattr(each.support, "is_discrete", False)
+        found = high.floor() if whole else high  # a jump is at or just below `high`
+        return torch.where(mean.isfinite(), found, math.nan).to(self.mean)
+
+    def measures(self, y: Tensor) -> dict[str, Measure]:
+        """Of targets y [B] or [B, D]: errors, and the interval where the family has a cdf."""
+        y = self._targets(y)
+        found: dict[str, Measure] = {
+            "RMSE": (metrics.rmse, _columns(self.mean)[None], _columns(y.to(self.mean))),
+            "NLL": (torch.mean, -self.log_prob(y)),
+        }
+        if type(self.components().each).cdf is Distribution.cdf:
+            return found
+        return found | interval_measures(*self.interval(LEVEL), y.to(self.mean))
+
+    def quantities(self) -> Tensor:
+        """The means of the draws, [S, K]."""
+        return self.components().moments()[0].flatten(1)
+
+    def _targets(self, y: Tensor) -> Tensor:
+        shape = self.mean.shape
+        if y.shape != shape and (*y.shape, 1) != tuple(shape):
+            raise InputError(f"targets must be {tuple(shape)}, got {tuple(y.shape)}")
+        return y.reshape(shape)
+
+
+def interval_measures(low: Tensor, high: Tensor, y: Tensor) -> dict[str, Measure]:
+    """Of the central interval, each [B, D]."""
+    return {
+        f"{LEVEL:.0%} coverage".replace("%", " %"): (metrics.coverage, low, high, y),
+        f"{LEVEL:.0%} width".replace("%", " %"): (torch.mean, _columns(high - low).mean(-1)),
+    }
+
+
+def _columns(values: Tensor) -> Tensor:
+    """[B, ...] as [B, D]."""
+    return values.reshape(len(values), -1)
+
+
+def _cdf(each: Distribution, y: Tensor) -> Tensor:
+    try:
+        return each.cdf(y)
+    except NotImplementedError:
+        raise InputError(
+            f"torch's {type(each).__name__} has no cdf, which quantiles need; give Numbers a "
+            "subclass of it with cdf(y), or take them of p.sample(1000)"
+        ) from None
+
+
+class Numbers(Draws):
+    """Each draw's distribution of y, by a family of torch.distributions and its parameters.
+
+    The family may be any function of the parameters, each [S, B, D], that returns a Distribution.
+    They make a `NumberPredictive`.
+
+    >>> draws = Numbers(torch.distributions.Poisson, rate=torch.ones(3, 5, 1))
+    >>> draws.each.mean.shape  # [S, B, D]
+    torch.Size([3, 5, 1])
+    """
+
+    def __init__(self, family: Callable[..., Distribution], **parameters: Tensor) -> None:
+        if not parameters:
+            raise InputError("Numbers needs the family's parameters by name: rate=outputs.exp()")
+        if family in CLASSES:
+            raise InputError("Numbers are for numbers; of classes give Classes(probs)")
+        self.family, self.named = family, parameters
+
+    @property
+    def each(self) -> Distribution:
+        """One of torch's distributions, of [S, B, D]."""
+        # its checks cannot be traced, and stop at what a network far from its data overflows to
+        quiet: dict[str, Any] = {"validate_args": False} if isinstance(self.family, type) else {}
+        return self.family(**self.named, **quiet)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of y by each draw, [S, B, D]."""
+        each = self.each
+        try:
+            return each.mean, each.variance
+        except NotImplementedError:
+            raise InputError(
+                f"{type(each).__name__} has no mean or no variance, which predictions are made of; "
+                "give Numbers a subclass that has both"
+            ) from None
+
+    @property
+    def parameters(self) -> Parameters:
+        return tuple(self.named.values())
+
+    def at(self, parameters: Parameters) -> "Numbers":
+        return Numbers(self.family, **dict(zip(self.named, parameters, strict=True)))
+
+    def double(self) -> "Numbers":
+        """In float64."""
+        return self.at(tuple(p.double() for p in self.parameters))
+
+    def centre(self) -> Parameters:
+        """The first draw's mean: squares of the means themselves would leave nothing of a spread
+        that is small beside them."""
+        return (self.moments()[0][0].double(),)
+
+    def terms(self, *centre: Tensor) -> tuple[Tensor, ...]:
+        means, variances = self.moments()
+        return means, variances, (means.double() - centre[0]).square()
+
+    def averaged(
+        self, averages: tuple[Tensor, ...], centre: Parameters, kept: Parameters | None
+    ) -> NumberPredictive:
+        moments = moments_of(averages, centre, self.moments()[0].dtype)
+        return NumberPredictive(*moments, None if kept is None else self.at(kept))
+
+    def exported(self) -> dict[str, Tensor]:
+        return exported_moments(*self.moments())
+
+
+def moments_of(
+    averages: tuple[Tensor, ...], centre: Parameters, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, aleatoric and epistemic [B, D], from averages of mean, variance and the square of the
+    distance to the centre."""
+    mean, aleatoric, square = (t.mean(0) for t in averages)
+    epistemic = (square - (mean - centre[0]).square()).clamp_min(0)
+    return mean.to(dtype), aleatoric.to(dtype), epistemic.to(dtype)
+
+
+def exported_moments(means: Tensor, variances: Tensor) -> dict[str, Tensor]:
+    """From draws [S, B, D], each [B, D]."""
+    mean, aleatoric = means.mean(0), variances.mean(0)
+    epistemic = (means - mean).square().mean(0)
+    std = (aleatoric + epistemic).sqrt()
+    return {"mean": mean, "std": std, "aleatoric": aleatoric, "epistemic": epistemic}

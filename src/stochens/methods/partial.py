@@ -1,0 +1,118 @@
+"""What a method leaves without noise, said by name: partial noise is never silent."""
+
+import warnings
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+from stochens.conversions import FrozenBatchNorm
+from stochens.members import watch
+from stochens.methods.base import NORM, Method, StochasticLayer, of_likelihood
+from stochens.methods.gaussian import GaussianOwn
+from stochens.methods.patterns import matches
+from stochens.methods.reach import owners
+from stochens.methods.swap import layers_of, stochastic_layers
+
+NORMS = (*NORM, nn.modules.batchnorm._NormBase, FrozenBatchNorm)
+TOLD = 6  # names in a warning
+
+
+class PartialNoiseWarning(UserWarning):
+    """Some parameters have no noise, though the method gives noise to others."""
+
+
+def warn_partial(
+    net: nn.Module,
+    rules: Sequence[Method],
+    few: Tensor,
+    *,
+    skip: Sequence[str],
+    output: str | None,
+    stacklevel: int = 2,
+) -> None:
+    """Name what has no noise in a network with these methods, and was not meant to be without.
+
+    Meant to be without is what options skip, the output layer, and normalisation where the method
+    does not take it. few [B, ...]: inputs, to see which layers are called.
+    """
+    rules = [rule for rule in rules if rule.applies_to]
+    if not rules:
+        return
+    by = " and ".join(rule.name for rule in rules)
+    for what, names in without_noise(net, rules, few, skip=skip, output=output).items():
+        if names:
+            more = f" and {len(names) - TOLD} more" if len(names) > TOLD else ""
+            told = ", ".join(names[:TOLD]) + more
+            words = what.format(by=by, told=told)
+            warnings.warn(words, PartialNoiseWarning, stacklevel=stacklevel + 1)
+
+
+UNKNOWN = "{by} gives no noise to {told}, which it finds in no layer that it takes"
+UNCALLED = "{told} is not called, but read by other modules, and so has no noise"
+FROZEN = "frozen parameters (requires_grad=False) have no noise: {told}"
+
+
+def without_noise(
+    net: nn.Module,
+    rules: Sequence[Method],
+    few: Tensor,
+    *,
+    skip: Sequence[str],
+    output: str | None,
+) -> dict[str, list[str]]:
+    """The names, by what is said of them."""
+
+    def meant(path: str, module: nn.Module) -> bool:
+        at_the_end = path == output and not any(rule.takes_output(path) for rule in rules)
+        norms = any(kind in rule.applies_to for rule in rules for kind in NORM)
+        return (
+            matches(skip, path)
+            or at_the_end
+            or all(rule.declines(path) for rule in rules)
+            or (isinstance(module, NORMS) and not norms)
+        )
+
+    noisy = stochastic_layers(net)
+    called = _called(net, noisy, few)
+    found: dict[str, list[str]] = {UNKNOWN: [], UNCALLED: [], FROZEN: []}
+    found[UNCALLED] += [path for path in noisy if path not in called]
+    reached = {  # what stands in a layer with noise -> whether it has noise there
+        f"{path}.{own}" if path else own: p.requires_grad or own in layer.noisy
+        for path, layer in noisy.items()
+        for own, p in layer.owned().items()
+    }
+    layers = layers_of(net)
+    holders = {**layers, **owners(net, layers)}
+    root = net.plain if isinstance(net, StochasticLayer) else net
+    for name, p in net.named_parameters():
+        if of_likelihood(root, name) or reached.get(name):
+            continue
+        if name in reached or not meant(*_holder(name, holders)):
+            found[UNKNOWN if p.requires_grad else FROZEN].append(name)
+    return found
+
+
+def _called(net: nn.Module, layers: dict[str, StochasticLayer], few: Tensor) -> set[str]:
+    """The names of those layers that a pass calls."""
+    called: set[str] = set()
+    hooks: dict[nn.Module, Callable[..., None]] = {
+        layer: lambda *_, path=path: called.add(path) for path, layer in layers.items()
+    }
+    own = [layer for layer in hooks if isinstance(layer, GaussianOwn)]
+    for layer in own:
+        layer.on_call = hooks[layer]
+    try:
+        watch(net, few, hooks)
+    finally:
+        for layer in own:
+            layer.on_call = None
+    return called
+
+
+def _holder(name: str, holders: dict[str, nn.Module]) -> tuple[str, nn.Module]:
+    """The module that a parameter belongs to: the layer, or what holds it itself."""
+    parts = name.split(".")
+    for end in range(len(parts) - 1, -1, -1):
+        if (path := ".".join(parts[:end])) in holders:
+            return path, holders[path]
+    return "", nn.Module()

@@ -1,0 +1,90 @@
+"""Members that are one and the same network: their ensemble knows no uncertainty."""
+
+import hashlib
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from stochens.errors import Unsuited
+from stochens.members import Params, plain_attention, size
+from stochens.methods import stochastic_layers
+from stochens.randomness.seeds import seeded
+
+FIRST = 256  # numbers of a parameter that tell most members apart
+
+
+def refuse_alike(
+    template: nn.Module, params: Params, few: Tensor, ids: tuple[int, ...], *, rows: int, sets: int
+) -> None:
+    """Refuse members that begin alike and would stay so, since nothing sets them apart.
+
+    For a training in which members of a data set see the same rows in each step; `rows` and `sets`:
+    how many there are. few: some of them, on the CPU, as is the network.
+    """
+    groups = [
+        same
+        for group in alike(params)
+        for k in range(sets)
+        if len(same := [ids[row] for row in group if ids[row] % sets == k]) > 1
+    ]
+    if not groups or draws_noise(template, few):
+        return
+    raise Unsuited(
+        f"{_named(groups[0])} begin with the same parameters, see the same rows in each step and "
+        "have no noise, so that they would stay one network, with no uncertainty. Ways out: a "
+        "method with noise, such as method='dropout'; data as (x, y) in memory with a batch_size "
+        f"below N = {rows}, so that each member has its own order of the rows; or a function that "
+        "initialises each network anew"
+    )
+
+
+def warn_alike(params: Params, ids: tuple[int, ...]) -> None:
+    """After a training."""
+    for group in alike(params):
+        warnings.warn(
+            f"{_named([ids[row] for row in group])} ended with the same parameters: but for noise "
+            "they are one network. Was lr too small to move them apart?",
+            stacklevel=3,
+        )
+
+
+def alike(params: Params) -> list[list[int]]:
+    """Rows of members [M, ...] that are the same in every parameter, in groups of two or more.
+
+    >>> alike({"w": torch.tensor([[1.0, 2.0], [1.0, 3.0], [1.0, 2.0]])})
+    [[0, 2]]
+    """
+    groups = [list(range(size(params)))]
+    for p in params.values():
+        for count in (FIRST, None):  # few numbers first, and all where these are the same
+            found: dict[tuple[int, bytes], list[int]] = {}
+            for number, group in enumerate(groups):
+                for row in group if len(group) > 1 else ():
+                    found.setdefault((number, _digest(p[row], count)), []).append(row)
+            groups = [group for group in found.values() if len(group) > 1]
+    return groups
+
+
+def _digest(p: Tensor, count: int | None) -> bytes:
+    numbers = p.detach().reshape(-1)[:count].cpu().contiguous().view(torch.uint8)
+    return hashlib.blake2b(numbers.numpy().tobytes(), digest_size=16).digest()
+
+
+def draws_noise(net: nn.Module, few: Tensor) -> bool:
+    """Whether two passes in training mode differ: by a method's noise, or by the network's own."""
+    if stochastic_layers(net):
+        return True
+    training = net.training
+    try:
+        with torch.no_grad(), plain_attention(), seeded(0):
+            before = torch.get_rng_state()
+            net.train()(few.clone())
+            return not torch.equal(torch.get_rng_state(), before)
+    finally:
+        net.train(training)
+
+
+def _named(ids: list[int]) -> str:
+    shown = ", ".join(map(str, ids[:3]))
+    return f"members {shown}" + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
