@@ -46,8 +46,8 @@ def test_a_run_that_goes_on_begins_where_it_was(data, sampler):
     assert told.done[-1] == told.total
 
 
-@pytest.mark.filterwarnings("ignore")  # so few steps are too few
-def test_langevin_tells_of_every_step(data):
+@pytest.mark.filterwarnings("ignore")
+def test_langevin_tells_how_far_its_members_are(data):
     told = Told()
-    stochens.langevin(nn.Linear(2, 2), data, members=2, steps=5, progress=told)
+    stochens.langevin(nn.Linear(2, 2), data, members=2, progress=told)
     assert told.done[-1] == told.total > 0

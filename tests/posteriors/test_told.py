@@ -67,6 +67,7 @@ def data():
     return stochens.toy_set("b", n=30)
 
 
+@pytest.mark.filterwarnings("ignore")  # so few draws are troubled
 def test_fewer_draws_than_there_are_cannot_be_asked_for(data, tmp_path):
     options = {"kind": "sgld", "chains": 2, "burn_in": 0, "thin": 1, "lr": 1e-3}
 
@@ -82,6 +83,7 @@ def test_fewer_draws_than_there_are_cannot_be_asked_for(data, tmp_path):
         sample(3, checkpoint=tmp_path / "run")
 
 
+@pytest.mark.filterwarnings("ignore")  # so few draws are troubled
 def test_the_prior_energy_of_sgmcmc_is_that_of_its_draws(data):
     """1/2 lambda |q|^2 of each draw, in float64."""
     options = {"chains": 2, "samples": 3, "burn_in": 2, "thin": 1}
@@ -156,6 +158,7 @@ def test_chains_start_from_the_prior_or_as_the_network_is_initialised(data, samp
         assert least <= float(values.max()) <= most
 
 
+@pytest.mark.filterwarnings("ignore:1 draws of each")
 def test_a_run_on_many_machines_has_no_resume(data):
     with pytest.warns(UserWarning, match="transitions diverged"):
         run = stochens.nuts(nn.Linear(2, 2), data, samples=1, warmup=1, chains=1, step_size=50.0)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.tolerance import trained
+from torch import nn
 
 import stochens
 from stochens import MLP, InputError
@@ -112,3 +113,25 @@ def test_a_training_on_a_cpu_has_nothing_to_log(data, caplog):
     """It asks for no CUDA graph, which would be refused with a line in the log."""
     stochens.fit(MLP(2, 4, 2), data, device="cpu", **OPTIONS)
     assert caplog.records == []
+
+
+@pytest.mark.filterwarnings("ignore:the network's own dropout")
+def test_a_networks_own_dropout_goes_on_where_it_was(data, tmp_path):
+    """It draws from torch's generator, whose state is part of a checkpoint."""
+
+    def net():
+        return nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+
+    options = {"method": "regular", "members": 2, "epochs": 4, "batch_size": 20, "device": "cpu"}
+    whole = stochens.fit(net, data, **options)
+
+    def stop(epoch, values):
+        if epoch == 1:
+            raise KeyboardInterrupt
+
+    options |= {"checkpoint": tmp_path / "kept", "checkpoint_every": 0.0}
+    with pytest.raises(KeyboardInterrupt):
+        stochens.fit(net, data, log=stop, **options)
+    again = stochens.fit(net, data, **options)
+    for name, p in whole.params.items():
+        assert torch.equal(again.params[name], p)
