@@ -215,6 +215,7 @@ def _walked(
             now, counted = at, torch.tensor(step + 1)
             keep(step + 1, lambda: now._asdict() | {"step": counted})  # noqa: B023, at once
             done = step + 1
+        bar.advance(int(UNITS * float(at.u.sum())) - shown)
         keep.now(done, lambda: at._asdict() | {"step": torch.tensor(done)})
         energy, s = _of_all(gradient, at, batch, N, done)
     params = unflatten(at.q, problem.shapes)
