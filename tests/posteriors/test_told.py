@@ -15,7 +15,9 @@ from stochens.posteriors.diagnostics import (
     Diagnosis,
     Mixing,
     _mixing_troubles,
+    _told,
 )
+from stochens.posteriors.mixing import mixing
 from stochens.posteriors.sampling import _quietly, _sample
 from stochens.posteriors.trajectory import Rules
 
@@ -60,6 +62,24 @@ def test_limits_are_said_only_beyond_them():
     (said,) = _mixing_troubles(just._replace(ess_bulk=of(2.0 * ESS_LIMIT - 1)), 2)
     assert said.startswith(f"the draws are worth as few as {2 * ESS_LIMIT - 1} independent")
     assert len(_mixing_troubles(just._replace(rhat=of(torch.nan)), 2)) == 1
+
+
+def test_a_sampler_says_what_is_wrong_and_no_more():
+    good = Mixing(of(1.0), of(2.0 * ESS_LIMIT), of(1.0))
+    assert _told(good, 2, "predictions") is None
+    said = _told(good._replace(ess_bulk=of(31)), 2, "predictions")
+    assert said.startswith("the draws are worth as few as 31 independent ones for predictions (")
+    assert "R-hat" not in said
+    said = _told(good._replace(rhat=of(1.2)), 2, "predictions")
+    assert said.startswith("R-hat of predictions is up to 1.200 (good: at most 1.01). Ask for more")
+    said = _told(good._replace(rhat=of(torch.nan)), 1, "predictions")
+    assert said.endswith("whether it arrived. Ask for several chains")
+
+
+def test_two_values_as_far_from_their_middle_have_an_r_hat():
+    """Their distances to it are all the same, of which there is no R-hat."""
+    draws = (torch.arange(80) % 2).view(2, 40, 1).double()
+    assert float(mixing(draws).rhat) < RHAT_LIMIT
 
 
 @pytest.fixture(scope="module")
