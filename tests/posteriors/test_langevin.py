@@ -231,8 +231,10 @@ def test_members_that_diverge_are_left_out_and_named():
 
 
 def test_too_few_steps_are_said_to_be(xor):
-    with pytest.warns(SamplingWarning, match=r"too short a time .* try steps=\d+"):
-        stochens.langevin(stochens.MLP(2, 4, 2), xor, members=2, steps=10)
+    """Once: that such members are not draws follows from it."""
+    with pytest.warns(SamplingWarning, match=r"too short a time .* try steps=\d+") as said:
+        stochens.langevin(stochens.MLP(2, 4, 2), xor, members=5, steps=10)
+    assert sum(issubclass(w.category, SamplingWarning) for w in said) == 1
 
 
 def test_a_member_that_does_not_end_is_said_to(xor, monkeypatch):

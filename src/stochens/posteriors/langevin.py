@@ -308,12 +308,11 @@ def _judged(posterior: Posterior, plan: Plan, sizes: dict[str, int]) -> Posterio
     short = _too_short(plan, ended)
     fine = arrival.not_diverged(ends, settled=short is None)
     _report_divergence(fine, posterior.members, short or _smaller_steps(plan))
-    if short is not None:
-        warnings.warn(short, SamplingWarning, stacklevel=3)
     kept = fine.nonzero().flatten()
     verdict = arrival.judge(ends.take(kept), sizes)
-    if not verdict.arrived:
-        warnings.warn(_in_words(verdict, plan), SamplingWarning, stacklevel=3)
+    said = _in_words(verdict, plan) if short is None else short  # whose cause is known
+    if short is not None or not verdict.arrived:
+        warnings.warn(said, SamplingWarning, stacklevel=3)
     return posterior if bool(fine.all()) else posterior.take(kept.tolist())
 
 
@@ -353,8 +352,8 @@ def _too_short(plan: Plan, ended: dict[str, Tensor]) -> str | None:
     more = "" if plan.steps is None else f"; try steps={_up(plan.steps * factor)}"
     return (
         f"{int((time < needed).sum())} of {len(u)} members moved for too short a time to leave the "
-        f"prior behind, {float(time[worst]):.2g} units of it where {float(needed[worst]):.2g} are "
-        f"needed{more}"
+        f"prior behind, {float(time[worst]):.2g} units of time where {float(needed[worst]):.2g} "
+        f"are needed, so that their spread may be wrong{more}"
     )
 
 
