@@ -55,8 +55,8 @@ def check_network(net: nn.Module) -> None:
         hooks = module._forward_pre_hooks.values()
         if any(type(part).__name__ in SPECTRAL for part in (module, *hooks)):
             raise InputError(
-                f"{name} has spectral normalisation, which keeps state in each pass that all "
-                "members would share; remove it, or use weight normalisation"
+                f"{name} has spectral normalisation, which keeps state that all members would "
+                "share; remove it, or use weight normalisation"
             )
         own = module.parameters(recurse=False)
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in own):
@@ -303,7 +303,7 @@ def refuse_renamed(options: dict[str, Any], where: str, **names: str) -> None:
     for old, new in names.items():
         if options.get(old) is not None:
             raise InputError(
-                f"{where} has no {old} any more, it is {new} now: {new}={options[old]!r}"
+                f"{where} has no {old} any more: it is called {new} now, {new}={options[old]!r}"
             )
 
 

@@ -150,13 +150,13 @@ def _refuse_unknown(net: nn.Module) -> None:
         if type(module) not in CONVERTED:
             raise InputError(
                 f"{name} is a {type(module).__module__}.{type(module).__name__}, a batch norm that "
-                "may do more than normalise, such as apply an activation, which would be lost. Put "
-                "a plain nn.BatchNorm and what else it does, as layers of their own, in its place"
+                "may do more than normalise, such as apply an activation, which would be lost. Use "
+                "a plain nn.BatchNorm instead, and a layer of its own for whatever else it does"
             )
         if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
             raise InputError(
-                f"{name} is a {type(module).__name__} with hooks or a forward of its own (weight "
-                "normalisation, say), which would be lost; remove them first"
+                f"{name} is a {type(module).__name__} with hooks or a forward of its own (such as "
+                "weight normalisation adds), which would be lost; remove them first"
             )
 
 

@@ -261,8 +261,9 @@ def inputs(given: Any) -> Tensor:
         for block in blocks:
             if block.shape[1:] != blocks[0].shape[1:]:
                 raise InputError(
-                    "the batches must have inputs of one shape here, got "
-                    f"{tuple(blocks[0].shape)} and {tuple(block.shape)}; engine=None takes such"
+                    f"batches of different shapes, {tuple(blocks[0].shape)} and "
+                    f"{tuple(block.shape)}, cannot be put together here; predict takes them with "
+                    "engine=None"
                 )
         return torch.cat(blocks)
     _refuse_several(given, rows=len(given) if isinstance(given, list) else None)
