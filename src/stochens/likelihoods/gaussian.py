@@ -20,9 +20,9 @@ from stochens.likelihoods.numbers import (
     interval_measures,
     moments_of,
 )
+from stochens.methods.base import LOG_VARIANCE
 
 LOG_2_PI = math.log(2 * math.pi)
-LOG_VARIANCE = "log_variance"
 QUANTILE_STEPS = 50  # halvings of the bracket: to float32's precision and beyond
 
 

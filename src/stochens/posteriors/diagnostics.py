@@ -101,7 +101,8 @@ def diagnose(posterior: Posterior, x: Any) -> Diagnosis:
         outputs = _outputs(posterior, x).unflatten(0, (chains.count, draws))
         predictions = mixing(outputs)
         parameters = mixing(flatten(posterior.params).unflatten(0, (chains.count, draws)))
-        troubles += _mixing_troubles(predictions, chains.count)
+        said = _mixing_in_words(predictions, chains.count, "the predictions")
+        troubles += [] if said is None else [said]
     return Diagnosis(
         predictions=predictions,
         parameters=parameters,
@@ -170,19 +171,19 @@ def mixing_trouble(posterior: Posterior, x: Tensor) -> str | None:
     what = f"predictions at {len(few)} training inputs"
     if "energy" in stats:
         what += " and the log density"
-    return _told(mixing(q), len(q), what)
+    return _mixing_in_words(mixing(q), len(q), what)
 
 
-def _told(m: Mixing, chains: int, what: str) -> str | None:
+def _mixing_in_words(m: Mixing, chains: int, what: str) -> str | None:
     """What is wrong and no more, in one sentence, with what to do."""
     worst, least = float(m.rhat.max()), float(m.ess_bulk.min())
     wrong, remedy = [], "more samples"
     if chains == 1:
         wrong.append("one chain alone has no R-hat, so that nothing tells whether it arrived")
         remedy = "several chains" if least >= ESS_LIMIT else "several chains and more samples"
-    elif not worst <= RHAT_LIMIT:
+    elif not worst <= RHAT_LIMIT:  # NaN: a quantity that never changed
         wrong.append(f"R-hat of {what} is up to {worst:.3f} (good: at most {RHAT_LIMIT})")
-        remedy = "more samples and a longer warm-up or burn-in"
+        remedy = "more samples and a longer warmup or burn_in"
     if not least >= ESS_LIMIT * chains:
         of_what = "" if wrong else f" for {what}"
         wrong.append(
@@ -236,21 +237,4 @@ def sampler_troubles(posterior: Posterior) -> list[str]:
                 f"{BFMI_LIMIT}: momenta change its energy too little to reach the tails. Ask for a "
                 "longer warmup, or for more samples"
             )
-    return found
-
-
-def _mixing_troubles(m: Mixing, chains: int) -> list[str]:
-    found = []
-    if chains == 1:
-        found.append("one chain alone has no R-hat: nothing tells that it arrived. Ask for more")
-    elif not float(m.rhat.max()) <= RHAT_LIMIT:  # NaN: a quantity that never changed
-        found.append(
-            f"R-hat of the predictions is up to {float(m.rhat.max()):.3f}, above {RHAT_LIMIT}: the "
-            "chains have not forgotten where they began. Ask for more samples and a longer warmup"
-        )
-    if not float(m.ess_bulk.min()) >= ESS_LIMIT * chains:
-        found.append(
-            f"the draws are worth as few as {float(m.ess_bulk.min()):,.0f} independent ones for a "
-            f"prediction; {ESS_LIMIT} of each chain is the least to trust. Ask for more samples"
-        )
     return found
