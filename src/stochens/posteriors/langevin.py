@@ -310,9 +310,11 @@ def _judged(posterior: Posterior, plan: Plan, sizes: dict[str, int]) -> Posterio
     _report_divergence(fine, posterior.members, short or _smaller_steps(plan))
     kept = fine.nonzero().flatten()
     verdict = arrival.judge(ends.take(kept), sizes)
-    said = _in_words(verdict, plan) if short is None else short  # whose cause is known
-    if short is not None or not verdict.arrived:
+    if short is not None:  # the cause is known; the identities would say no more
+        said = f"{short}. Their spread may not be that of the posterior"
         warnings.warn(said, SamplingWarning, stacklevel=3)
+    elif not verdict.arrived:
+        warnings.warn(_in_words(verdict, plan), SamplingWarning, stacklevel=3)
     return posterior if bool(fine.all()) else posterior.take(kept.tolist())
 
 
@@ -353,7 +355,7 @@ def _too_short(plan: Plan, ended: dict[str, Tensor]) -> str | None:
     return (
         f"{int((time < needed).sum())} of {len(u)} members moved for too short a time to leave the "
         f"prior behind, {float(time[worst]):.2g} units of time where {float(needed[worst]):.2g} "
-        f"are needed, so that their spread may be wrong{more}"
+        f"are needed{more}"
     )
 
 
