@@ -134,6 +134,8 @@ def _rows(loader: "DataLoader[Any]") -> int:
     batches: Any = loader.batch_sampler
     sampler: Any = batches.sampler if isinstance(batches, BatchSampler) else loader.sampler
     try:
+        if isinstance(sampler, SequentialSampler) and getattr(batches, "drop_last", False):
+            return len(batches) * int(batches.batch_size)  # the last rows are the same every time
         if isinstance(data, IterableDataset) or isinstance(sampler, OF_ALL_ROWS):
             return len(data)
         return min(len(data), len(sampler))
