@@ -12,8 +12,9 @@ from stochens.methods.gaussian import GaussianOwn
 from stochens.methods.patterns import matches
 from stochens.methods.reach import owners
 from stochens.methods.swap import layers_of, stochastic_layers
+from stochens.private_names import BatchOrInstanceNorm
 
-NORMS = (*NORM, nn.modules.batchnorm._NormBase, FrozenBatchNorm)
+NORMS = (*NORM, BatchOrInstanceNorm, FrozenBatchNorm)
 TOLD = 6  # names in a warning
 
 
