@@ -2,10 +2,11 @@
 
 import torch
 
-from stochens import MLP
+from stochens import MLP, Categorical
 from stochens.members import builder, init
 from stochens.memory import activation_bytes
 from stochens.predict import streaming
+from stochens.predict.predictive import Sums
 
 
 def test_what_fits_is_done_at_once_and_the_rest_inside_the_budget(monkeypatch):
@@ -23,3 +24,17 @@ def test_what_fits_is_done_at_once_and_the_rest_inside_the_budget(monkeypatch):
         assert rows * chunk * one <= max(budget, one)
         # no row more would fit, unless there is none
         assert rows == 1000 or (rows + 1) * chunk * one > budget
+
+
+def test_draws_are_kept_up_to_one_gibibyte():
+    """As the documentation of `predict` says; what is asked for is done in any case."""
+
+    def keeps(rows: int, keep: bool | None = None) -> bool:
+        sums = Sums(Categorical(), 1, 1, keep=keep, groups=1, of_rows=rows)
+        sums.add(torch.zeros(1, 1, 2), rows=slice(0, 1), first_draw=0)  # 8 bytes a row
+        return sums.kept is not None
+
+    assert keeps(2**27)
+    assert not keeps(2**27 + 1)
+    assert keeps(2**27 + 1, True)
+    assert not keeps(1, False)

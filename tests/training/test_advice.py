@@ -1,6 +1,8 @@
 """What would train, and badly, is told before it is trained."""
 
+import math
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from torch import nn
 
 import stochens
 from stochens import MLP, InputError
-from stochens.training import schedules
+from stochens.training import advice, schedules
 
 X = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
@@ -87,6 +89,22 @@ def test_a_noise_that_did_not_come_down(factor, monkeypatch):
         assert said[0].filename == __file__
 
 
+def test_how_small_a_noise_the_prior_lets_come():
+    """At the minimum  sum_d error_d^2 / noise_d^2 = sum_d (1 + 2 w log noise_d^2), w = lambda / N:
+    here 1 - 2 * 5 / 100 * 4 = 0.6. Half of that is the least that is not spoken of."""
+    logs = torch.full((3, 1), -4.0)
+    options = SimpleNamespace(kl_weight=1.0, prior_precision=5.0)
+
+    def said(left: float) -> str | None:
+        nll = torch.full((advice.EPOCHS, 3), 0.5 * (left - 4.0 + math.log(2 * math.pi)))
+        trained = SimpleNamespace(params={"log_variance": logs}, history=SimpleNamespace(nll=nll))
+        return advice._not_arrived(options, 7, stochens.Homoscedastic(), trained, 100.0)
+
+    assert said(0.32) is None
+    assert f"still about {(0.6 / 0.28) ** 0.5:.1f} times" in said(0.28)
+    assert "still about 100.0 times" in said(-0.1)  # by rounding, where no error is left
+
+
 def test_a_softmax_at_the_end():
     (said,) = told(nn.Sequential(nn.Linear(2, 2), nn.Softmax(1)), method="regular")
     assert "seems to end in a softmax" in said
@@ -143,7 +161,9 @@ def test_labels_of_another_shape(y, said):
 def test_a_frozen_layer_is_left_to_vmap():
     net = MLP(2, 4, 2)
     net[0].requires_grad_(False)
-    posterior = stochens.fit(net, (X, Y), method="regular", members=2, epochs=1, lr=1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # where nothing has noise, frozen layers need not be told
+        posterior = stochens.fit(net, (X, Y), method="regular", members=2, epochs=1, lr=1.0)
     assert "0.weight" not in posterior.params
     assert posterior.predict(X).probs.shape == (2, 60, 2)
 

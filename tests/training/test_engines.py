@@ -9,6 +9,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import stochens
 from stochens.errors import Unsuited
+from stochens.members import builder, init
+from stochens.training.engines import choose_engine
 
 
 class Plain(nn.Module):
@@ -109,3 +111,11 @@ def test_a_branch_of_training_mode_is_found(net: Any, data: Any) -> None:
     assert found.predict(data[0]).mean.isfinite().all()
     with pytest.raises(Unsuited, match=r"vmap cannot run this network: .*; use engine='loop'"):
         stochens.fit(net, data, method="regular", engine="vmap", **FIT)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_what_is_tried_leaves_the_networks_mode_as_it_was(data, mode):
+    net = Plain().train(mode)
+    params = init(builder(Plain), members=[0, 1], seed=0)
+    assert choose_engine("auto", net, params, data[0][:4], own_rows=True) == "vmap"
+    assert all(module.training is mode for module in net.modules())
