@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: install demo test portable bounds lint docs bench faults mutants clean
+.PHONY: install demo test portable bounds lint docs wheel bench faults mutants clean
 
 install: $(READY)
 
@@ -53,6 +53,10 @@ lint: $(READY)
 docs: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build --strict
+
+# sdist and wheel into dist/, and the wheel tried in an empty environment. It needs no .venv.
+wheel:
+	PYTHON=$(PYTHON) .ci/wheel
 
 bench: $(READY)
 	$(BIN)/python benchmarks/training.py

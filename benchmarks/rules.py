@@ -144,7 +144,10 @@ def layer_row(form: Form, problem: Problem, device: torch.device, *, repeats: in
     for seed in range(SETS):
         folded = form.fold(inputs_of(problem, device, kind, seed))
         own = [t.detach().requires_grad_(t.is_floating_point()) for t in folded]
-        outs = form.call(own)
+        # without a graph: one that is alive here would tie its leaves to this stream, and recording
+        # on another stream then fails
+        with torch.no_grad():
+            outs = form.call(own)
         sets.append((own, [torch.randn_like(out) for out in outs]))
 
     def step() -> None:

@@ -11,6 +11,7 @@ import stochens
 
 ORDER = [
     ["version", "errors", "precision"],
+    ["private_names"],
     ["randomness", "files", "information", "progress"],
     ["metric_inputs", "ece_noise"],
     ["metrics"],

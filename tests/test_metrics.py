@@ -698,6 +698,7 @@ NAN = torch.full((4, 2), math.nan)
         (lambda: coverage(Y + 1, Y, Y), r"low must not exceed high, got 4; swapped"),
         (lambda: coverage(Y[0, 0], Y[0, 0], Y[0, 0]), r"low must be \(\), not empty"),
         (lambda: bootstrap(ece, PROBS, LABELS[:2]), r"share a first axis .*\(4, 2\), \(2,\)"),
+        (lambda: ece_interval(PROBS, LABELS, level=95), r"level must be in \(0, 1\), got 95"),
         (lambda: bootstrap(torch.mean), r"share a first axis B >= 1, got \[\]"),
         (lambda: bootstrap(torch.mean, PROBS[:0]), r"first axis B >= 1, got \[\(0, 2\)\]"),
         (lambda: bootstrap(nll, PROBS, LABELS, level=95), r"0 < level < 1 must hold, got 1000, 95"),

@@ -49,5 +49,6 @@ def test_a_run_that_goes_on_begins_where_it_was(data, sampler):
 @pytest.mark.filterwarnings("ignore")
 def test_langevin_tells_how_far_its_members_are(data):
     told = Told()
-    stochens.langevin(nn.Linear(2, 2), data, members=2, progress=told)
-    assert told.done[-1] == told.total > 0
+    for steps in (5, None):
+        stochens.langevin(nn.Linear(2, 2), data, members=2, steps=steps, progress=told)
+        assert told.done[-1] == told.total > 0

@@ -1,27 +1,32 @@
 """Said before training starts: what in a network would break an ensemble, or stay silent in one,
 and options that are out of their range."""
 
-import contextlib
 import functools
 import math
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils import checkpoint
 
-from stochens.conversions import OWN_DROPOUT, BatchNorm
+from stochens.conversions import OWN_DROPOUT
 from stochens.errors import InputError
 from stochens.members import plain_attention
+from stochens.private_names import (
+    SPECTRAL,
+    BatchNorm,
+    InstanceNorm,
+    changes,
+    checkpointing_refused,
+    pre_hooks_of,
+)
 from stochens.randomness.seeds import seeded
 
-SPECTRAL = ("_SpectralNorm", "SpectralNorm")  # torch's own, as a parametrisation and as a hook
 ROUNDING = 1e-3  # of an output, relative to the largest, in whatever precision
 
 
@@ -47,16 +52,15 @@ def check_network(net: nn.Module) -> None:
                 f"{name} is a {type(module).__name__}, through which members cannot be "
                 "called; give the network inside it, net.module"
             )
-        if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats:
+        if isinstance(module, InstanceNorm) and module.track_running_stats:
             raise InputError(
                 f"{name} is a {type(module).__name__} with track_running_stats=True, which keeps "
                 "state; build it with track_running_stats=False"
             )
-        hooks = module._forward_pre_hooks.values()
-        if any(type(part).__name__ in SPECTRAL for part in (module, *hooks)):
+        if any(type(part).__name__ in SPECTRAL for part in (module, *pre_hooks_of(module))):
             raise InputError(
-                f"{name} has spectral normalisation, which keeps state in each pass that all "
-                "members would share; remove it, or use weight normalisation"
+                f"{name} has spectral normalisation, which keeps state that all members would "
+                "share; remove it, or use weight normalisation"
             )
         own = module.parameters(recurse=False)
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in own):
@@ -93,7 +97,7 @@ def probe(net: nn.Module, x: Tensor) -> Tensor:
     training = net.training
     on, still_on = _DropoutSpy(), _DropoutSpy()
     x = x.clone()  # the user's own stay what they are, should the network change them
-    changes = x._version
+    changed = changes(x)
     try:
         with torch.no_grad(), plain_attention(), seeded(0, x.device):
             with still_on:
@@ -103,7 +107,7 @@ def probe(net: nn.Module, x: Tensor) -> Tensor:
                 outputs = net.train()(x)
     finally:
         net.train(training)
-    if x._version != changes:
+    if changed():
         raise InputError(
             "the network changes its input in place, which is your data, and would do so in every "
             "pass; let it begin with x = x.clone(), or without an in-place operation on x"
@@ -192,7 +196,7 @@ def _warn_silent(layers: list[str], rates: Counter[float]) -> None:
 def probe_outputs(plain: nn.Module, few: Tensor) -> Tensor:
     """`probe`, where a network that fails on the data is the user's to mend."""
     try:
-        with seeded(0, few.device), _no_recomputing():  # seeded: in one thread at a time
+        with seeded(0, few.device), checkpointing_refused():  # seeded: in one thread at a time
             outputs = probe(plain, few)
             if outputs.dim() > 1:
                 _refuse_mixed(plain, few)
@@ -245,33 +249,6 @@ def dtype_remedy(net: nn.Module, x: Tensor) -> str:
     return "; use x.float()" if kinds == (torch.float32, torch.float64) else ""
 
 
-@contextlib.contextmanager
-def _no_recomputing() -> Iterator[None]:
-    """Inside, activation checkpointing is refused: what it computes again in the backward pass, it
-    would compute with the template's parameters, since the member's are gone by then."""
-
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise InputError(
-            "the network uses torch.utils.checkpoint, which computes again when a member's "
-            "parameters are no longer in it; turn it off"
-        )
-
-    ways = {"_checkpoint_without_reentrant_generator": refuse, "CheckpointFunction": _Refused}
-    _Refused.apply = staticmethod(refuse)
-    before = {name: getattr(checkpoint, name) for name in ways if hasattr(checkpoint, name)}
-    for name in before:
-        setattr(checkpoint, name, ways[name])
-    try:
-        yield
-    finally:
-        for name, way in before.items():
-            setattr(checkpoint, name, way)
-
-
-class _Refused:
-    apply: Any
-
-
 def whole(**values: Any) -> None:
     """Each a whole number, at least 1."""
     for name, value in values.items():
@@ -303,7 +280,7 @@ def refuse_renamed(options: dict[str, Any], where: str, **names: str) -> None:
     for old, new in names.items():
         if options.get(old) is not None:
             raise InputError(
-                f"{where} has no {old} any more, it is {new} now: {new}={options[old]!r}"
+                f"{where} has no {old} any more: it is called {new} now, {new}={options[old]!r}"
             )
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from stochens.errors import InputError
 from stochens.networks import FRN
+from stochens.private_names import BatchNorm, hooks_of, parts_of, pre_hooks_of
 
-BatchNorm = nn.modules.batchnorm._BatchNorm
 # By exact type: a subclass may do more, as timm's BatchNormAct2d does, which applies an activation
 CONVERTED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -28,7 +28,7 @@ class FrozenBatchNorm(nn.Module):
     mean: Tensor
     var: Tensor
 
-    def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
+    def __init__(self, norm: BatchNorm) -> None:
         super().__init__()
         if norm.running_mean is None or norm.running_var is None:
             raise InputError("this batch norm has track_running_stats=False: nothing to freeze")
@@ -150,13 +150,13 @@ def _refuse_unknown(net: nn.Module) -> None:
         if type(module) not in CONVERTED:
             raise InputError(
                 f"{name} is a {type(module).__module__}.{type(module).__name__}, a batch norm that "
-                "may do more than normalise, such as apply an activation, which would be lost. Put "
-                "a plain nn.BatchNorm and what else it does, as layers of their own, in its place"
+                "may do more than normalise, such as apply an activation, which would be lost. Use "
+                "a plain nn.BatchNorm instead, and a layer of its own for whatever else it does"
             )
-        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+        if hooks_of(module) or pre_hooks_of(module) or "forward" in vars(module):
             raise InputError(
-                f"{name} is a {type(module).__name__} with hooks or a forward of its own (weight "
-                "normalisation, say), which would be lost; remove them first"
+                f"{name} is a {type(module).__name__} with hooks or a forward of its own (such as "
+                "weight normalisation adds), which would be lost; remove them first"
             )
 
 
@@ -164,7 +164,7 @@ def _replace(net: nn.Module, convert: Callable[[nn.Module], nn.Module | None]) -
     net = copy.deepcopy(net)
     converted = {module: new for module in net.modules() if (new := convert(module)) is not None}
     for parent in list(net.modules()):
-        for name, child in list(parent._modules.items()):  # a shared module has several parents
+        for name, child in list(parts_of(parent).items()):  # a shared module has several parents
             if child in converted:
-                parent._modules[name] = converted[child]
+                parts_of(parent)[name] = converted[child]
     return converted.get(net, net)

@@ -19,7 +19,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from stochens import likelihoods
@@ -28,6 +28,7 @@ from stochens.errors import Failed, InputError, Unsuited
 from stochens.likelihoods import Gaussian, Likelihood
 from stochens.methods import MethodLike
 from stochens.networks import MLP
+from stochens.private_names import check_sample_weight
 from stochens.randomness.seeds import seeded
 from stochens.training.auto import Auto
 from stochens.training.fit import fit
@@ -100,7 +101,7 @@ class _Ensemble(BaseEstimator, abc.ABC):  # type: ignore[misc]
         """x [N, features] as validated, y as the likelihood wants it."""
         whole(draws=self.draws)
         if sample_weight is not None:
-            sample_weight = _check_sample_weight(sample_weight, x, dtype=np.float64)
+            sample_weight = check_sample_weight(sample_weight, x)
         scaler = StandardScaler(with_mean=self.standardize, with_std=self.standardize)
         self.scaler_ = scaler.fit(x, sample_weight=sample_weight)
         net, data = self._network(x.shape[1], outputs), self._tensor(self.scaler_.transform(x))

@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stochens.errors import InputError
 from stochens.precision import after_casts, with_casts
+from stochens.private_names import reset_of
 from stochens.randomness.noise import given, one_by_one, over_members
 from stochens.randomness.seeds import INITIALISATION, member_seed, seeded
 
@@ -137,7 +138,7 @@ def _reset(net: nn.Module) -> None:
     """Initialise every layer again, in place; what is frozen is not ours to reset."""
     frozen = [(p, p.data.clone()) for p in net.parameters() if not p.requires_grad]
     for module in reversed(list(net.modules())):  # reversed pre-order: children first
-        reset = _reset_of(module)
+        reset = reset_of(module)
         if reset is not None and trainable(module):
             reset()
     for p, value in frozen:
@@ -154,16 +155,9 @@ def _checked(build: Builder) -> Builder:
     return checked
 
 
-def _reset_of(module: nn.Module) -> Callable[[], None] | None:
-    for name in ("reset_parameters", "_reset_parameters"):  # MultiheadAttention has the second
-        if callable(reset := getattr(module, name, None)):
-            return reset  # type: ignore[no-any-return]
-    return None
-
-
 def _refuse_unresettable(net: nn.Module) -> None:
     for prefix, module in net.named_modules():
-        if _reset_of(module) is not None:
+        if reset_of(module) is not None:
             continue
         for name, p in module.named_parameters(recurse=False):
             if p.requires_grad:

@@ -291,6 +291,8 @@ def ece_interval(
     >>> f"{value:.2f} ({low:.2f} to {high:.2f})"
     '0.25 (0.20 to 0.30)'
     """
+    if not 0 < level < 1:
+        raise InputError(f"level must be in (0, 1), got {level!r}")
     curve = calibration_curve(probs, labels, bins=bins, binning=binning)
     low, high = bounds(*(column[curve.count > 0] for column in curve), level=level)
     return Interval(ece(probs, labels, bins=bins, binning=binning), low, high)

@@ -8,6 +8,7 @@ from torch.utils.data import (
     DataLoader,
     IterableDataset,
     RandomSampler,
+    SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -41,6 +42,14 @@ class Counted(Stream):
 )
 def test_the_rows_of_a_loader_are_those_that_it_shows(sampler, rows):
     assert source(DataLoader(ROWS, batch_size=5, sampler=sampler)).size == rows
+
+
+def test_rows_that_are_always_dropped_do_not_count():
+    """In the order of the data they are the same in every epoch, and shuffled they are others."""
+    assert source(DataLoader(ROWS, batch_size=30, drop_last=True)).size == 90
+    assert source(DataLoader(ROWS, batch_size=30, drop_last=True, shuffle=True)).size == 100
+    batches = BatchSampler(SequentialSampler(ROWS), 30, drop_last=True)
+    assert source(DataLoader(ROWS, batch_sampler=batches)).size == 90
 
 
 def test_a_stream_has_the_rows_that_it_says():

@@ -65,7 +65,7 @@ def test_every_trainable_parameter_has_gaussian_noise() -> None:
 
 
 def test_the_likelihoods_noise_level_is_no_weight() -> None:
-    assert base.LOG_VARIANCE == likelihoods.LOG_VARIANCE
+    assert base.LOG_VARIANCE == likelihoods.gaussian.LOG_VARIANCE
     for net in (Einsum(), nn.Linear(3, 2), nn.Sequential(Einsum(), nn.Linear(2, 2))):
         prepared = likelihoods.Homoscedastic().prepare(net, torch.zeros(4, 2))
         noisy = stochastic(prepared, Gaussian(SIGMA))
@@ -200,7 +200,9 @@ class Reads(nn.Module):
 
 
 def test_a_layer_that_is_only_read_is_named(xor: Any) -> None:
-    with pytest.warns(PartialNoiseWarning, match="read is not called, but read by other modules"):
+    with pytest.warns(
+        PartialNoiseWarning, match="no noise for read: other modules read its parameters"
+    ):
         fit(Reads, xor, "gaussian")
 
 

@@ -14,8 +14,9 @@ from stochens.posteriors.diagnostics import (
     RHAT_LIMIT,
     Diagnosis,
     Mixing,
-    _mixing_troubles,
+    _mixing_in_words,
 )
+from stochens.posteriors.mixing import mixing
 from stochens.posteriors.sampling import _quietly, _sample
 from stochens.posteriors.trajectory import Rules
 
@@ -50,16 +51,28 @@ def test_a_diagnosis_in_print():
     assert str(bare).endswith("  3 divergences\n  nothing to worry about")
 
 
-def test_limits_are_said_only_beyond_them():
+def test_what_is_wrong_with_the_mixing_is_said_and_no_more():
     """R-hat above its limit and ESS below it are troubles; at the limit they are none."""
     limit = torch.tensor([RHAT_LIMIT], dtype=torch.float64)
     just = Mixing(limit, of(2.0 * ESS_LIMIT), of(1.0))
-    assert _mixing_troubles(just, 2) == []
-    (said,) = _mixing_troubles(just._replace(rhat=of(RHAT_LIMIT + 0.001)), 2)
-    assert said.startswith("R-hat of the predictions is up to 1.0")
-    (said,) = _mixing_troubles(just._replace(ess_bulk=of(2.0 * ESS_LIMIT - 1)), 2)
-    assert said.startswith(f"the draws are worth as few as {2 * ESS_LIMIT - 1} independent")
-    assert len(_mixing_troubles(just._replace(rhat=of(torch.nan)), 2)) == 1
+    assert _mixing_in_words(just, 2, "these") is None
+    said = _mixing_in_words(just._replace(rhat=of(RHAT_LIMIT + 0.001)), 2, "these")
+    assert said.startswith("R-hat of these is up to 1.011 (good: at most 1.01). Ask for more")
+    said = _mixing_in_words(just._replace(ess_bulk=of(2.0 * ESS_LIMIT - 1)), 2, "these")
+    few = 2 * ESS_LIMIT - 1
+    assert said.startswith(f"the draws are worth as few as {few} independent ones for these (good")
+    assert said.endswith("for each chain). Ask for more samples")
+    assert "R-hat" in _mixing_in_words(just._replace(rhat=of(torch.nan)), 2, "these")
+    said = _mixing_in_words(just._replace(rhat=of(torch.nan)), 1, "these")
+    assert said.endswith("whether it arrived. Ask for several chains")
+    said = _mixing_in_words(Mixing(of(torch.nan), of(7), of(7)), 1, "these")
+    assert said.endswith("Ask for several chains and more samples")
+
+
+def test_two_values_as_far_from_their_middle_have_an_r_hat():
+    """Their distances to it are all the same, of which there is no R-hat."""
+    draws = (torch.arange(80) % 2).view(2, 40, 1).double()
+    assert float(mixing(draws).rhat) < RHAT_LIMIT
 
 
 @pytest.fixture(scope="module")

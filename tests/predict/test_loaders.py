@@ -145,7 +145,7 @@ def test_batches_of_different_lengths(method):
         firsts = [p.probs[:, 3 * k] for k in range(3)]
         for one, other in itertools.combinations(firsts, 2):
             assert not torch.equal(one, other), "batches have noise of their own"
-    with pytest.raises(InputError, match=r"inputs of one shape here, got \(3, 5\) and \(3, 9\)"):
+    with pytest.raises(InputError, match=r"different shapes, \(3, 5\) and \(3, 9\), cannot"):
         stochens.data.source.inputs(loader)
 
 

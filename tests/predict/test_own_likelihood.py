@@ -394,7 +394,7 @@ def test_a_likelihood_that_predicts_nothing_is_refused_before_training(data):
         (lambda o: Classes(o[..., 0].sigmoid()), r"Classes wants probs \[S, B, C\], got \(1, 4\)"),
         (
             lambda o: Numbers(distributions.Categorical, logits=o),
-            "of classes give Classes",
+            "for classes return Classes",
         ),
         (lambda o: Numbers(Bare, rate=o), "Bare has no mean or no variance"),
         (lambda _: Numbers(Counts), "Numbers needs the family's parameters by name"),
@@ -412,7 +412,7 @@ def test_a_wrong_distribution_is_refused_before_training(data, returned, said):
 def test_a_family_without_a_cdf_has_no_quantiles_and_says_so():
     rates = torch.rand(3, 5, 1, generator=torch.Generator().manual_seed(0)) + 0.5
     p = NumberPredictive.of(Numbers(distributions.Poisson, rate=rates))
-    with pytest.raises(InputError, match=r"Poisson has no cdf.*or take them of p.sample"):
+    with pytest.raises(InputError, match=r"Poisson has no cdf.*or take the quantiles of p.sample"):
         p.interval()
     assert list(p.measures(torch.ones(5))) == ["RMSE", "NLL"]
     with pytest.raises(InputError, match=r"targets must be \(5, 1\), got \(4,\)"):

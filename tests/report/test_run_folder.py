@@ -84,5 +84,5 @@ def test_a_saved_posterior_is_called_what_it_is(tmp_path):
     assert not (tmp_path / "mine" / "report.html").exists()
     folder(tmp_path / "run").write(complete=True)
     posterior.save(tmp_path / "run" / "posterior")
-    with pytest.raises(InputError, match=r"posterior is a part of a run, which is .*run: name"):
+    with pytest.raises(InputError, match=r"posterior is a part of a run; name the run: .*run"):
         Run(tmp_path / "run" / "posterior")

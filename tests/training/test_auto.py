@@ -236,7 +236,7 @@ def test_what_auto_cannot_do_is_refused(data, posterior):
         fit(Replicas([data, data]), "auto")
     with pytest.raises(InputError, match="would hold 1 of 3 examples out"):
         fit((data[0][:3], data[1][:3]), Auto(held_out=0.3))
-    with pytest.raises(InputError, match="start='default' or 'prior'"):
+    with pytest.raises(InputError, match="needs a start by name: Params fit one method"):
         fit(data, "auto", start=posterior.params)
     with pytest.raises(InputError, match="members must be at least 1"):
         fit(data, "auto", members=0)

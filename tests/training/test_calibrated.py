@@ -20,6 +20,7 @@ from stochens import (
     StochasticEnsembleRegressor,
 )
 from stochens.data.source import source
+from stochens.likelihoods import Likelihood, Numbers, mean_over_examples
 from stochens.own.config import Config, method_name
 from stochens.training import freedom
 from stochens.training.freedom import noise_too_small
@@ -233,12 +234,75 @@ def test_a_network_that_follows_the_noise_is_told_of():
     assert noise == pytest.approx(1, abs=3 / math.sqrt(1000) + 36 / 1000)  # 36 parameters at most
 
 
-def test_what_is_too_large_or_comes_in_batches_is_not_looked_at():
+def test_a_noise_that_the_network_ate_is_not_called_too_large():
+    """It is on its way down to what is left of the errors, and more epochs make it worse."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(300, 20))
+    y = np.sin(2 * x[:, 0]) + 0.5 * generator.normal(size=300)
+    model = StochasticEnsembleRegressor(members=2, random_state=0)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model.fit(x, y)
+    assert np.sqrt(model.predict_uncertainty(x[:1]).aleatoric[0]) < 0.25
+    (advice,) = [str(w.message) for w in said]
+    assert "follows the noise of its 300 rows" in advice
+
+
+def test_more_than_a_thousand_rows_are_looked_at():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1100, 40, generator=generator)
+    net = MLP(40, 30, 2)  # 1292 parameters
+    member = {name: p.detach() for name, p in net.named_parameters()}
+    found = noise_too_small(net, member, Heteroscedastic(), source((x, x[:, :1])), 1e-3)
+    assert found is not None
+    assert found > 2
+
+
+class StudentT(Likelihood):
+    """5 degrees of freedom; `scale` is learned at each x where it is not given."""
+
+    name = "student"
+
+    def __init__(self, scale=None):
+        self.scale = scale
+
+    def distribution(self, outputs):
+        loc, log_scale = outputs.chunk(2, -1)
+        scale = log_scale.exp() if self.scale is None else torch.full_like(loc, self.scale)
+        df = torch.full_like(loc, 5.0)
+        return Numbers(torch.distributions.StudentT, df=df, loc=loc, scale=scale)
+
+    def nll(self, outputs, y, weights=None):
+        return mean_over_examples(-self.distribution(outputs).each.log_prob(y).sum(-1), weights)
+
+    def check_targets(self, y):
+        return y
+
+    def check_outputs(self, outputs, y):
+        pass
+
+
+@pytest.mark.parametrize(("scale", "told"), [(None, True), (0.1, False)])
+def test_a_scale_of_ones_own_family_is_learned_too(scale, told):
+    x, y = drawn(200, steady, 0)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        posterior = stochens.fit(
+            MLP(1, 20, 20, 2), (x, y), likelihood=StudentT(scale), members=3, lr=0.05, epochs=60
+        )
+    assert [m.name for m in posterior.recipe.methods] == ["dropout"]
+    assert any("noise of dropout is counted twice" in str(w.message) for w in said) == told
+
+
+def test_what_is_too_large_is_not_looked_at():
     x, y = drawn(200, steady, 0)
     member = {"weight": torch.zeros(2, 1), "bias": torch.zeros(2)}
     net, like = torch.nn.Linear(1, 2), Heteroscedastic()
     loader = DataLoader(TensorDataset(x, y), batch_size=50)
     assert noise_too_small(net, member, like, source((x, y)), 1.0) is not None
-    assert noise_too_small(net, member, like, source(loader), 1.0) is None
+    at_once = noise_too_small(net, member, like, source((x, y)), 1.0)
+    assert noise_too_small(net, member, like, source(loader), 1.0) == pytest.approx(at_once)
+    part = DataLoader(TensorDataset(x, y), batch_size=60, shuffle=True, drop_last=True)
+    assert noise_too_small(net, member, like, source(part), 1.0) is None  # other rows each time
     many = source((torch.zeros(freedom.MOST // 4 + 1, 1), torch.zeros(freedom.MOST // 4 + 1, 1)))
     assert noise_too_small(net, member, like, many, 1.0) is None

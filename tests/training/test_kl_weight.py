@@ -44,9 +44,13 @@ def test_kl_weight_leaves_the_likelihood_and_weighs_the_prior(weight):
 
 def test_the_old_name_is_refused_with_the_new_one():
     x, y, net = line()
-    with pytest.raises(InputError, match=r"fit has no temperature .* it is kl_weight now: kl_w"):
+    with pytest.raises(
+        InputError, match=r"fit has no temperature .* is called kl_weight now, kl_w"
+    ):
         stochens.fit(net, (x, y), temperature=0.5)
-    with pytest.raises(InputError, match=r"fit has no temperature any more, it is kl_weight now"):
+    with pytest.raises(
+        InputError, match=r"fit has no temperature any more: it is called kl_weight"
+    ):
         stochens.multiswa(net, (x, y), likelihood="gaussian", temperature=0.5)
     for kind in (StochasticEnsembleClassifier, StochasticEnsembleRegressor):
         with pytest.raises(InputError, match=f"{kind.__name__} has no temperature .*kl_weight=0.5"):

@@ -5,9 +5,9 @@ machine without a copy.
 """
 
 import contextlib
+import inspect
 import itertools
 import math
-import sys
 import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -202,7 +202,7 @@ def _package(frame: types.FrameType) -> str:
 
 def outside() -> int:
     """The stack level, for a warning of the caller, of whoever called into this library."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and _package(frame) == OURS:
+    level, frame = 0, inspect.currentframe()
+    while frame is not None and frame.f_back is not None and _package(frame) == OURS:
         level, frame = level + 1, frame.f_back
     return level

@@ -134,6 +134,8 @@ def _rows(loader: "DataLoader[Any]") -> int:
     batches: Any = loader.batch_sampler
     sampler: Any = batches.sampler if isinstance(batches, BatchSampler) else loader.sampler
     try:
+        if isinstance(sampler, SequentialSampler) and getattr(batches, "drop_last", False):
+            return len(batches) * int(batches.batch_size)  # the last rows are the same every time
         if isinstance(data, IterableDataset) or isinstance(sampler, OF_ALL_ROWS):
             return len(data)
         return min(len(data), len(sampler))
@@ -261,8 +263,9 @@ def inputs(given: Any) -> Tensor:
         for block in blocks:
             if block.shape[1:] != blocks[0].shape[1:]:
                 raise InputError(
-                    "the batches must have inputs of one shape here, got "
-                    f"{tuple(blocks[0].shape)} and {tuple(block.shape)}; engine=None takes such"
+                    f"batches of different shapes, {tuple(blocks[0].shape)} and "
+                    f"{tuple(block.shape)}, cannot be put together here; predict takes them with "
+                    "engine=None"
                 )
         return torch.cat(blocks)
     _refuse_several(given, rows=len(given) if isinstance(given, list) else None)

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
+from stochens.private_names import compile_cuda, compiles_cuda
 
 log = logging.getLogger("stochens")
 
@@ -54,12 +54,12 @@ def source(name: str) -> str:
 
 def cuda_compiles() -> bool:
     """Kernels are not switched off, and this torch can compile one."""
-    return not switched_off() and hasattr(torch.cuda, "_compile_kernel")
+    return not switched_off() and compiles_cuda()
 
 
 def cuda_kernel(code: str, name: str) -> Any:
     """Compiled by NVRTC, which every CUDA build of torch brings along, for the current device."""
-    return torch.cuda._compile_kernel(code, name, nvcc_options=["-std=c++17"])
+    return compile_cuda(code, name, nvcc_options=["-std=c++17"])
 
 
 def switched_off() -> bool:

@@ -3,6 +3,7 @@
 from torch import nn
 
 from stochens.methods import StochasticLayer
+from stochens.private_names import hooks_of, pre_hooks_of
 
 
 def changed(module: nn.Module) -> bool:
@@ -10,5 +11,5 @@ def changed(module: nn.Module) -> bool:
 
     A stochastic layer calls the one inside it, which torch does not see and whose hooks stay.
     """
-    own = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    own = hooks_of(module) or pre_hooks_of(module) or "forward" in vars(module)
     return bool(own) or (isinstance(module, StochasticLayer) and changed(module.inner))

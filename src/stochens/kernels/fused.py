@@ -13,6 +13,7 @@ from stochens.likelihoods import Categorical, Heteroscedastic, Homoscedastic, Li
 from stochens.members import Params, size
 from stochens.methods import StochasticLayer
 from stochens.methods.gaussian import GaussianLayer
+from stochens.private_names import parts_of
 from stochens.randomness.seeds import NOISE, derive
 
 ACTIVATIONS: dict[type[nn.Module], str] = {
@@ -119,7 +120,7 @@ def _in_order(net: nn.Module, prefix: str) -> list[tuple[str, nn.Module]] | None
     if not isinstance(net, nn.Sequential) or type(net).forward is not nn.Sequential.forward:
         return None
     found: list[tuple[str, nn.Module]] = []
-    for name, module in net._modules.items():  # named_children has a shared activation once
+    for name, module in parts_of(net).items():  # named_children has a shared activation once
         if module is None or changed(module):
             return None
         if isinstance(module, nn.Sequential):

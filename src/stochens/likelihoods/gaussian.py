@@ -20,9 +20,10 @@ from stochens.likelihoods.numbers import (
     interval_measures,
     moments_of,
 )
+from stochens.methods.base import LOG_VARIANCE
+from stochens.private_names import hooks_of
 
 LOG_2_PI = math.log(2 * math.pi)
-LOG_VARIANCE = "log_variance"
 QUANTILE_STEPS = 50  # halvings of the bracket: to float32's precision and beyond
 
 
@@ -236,7 +237,7 @@ class Homoscedastic(Gaussian):
             raise InputError(f"noise must be a positive number or None, got {self.noise!r}")
 
     def prepare(self, net: nn.Module, y: Tensor) -> nn.Module:
-        done = _append_log_variance in net._forward_hooks.values()
+        done = _append_log_variance in hooks_of(net)
         if self.noise is None and not done:
             if hasattr(net, LOG_VARIANCE):
                 raise InputError(

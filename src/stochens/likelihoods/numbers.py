@@ -193,7 +193,7 @@ def _cdf(each: Distribution, y: Tensor) -> Tensor:
     except NotImplementedError:
         raise InputError(
             f"torch's {type(each).__name__} has no cdf, which quantiles need; give Numbers a "
-            "subclass of it with cdf(y), or take them of p.sample(1000)"
+            "subclass of it that has one, or take the quantiles of p.sample(1000)"
         ) from None
 
 
@@ -212,7 +212,7 @@ class Numbers(Draws):
         if not parameters:
             raise InputError("Numbers needs the family's parameters by name: rate=outputs.exp()")
         if family in CLASSES:
-            raise InputError("Numbers are for numbers; of classes give Classes(probs)")
+            raise InputError("Numbers is for numbers; for classes return Classes(probs)")
         self.family, self.named = family, parameters
 
     @property

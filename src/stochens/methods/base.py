@@ -19,8 +19,18 @@ from stochens.members import Params
 from stochens.methods.nodes import by_node
 from stochens.methods.patterns import first_match, matches
 from stochens.networks import FRN
+from stochens.private_names import (
+    Convolution,
+    apply_to_tensors,
+    buffers_of,
+    check_apply,
+    hooks_of,
+    parameters_of,
+    parts_of,
+    unsaved_buffers_of,
+)
 
-LINEAR = (nn.Linear, nn.modules.conv._ConvNd)  # theta enters linearly; transposed ones included
+LINEAR = (nn.Linear, Convolution)  # theta enters linearly; transposed ones included
 LOOKUP = (nn.Embedding,)
 ATTENTION = (nn.MultiheadAttention,)
 RECURRENT = (nn.RNNBase,)
@@ -57,6 +67,7 @@ class StochasticLayer(nn.Module, abc.ABC):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
+        check_apply()
         self._inner = (layer,)  # a tuple, so that torch does not register it as a child
         self._own()
         self.names = list(self.lent())
@@ -164,7 +175,7 @@ class StochasticLayer(nn.Module, abc.ABC):
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        self.inner._apply(fn, recurse)
+        apply_to_tensors(self.inner, fn, recurse)
         self._own()
         lent = dict(self.inner.named_parameters())
         for name, p in self.named_parameters():
@@ -191,21 +202,21 @@ class StochasticLayer(nn.Module, abc.ABC):
 
 def of_likelihood(module: nn.Module, name: str) -> bool:
     """Whether a likelihood has added it, with a hook: a noise level, and no weight."""
-    return name == LOG_VARIANCE and bool(module._forward_hooks)
+    return name == LOG_VARIANCE and bool(hooks_of(module))
 
 
 def register(module: nn.Module, path: str, p: nn.Parameter) -> None:
     """Register a parameter under a dotted name, e.g. attention's "out_proj.weight"."""
     owner, name = owner_of(module, path)
-    owner._parameters[name] = p
+    parameters_of(owner)[name] = p
 
 
 def register_buffer(module: nn.Module, path: str, buffer: Tensor, *, persistent: bool) -> None:
     """Likewise a buffer, e.g. "parametrizations.weight.0._u"."""
     owner, name = owner_of(module, path)
-    owner._buffers[name] = buffer
+    buffers_of(owner)[name] = buffer
     if not persistent:
-        owner._non_persistent_buffers_set.add(name)
+        unsaved_buffers_of(owner).add(name)
 
 
 def owner_of(module: nn.Module, path: str) -> tuple[nn.Module, str]:
@@ -213,7 +224,7 @@ def owner_of(module: nn.Module, path: str) -> tuple[nn.Module, str]:
     *parents, name = path.split(".")
     for parent in parents:
         # not add_module or register_parameter, which would trip over our __getattr__
-        module = module._modules.setdefault(parent, nn.Module())  # type: ignore[assignment]
+        module = parts_of(module).setdefault(parent, nn.Module())  # type: ignore[assignment]
     return module, name
 
 

@@ -16,6 +16,7 @@ from stochens.methods.base import (
     check_node,
     zeros_like,
 )
+from stochens.private_names import Convolution
 from stochens.randomness.noise import bernoulli
 
 
@@ -27,7 +28,7 @@ class DropoutLayer(StochasticLayer):
     def __init__(self, layer: nn.Module, p: float, node: str) -> None:
         super().__init__(layer)
         self.output_rate = p
-        self.by_channel = node == "channel" and isinstance(self.plain, nn.modules.conv._ConvNd)
+        self.by_channel = node == "channel" and isinstance(self.plain, Convolution)
 
     def trained(self) -> list[str]:
         """All where some are trained: an output is dropped with whatever led to it."""

@@ -33,6 +33,7 @@ from stochens.methods.base import (
 )
 from stochens.methods.nodes import by_node
 from stochens.methods.reach import LISTS, own_parameters
+from stochens.private_names import buffers_of, parameters_of, parts_of, unsaved_buffers_of
 from stochens.randomness.noise import normal
 
 LOG_SIGMA = "_log_sigma"  # "weight" has its learned log sigma in "weight_log_sigma"
@@ -152,13 +153,13 @@ class GaussianOwn(GaussianLayer):
         return {name: p for name, p in super().owned().items() if name in own}
 
     def _own(self) -> None:
-        for name, child in self.inner._modules.items():
+        for name, child in parts_of(self.inner).items():
             if not isinstance(child, LISTS):
-                self._modules[name] = child
+                parts_of(self)[name] = child
         for name, p in self.lent().items():
             register(self, name, p)
-        self._buffers.update(self.inner._buffers)
-        self._non_persistent_buffers_set |= self.inner._non_persistent_buffers_set
+        buffers_of(self).update(buffers_of(self.inner))
+        unsaved_buffers_of(self).update(unsaved_buffers_of(self.inner))
 
     def mixtures(self, omega: Params) -> list[Mixture]:
         """N(omega, sigma^2) for each parameter by itself."""
@@ -168,7 +169,7 @@ class GaussianOwn(GaussianLayer):
         ]
 
     def run_inner(self, theta: Params, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        buffers = {name: b for name, b in self._buffers.items() if b is not None}
+        buffers = {name: b for name, b in buffers_of(self).items() if b is not None}
         # Not tied: another place of the same tensor has noise of its own.
         given = {**buffers, **theta}
         return functional_call(self.inner, given, args, kwargs, tie_weights=False)
@@ -186,14 +187,14 @@ class GaussianOwn(GaussianLayer):
             self.on_call()
         theta = self.draw(self.omega())
         places = [(*owner_of(self.inner, name), value) for name, value in theta.items()]
-        before = [owner._parameters[name] for owner, name, _ in places]
+        before = [parameters_of(owner)[name] for owner, name, _ in places]
         try:
             for owner, name, value in places:
-                owner._parameters[name] = value  # type: ignore[assignment]
+                parameters_of(owner)[name] = value  # type: ignore[assignment]
             return method(*args, **kwargs)
         finally:
             for (owner, name, _), p in zip(places, before, strict=True):
-                owner._parameters[name] = p
+                parameters_of(owner)[name] = p
 
     def __repr__(self) -> str:
         return (

@@ -10,6 +10,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from stochens.private_names import TransposedConvolution
+
 Group = dict[str, int]  # parameter name -> its axis of nodes
 
 
@@ -22,7 +24,7 @@ def groups(layer: nn.Module) -> list[Group]:
     names = [name for name, _ in layer.named_parameters()]
     if isinstance(layer, nn.Embedding):
         return [{"weight": 1}]
-    if isinstance(layer, nn.modules.conv._ConvTransposeNd):
+    if isinstance(layer, TransposedConvolution):
         return [{name: 1 if name == "weight" else 0 for name in names}]
     if isinstance(layer, nn.MultiheadAttention):
         return _attention(names)
@@ -55,7 +57,7 @@ def count(layer: nn.Module, group: Group) -> int:
     """How many nodes a group has."""
     name, axis = next(iter(group.items()))
     p = layer.get_parameter(name)
-    if isinstance(layer, nn.modules.conv._ConvTransposeNd) and name == "weight":
+    if isinstance(layer, TransposedConvolution) and name == "weight":
         return layer.out_channels
     return p.shape[axis] if p.dim() else 1
 
@@ -63,7 +65,7 @@ def count(layer: nn.Module, group: Group) -> int:
 def spread(layer: nn.Module, name: str, axis: int, per_node: Tensor) -> Tensor:
     """A value per node [N], shaped so that it broadcasts over the parameter `name`."""
     p = layer.get_parameter(name)
-    if isinstance(layer, nn.modules.conv._ConvTransposeNd) and name == "weight":
+    if isinstance(layer, TransposedConvolution) and name == "weight":
         n_in, n_out = p.shape[:2]  # [in, out / groups, ...]; output channel = (group, out)
         per_group = per_node.view(layer.groups, 1, n_out).expand(-1, n_in // layer.groups, -1)
         return per_group.reshape(n_in, n_out, *[1] * (p.dim() - 2))
@@ -84,7 +86,7 @@ def by_node(layer: nn.Module, values: dict[str, Tensor]) -> list[Tensor]:
 
 def _rows(layer: nn.Module, name: str, axis: int, p: Tensor) -> Tensor:
     """One stacked parameter [M, ...] as [M, N, D]."""
-    if isinstance(layer, nn.modules.conv._ConvTransposeNd) and name == "weight":
+    if isinstance(layer, TransposedConvolution) and name == "weight":
         m, n_in, n_out = p.shape[:3]
         split = p.view(m, layer.groups, n_in // layer.groups, n_out, math.prod(p.shape[3:]))
         return split.transpose(2, 3).reshape(m, layer.groups * n_out, -1)

@@ -21,12 +21,13 @@ from stochens.methods.base import (
     register,
 )
 from stochens.methods.nodes import by_node, count, groups, spread
+from stochens.private_names import Convolution
 from stochens.randomness.noise import bernoulli
 
 SECOND = "_2"  # "weight" has its second set in "weight_2"
 
 # Layers whose outputs have positions beside channels, [B, C, *positions]
-POSITIONAL = (nn.modules.conv._ConvNd, *NORM)
+POSITIONAL = (Convolution, *NORM)
 
 
 class NPDropoutLayer(StochasticLayer):

@@ -12,8 +12,9 @@ from stochens.methods.gaussian import GaussianOwn
 from stochens.methods.patterns import matches
 from stochens.methods.reach import owners
 from stochens.methods.swap import layers_of, stochastic_layers
+from stochens.private_names import BatchOrInstanceNorm
 
-NORMS = (*NORM, nn.modules.batchnorm._NormBase, FrozenBatchNorm)
+NORMS = (*NORM, BatchOrInstanceNorm, FrozenBatchNorm)
 TOLD = 6  # names in a warning
 
 
@@ -44,11 +45,13 @@ def warn_partial(
             more = f" and {len(names) - TOLD} more" if len(names) > TOLD else ""
             told = ", ".join(names[:TOLD]) + more
             words = what.format(by=by, told=told)
+            if what is UNKNOWN and not any(rule.everywhere for rule in rules):
+                words += "; gaussian gives noise to every parameter"
             warnings.warn(words, PartialNoiseWarning, stacklevel=stacklevel + 1)
 
 
-UNKNOWN = "{by} gives no noise to {told}, which it finds in no layer that it takes"
-UNCALLED = "{told} is not called, but read by other modules, and so has no noise"
+UNKNOWN = "{by} gives no noise to {told}, which stands in no layer that it takes"
+UNCALLED = "no noise for {told}: other modules read its parameters, and do not call it"
 FROZEN = "frozen parameters (requires_grad=False) have no noise: {told}"
 
 

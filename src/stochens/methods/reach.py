@@ -3,6 +3,7 @@
 from torch import nn
 
 from stochens.methods.base import StochasticLayer, of_likelihood
+from stochens.private_names import parameters_of, parts_of
 
 LISTS = (nn.ParameterList, nn.ParameterDict)  # their parameters are of the module that has them
 NEVER_CALLED = (*LISTS, nn.ModuleList, nn.ModuleDict)
@@ -14,8 +15,8 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     >>> sorted(own_parameters(nn.MultiheadAttention(4, 2)))
     ['in_proj_bias', 'in_proj_weight']
     """
-    found = {name: p for name, p in module._parameters.items() if p is not None}
-    for name, child in module._modules.items():
+    found = {name: p for name, p in parameters_of(module).items() if p is not None}
+    for name, child in parts_of(module).items():
         if isinstance(child, LISTS):
             found |= {f"{name}.{own}": p for own, p in child.named_parameters()}
     return found

@@ -10,6 +10,7 @@ from stochens.methods.base import Method, StochasticLayer, register
 from stochens.methods.patterns import matches, refuse_unmatched
 from stochens.methods.reach import owners, weights
 from stochens.methods.registry import METHODS, MethodLike, resolve
+from stochens.private_names import parts_of
 
 
 def stochastic(
@@ -101,9 +102,9 @@ def _apply(rule: Method, net: nn.Module, *, skip: tuple[str, ...], output: str |
 
 def _swap(net: nn.Module, swapped: dict[nn.Module, nn.Module]) -> nn.Module:
     for parent in list(net.modules()):
-        for name, child in list(parent._modules.items()):  # a shared layer has several parents
+        for name, child in list(parts_of(parent).items()):  # a shared layer has several parents
             if child is not None and child in swapped:
-                parent._modules[name] = swapped[child]
+                parts_of(parent)[name] = swapped[child]
     return swapped.get(net, net)  # the network may be one of them itself
 
 

@@ -101,7 +101,8 @@ def diagnose(posterior: Posterior, x: Any) -> Diagnosis:
         outputs = _outputs(posterior, x).unflatten(0, (chains.count, draws))
         predictions = mixing(outputs)
         parameters = mixing(flatten(posterior.params).unflatten(0, (chains.count, draws)))
-        troubles += _mixing_troubles(predictions, chains.count)
+        said = _mixing_in_words(predictions, chains.count, "the predictions")
+        troubles += [] if said is None else [said]
     return Diagnosis(
         predictions=predictions,
         parameters=parameters,
@@ -167,21 +168,29 @@ def mixing_trouble(posterior: Posterior, x: Tensor) -> str | None:
     q = q[..., (q.amax((0, 1)) > q.amin((0, 1)))] if len(q) else q
     if q.numel() == 0:
         return None  # nothing ever changes, as where all predictions are 0 or 1
-    return _told(mixing(q), len(q), f"predictions at {len(few)} training inputs")
+    what = f"predictions at {len(few)} training inputs"
+    if "energy" in stats:
+        what += " and the log density"
+    return _mixing_in_words(mixing(q), len(q), what)
 
 
-def _told(m: Mixing, chains: int, what: str) -> str | None:
+def _mixing_in_words(m: Mixing, chains: int, what: str) -> str | None:
+    """What is wrong and no more, in one sentence, with what to do."""
     worst, least = float(m.rhat.max()), float(m.ess_bulk.min())
-    if worst <= RHAT_LIMIT and least >= ESS_LIMIT * chains:
-        return None
-    first = f"R-hat of {what} is up to {worst:.3f} (good: at most {RHAT_LIMIT})"
+    wrong, remedy = [], "more samples"
     if chains == 1:
-        first = "one chain alone has no R-hat, so that nothing tells whether it arrived"
-    return (
-        f"{first}, and the draws are worth as few as {least:,.0f} independent ones (good: "
-        f"{ESS_LIMIT * chains}, which is {ESS_LIMIT} for each chain). Ask for more samples; where "
-        "R-hat stays high, also for a longer warm-up or burn-in, and for several chains"
-    )
+        wrong.append("one chain alone has no R-hat, so that nothing tells whether it arrived")
+        remedy = "several chains" if least >= ESS_LIMIT else "several chains and more samples"
+    elif not worst <= RHAT_LIMIT:  # NaN: a quantity that never changed
+        wrong.append(f"R-hat of {what} is up to {worst:.3f} (good: at most {RHAT_LIMIT})")
+        remedy = "more samples and a longer warmup or burn_in"
+    if not least >= ESS_LIMIT * chains:
+        of_what = "" if wrong else f" for {what}"
+        wrong.append(
+            f"the draws are worth as few as {least:,.0f} independent ones{of_what} (good: at least "
+            f"{ESS_LIMIT * chains}, which is {ESS_LIMIT} for each chain)"
+        )
+    return f"{', and '.join(wrong)}. Ask for {remedy}" if wrong else None
 
 
 def _too_few(draws: int) -> str:
@@ -216,8 +225,9 @@ def sampler_troubles(posterior: Posterior) -> list[str]:
         if cut > CUT_LIMIT and draws >= FEW_DRAWS:
             found.append(
                 f"{cut:.0%} of the trajectories were cut at max_depth = {limit}: draws follow each "
-                "other closely, so that more of them are needed. Steps may be so short because of "
-                f"scales that differ much, or of rounding. max_depth={limit + 2} makes longer ones"
+                "other closely, so that more of them are needed. Parameters of very different "
+                "scales, or rounding, may keep the steps so short. "
+                f"max_depth={limit + 2} makes longer trajectories"
             )
     if "energy" in stats and draws >= FEW_DRAWS:
         bfmi = e_bfmi(stats["energy"])
@@ -227,21 +237,4 @@ def sampler_troubles(posterior: Posterior) -> list[str]:
                 f"{BFMI_LIMIT}: momenta change its energy too little to reach the tails. Ask for a "
                 "longer warmup, or for more samples"
             )
-    return found
-
-
-def _mixing_troubles(m: Mixing, chains: int) -> list[str]:
-    found = []
-    if chains == 1:
-        found.append("one chain alone has no R-hat: nothing tells that it arrived. Ask for more")
-    elif not float(m.rhat.max()) <= RHAT_LIMIT:  # NaN: a quantity that never changed
-        found.append(
-            f"R-hat of the predictions is up to {float(m.rhat.max()):.3f}, above {RHAT_LIMIT}: the "
-            "chains have not forgotten where they began. Ask for more samples and a longer warmup"
-        )
-    if not float(m.ess_bulk.min()) >= ESS_LIMIT * chains:
-        found.append(
-            f"the draws are worth as few as {float(m.ess_bulk.min()):,.0f} independent ones for a "
-            f"prediction; {ESS_LIMIT} of each chain is the least to trust. Ask for more samples"
-        )
     return found

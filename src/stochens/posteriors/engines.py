@@ -26,6 +26,7 @@ from stochens.posteriors.trajectory import (
     leapfrog,
     look,
 )
+from stochens.private_names import copy_all
 
 Arrive = Callable[[State, Point, Rules, Record, Guard], State]
 log = logging.getLogger("stochens")
@@ -73,7 +74,7 @@ class Graph:
         def step(arrive: Arrive) -> None:
             now = restored(self._static)
             new = arrive(now, leapfrog(now, target), rules, record, always)
-            torch._foreach_copy_(self._static, tensors(new))
+            copy_all(self._static, tensors(new))
 
         try:
             self._graph = recorded(functools.partial(step, compiled_rule(rules)))
@@ -81,7 +82,7 @@ class Graph:
             log.info("chains run without torch.compile: %s", error)
             self._graph = recorded(functools.partial(step, rule(rules)))
         # warming up and recording moved the chains too
-        torch._foreach_copy_([*self._static, *record], before)
+        copy_all([*self._static, *record], before)
 
     def state(self) -> State:
         return restored(self._static)

@@ -215,6 +215,7 @@ def _walked(
             now, counted = at, torch.tensor(step + 1)
             keep(step + 1, lambda: now._asdict() | {"step": counted})  # noqa: B023, at once
             done = step + 1
+        bar.advance(int(UNITS * float(at.u.sum())) - shown)
         keep.now(done, lambda: at._asdict() | {"step": torch.tensor(done)})
         energy, s = _of_all(gradient, at, batch, N, done)
     params = unflatten(at.q, problem.shapes)
@@ -307,11 +308,12 @@ def _judged(posterior: Posterior, plan: Plan, sizes: dict[str, int]) -> Posterio
     short = _too_short(plan, ended)
     fine = arrival.not_diverged(ends, settled=short is None)
     _report_divergence(fine, posterior.members, short or _smaller_steps(plan))
-    if short is not None:
-        warnings.warn(short, SamplingWarning, stacklevel=3)
     kept = fine.nonzero().flatten()
     verdict = arrival.judge(ends.take(kept), sizes)
-    if not verdict.arrived:
+    if short is not None:  # the cause is known; the identities would say no more
+        said = f"{short}. Their spread may not be that of the posterior"
+        warnings.warn(said, SamplingWarning, stacklevel=3)
+    elif not verdict.arrived:
         warnings.warn(_in_words(verdict, plan), SamplingWarning, stacklevel=3)
     return posterior if bool(fine.all()) else posterior.take(kept.tolist())
 
@@ -352,8 +354,8 @@ def _too_short(plan: Plan, ended: dict[str, Tensor]) -> str | None:
     more = "" if plan.steps is None else f"; try steps={_up(plan.steps * factor)}"
     return (
         f"{int((time < needed).sum())} of {len(u)} members moved for too short a time to leave the "
-        f"prior behind, {float(time[worst]):.2g} units of it where {float(needed[worst]):.2g} are "
-        f"needed{more}"
+        f"prior behind, {float(time[worst]):.2g} units of time where {float(needed[worst]):.2g} "
+        f"are needed{more}"
     )
 
 

@@ -24,6 +24,7 @@ SWING = 0.75
 EVERY = 10  # steps between two looks at the curvature, each of which costs a gradient
 FORGET = 0.9  # of a high curvature that is not seen again, at each look
 TIME = 12.5  # units of time, sum of h, that a member takes at least when its steps are not given
+BRAKE = 10.0  # a friction above it, the one of mini-batches, needs more than that time
 REACH = 0.1  # of 1 / omega: how far apart are the two gradients that give the curvature
 
 Slope = Callable[[Tensor], Tensor]  # q [M, D] -> N dnll/dq [M, D], on the rows of a step
@@ -73,16 +74,23 @@ class Plan(NamedTuple):
 
         The stiffest direction begins as wide as the prior. When its frequency has risen to omega
         slowly, its variance is too large by a share of about 4 omega, which friction takes away by
-        exp(-friction t); 2 % may be left. Friction above 2 brakes the others instead.
+        exp(-friction t); 2 % may be left. Friction above 2 brakes the others instead, which move at
+        a rate of omega^2 / friction: as TIME is enough for BRAKE, more friction takes more time.
         """
         excess = 4 * self.frequency(curvature) / 0.02
-        return excess.log() / min(self.friction, 2.0)
+        slow = 0.9 * self.least_time if self.friction > BRAKE else 0.0  # 0.9: steps are rounded
+        return (excess.log() / min(self.friction, 2.0)).clamp(min=slow)
+
+    @property
+    def least_time(self) -> float:
+        """That a member takes when its steps are not given."""
+        return TIME * max(1.0, self.friction / BRAKE)
 
     def pace(self, at: "State", h: Tensor) -> Tensor:
         """What a step adds to u, [M]."""
         if self.steps is not None:
             return torch.full_like(at.u, 1 / self.steps)
-        time = self.time_needed(at.curvature).clamp(min=TIME)
+        time = self.time_needed(at.curvature).clamp(min=self.least_time)
         return h * self.mean_share / time
 
 

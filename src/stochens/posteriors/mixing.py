@@ -43,7 +43,8 @@ def mixing(quantities: Tensor) -> Mixing:
         return Mixing(torch.full_like(bulk, torch.nan), bulk, tails.amin(0))
     middle = torch.quantile(halves.flatten(0, 1), 0.5, dim=0)
     scores = normal_scores(halves), normal_scores((halves - middle).abs())
-    return Mixing(torch.maximum(*map(rhat, scores)), bulk, tails.amin(0))
+    # fmax: of two values that are as far from the middle, the distances to it have no R-hat
+    return Mixing(torch.fmax(*map(rhat, scores)), bulk, tails.amin(0))
 
 
 def split(q: Tensor) -> Tensor:

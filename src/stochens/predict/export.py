@@ -11,7 +11,7 @@ import importlib.util
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from stochens.errors import InputError
 from stochens.likelihoods import Likelihood, drawn
 from stochens.members import Params, forward, size
+from stochens.private_names import ONNX_LOG, scan
 from stochens.version import __version__
 
 SUFFIXES = (".onnx", ".pt2")
@@ -54,17 +55,15 @@ class _One(nn.Module):
 class _All(nn.Module):
     """Every draw, and their averages."""
 
-    def __init__(self, predictor: Predictor, one: nn.Module) -> None:
+    def __init__(self, predictor: Predictor, one: nn.Module, loop: Callable[..., Any]) -> None:
         super().__init__()
-        self._one = one
+        self._one, self._scan = one, loop
         self._likelihood, self._draws = predictor.likelihood, predictor.draws
         self._count = size(predictor.params)
         for k, p in enumerate(predictor.params.values()):
             self.register_buffer(f"parameter_{k}", p)
 
     def forward(self, x: Tensor, noise: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        from torch._higher_order_ops.scan import scan  # young, and so not public yet
-
         params = list(self.buffers(recurse=False))  # each [M, ...]
 
         def draw(carry: Tensor, row: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -73,7 +72,7 @@ class _All(nn.Module):
             return carry.clone(), self._one(x, theta, own)
 
         rows = (torch.arange(self._draws) % self._count).unsqueeze(1)  # [S, 1]
-        _, outputs = scan(draw, x.new_zeros(()), [rows, *noise.values()])  # [S, B, C]
+        _, outputs = self._scan(draw, x.new_zeros(()), [rows, *noise.values()])  # [S, B, C]
         return tuple(drawn(self._likelihood, outputs).exported().values())
 
 
@@ -91,6 +90,7 @@ def program(predictor: Predictor, x: Tensor) -> Any:
     """The torch.export.ExportedProgram of (x [B, ...], noise) -> averages; x is an example."""
     if torch.__version__ < OLDEST_TORCH:  # compared as versions, not as strings
         raise InputError(f"export needs torch {OLDEST_TORCH} or newer, this is {torch.__version__}")
+    loop = scan()
     net = copy.deepcopy(predictor.net).cpu().eval().requires_grad_(False)
     # copies: those of a sampler are views of one tensor, and torch's scan takes no two such
     params = {name: p.detach().cpu().clone() for name, p in predictor.params.items()}
@@ -109,7 +109,7 @@ def program(predictor: Predictor, x: Tensor) -> Any:
             dynamic_shapes=({0: batch}, [None] * len(first), [None] * len(noise)),
         )
         return torch.export.export(
-            _All(predictor, one.module()),
+            _All(predictor, one.module(), loop),
             (x, predictor.noise),
             dynamic_shapes=({0: batch}, dict.fromkeys(predictor.noise)),
         )
@@ -193,7 +193,7 @@ def _onnx(made: Any, predictor: Predictor, x: Tensor, about: dict[str, str]) -> 
 @contextlib.contextmanager
 def _no_word_of_torchvision() -> Iterator[None]:
     """torch logs that it is not installed, whose operations no network of ours has need of."""
-    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    log = logging.getLogger(ONNX_LOG)
 
     def others(record: logging.LogRecord) -> bool:
         return "torchvision" not in record.getMessage()

@@ -161,10 +161,11 @@ def _refuse_other_kinds(given: list[Predicted], reference: object, ood: object) 
     kinds = {type(p) for p in given}
     if len(kinds) > 1:
         names = " and ".join(sorted(kind.__name__ for kind in kinds))
-        raise InputError(f"predictions of one kind can be compared, got {names}")
+        raise InputError(f"only predictions of one kind can be compared, got {names}")
     if (reference is not None or ood) and kinds != {Predictive}:
         what = "reference" if reference is not None else "ood"
-        raise InputError(f"{what} is for classes, and these are {kinds.pop().__name__}s")
+        kind = kinds.pop().__name__
+        raise InputError(f"{what} is for classes, and these are {kind}s; leave it out")
 
 
 def _apart(p: Predictive, far: Predictive, sample: Sample) -> dict[str, Interval]:

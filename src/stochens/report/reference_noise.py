@@ -34,7 +34,7 @@ def stand_ins(p: Predictive) -> Iterator[Predictive]:
 
 
 def _choices(K: int, a: int) -> list[tuple[int, ...]]:
-    """Different sets of a of the K chains: all of them, or as many as are enough."""
+    """Sets of a of the K chains: all that there are, or as many as are enough, at random."""
     if math.comb(K, a) <= 2 * MOST:
         return list(itertools.combinations(range(K), a))
     generator = torch.Generator().manual_seed(0)

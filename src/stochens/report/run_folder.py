@@ -230,13 +230,13 @@ def refuse_saved(path: Path) -> None:
     if (path / RUN).exists() or (kind := format_of(path)) is None:
         return
     if (path.resolve().parent / RUN).exists():  # as `stochens fit` puts it there
-        raise InputError(f"{path} is a part of a run, which is {path.resolve().parent}: name that")
+        raise InputError(f"{path} is a part of a run; name the run: {path.resolve().parent}")
     if kind.startswith("stochens posterior"):
         raise InputError(
             f"{path} is a saved posterior, not a run: it holds members, and no measures to show. "
-            f"In Python, posterior = stochens.load({str(path)!r}, net), then stochens.compare("
-            "{'mine': posterior.predict(x)}, y); on the command line, stochens fit makes runs, "
-            "which stochens evaluate and stochens report take"
+            "stochens fit makes runs, which evaluate, compare and report take. In Python: "
+            f"posterior = stochens.load({str(path)!r}, net), then stochens.compare("
+            "{'mine': posterior.predict(x)}, y)"
         )
     raise InputError(f"{path} holds {kind!r}, and is no run; stochens fit makes runs")
 

@@ -12,8 +12,12 @@ from stochens.data.source import Source
 from stochens.likelihoods import (
     LOG_2_PI,
     Categorical,
+    Draws,
     Gaussian,
+    Gaussians,
     Likelihood,
+    Numbers,
+    drawn,
     learned_noise,
 )
 from stochens.members import forward, size, take
@@ -79,12 +83,17 @@ def advise_after(
     rules: Sequence[Method],
 ) -> None:
     """Of a noise that was to be learned; `net` has the noise of the methods `rules`."""
-    said = _not_arrived(settings, steps, like, trained, data.examples)
-    if said is None and isinstance(like, Gaussian) and getattr(like, "noise", None) is None:
-        if stochastic_layers(net):
-            said = _counted_twice(settings, like, trained, data, net, rules)
-        elif len(trained.history.nll) >= EPOCHS:
-            said = _followed(settings, like, trained, data, net)
+    said = None
+    noisy = bool(stochastic_layers(net))
+    given = isinstance(like, Categorical) or getattr(like, "noise", None) is not None
+    if isinstance(like, Gaussian) and not (given or noisy) and len(trained.history.nll) >= EPOCHS:
+        # first: where the network follows the noise, a learned one that is on its way down to what
+        # is left of it is not too large, and more epochs would make it worse
+        said = _followed(settings, like, trained, data, net)
+    if said is None:
+        said = _not_arrived(settings, steps, like, trained, data.examples)
+    if said is None and noisy and not given:
+        said = _counted_twice(settings, like, trained, data, net, rules)
     if said is not None:
         warnings.warn(said, TrainingAdvice, stacklevel=3)
 
@@ -131,7 +140,7 @@ def _followed(
 
 def _counted_twice(
     settings: Settings,
-    like: Gaussian,
+    like: Likelihood,
     trained: Trained,
     data: Source,
     net: nn.Module,
@@ -144,14 +153,16 @@ def _counted_twice(
     """
     members, rows, draws = SEEN
     x = data.x[:: max(1, len(data.x) // rows)][: min(rows, settings.batch_size)]
-    shares = []
+    said = []
     for k in range(min(members, size(trained.params))):  # one at a time: more may not fit
         one = take(trained.params, slice(k, k + 1))
         with torch.no_grad(), seeded(0, x.device):
             outputs = [forward(net, one, x, engine=settings.engine) for _ in range(draws)]
-        mean, variance = like.moments(torch.cat(outputs).double())  # [draws, B, D]
-        shares.append((mean.var(0) / variance.mean(0)).flatten())
-    share = float(torch.cat(shares).nanmedian())
+        said.append(drawn(like, torch.cat(outputs).double()))  # of [draws, B, C]
+    if not _learns_scale(said):
+        return None
+    moments = (each.terms(*each.centre())[:2] for each in said)  # mean and variance, [draws, B, D]
+    share = float(torch.cat([(m.var(0) / v.mean(0)).flatten() for m, v in moments]).nanmedian())
     if not share > TWICE:
         return None
     wider = math.sqrt((1 + share) / max(1 - share, 0.1))
@@ -162,6 +173,19 @@ def _counted_twice(
         f"about {wider:.1f} times as wide as they should be and the aleatoric part is too large; "
         "use method='regular', or give the noise, e.g. likelihood=stochens.Homoscedastic(0.1)"
     )
+
+
+def _learns_scale(said: Sequence[Draws]) -> bool:
+    """Whether draws have a variance of their own beside their mean, which training has fitted. Of
+    one's own families it is one with a `scale` that is not the same everywhere; a Poisson's
+    variance, say, is its mean."""
+    if all(isinstance(each, Gaussians) for each in said):
+        return True
+    numbers = [each for each in said if isinstance(each, Numbers) and "scale" in each.named]
+    if not numbers or len(numbers) < len(said):
+        return False
+    scales = torch.stack([each.named["scale"] for each in numbers])
+    return bool((scales != scales.flatten()[0]).any())
 
 
 def _far_targets(like: Likelihood, y: Tensor) -> str | None:

@@ -32,10 +32,10 @@ def refuse_alike(
         return
     raise Unsuited(
         f"{_named(groups[0])} begin with the same parameters, see the same rows in each step and "
-        "have no noise, so that they would stay one network, with no uncertainty. Ways out: a "
-        "method with noise, such as method='dropout'; data as (x, y) in memory with a batch_size "
-        f"below N = {rows}, so that each member has its own order of the rows; or a function that "
-        "initialises each network anew"
+        "have no noise, so that they would stay one network, with no uncertainty. Give a method "
+        "with noise (method='dropout'); or (x, y) in memory with a batch_size below "
+        f"N = {rows}, where each member has its own order of the rows; or a function that builds "
+        "each network anew"
     )
 
 
@@ -43,8 +43,8 @@ def warn_alike(params: Params, ids: tuple[int, ...]) -> None:
     """After a training."""
     for group in alike(params):
         warnings.warn(
-            f"{_named([ids[row] for row in group])} ended with the same parameters: but for noise "
-            "they are one network. Was lr too small to move them apart?",
+            f"{_named([ids[row] for row in group])} ended with the same parameters, and are one "
+            "network but for noise. Was lr too small to move them apart?",
             stacklevel=3,
         )
 

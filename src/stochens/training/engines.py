@@ -59,16 +59,25 @@ def choose_engine(
     try:
         _try_vmap(template, take(params, slice(0, 2)), few, own_rows=own_rows, training=training)
     except Exception as error:  # the network ran alone, so it is vmap that the error is about
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = _first_sentence(str(error)) or type(error).__name__
         if engine != "auto":
             raise Unsuited(f"vmap cannot run this network: {reason}; use engine='loop'") from error
         warnings.warn(
             f"members run one after the other, since vmap cannot run this network ({reason}); "
-            "engine='loop' says that you know",
+            "engine='loop' does the same without this warning",
             stacklevel=3,
         )
         return "loop"
     return "vmap"
+
+
+def _first_sentence(said: str) -> str:
+    """What torch says next is meant for its own developers.
+
+    >>> _first_sentence("vmap: no control flow here. Please file an issue")
+    'no control flow here'
+    """
+    return said.split("\n")[0].split(". ")[0].removeprefix("vmap: ").rstrip(".")
 
 
 def _try_vmap(

@@ -13,9 +13,10 @@ from torch.func import grad, vmap
 from stochens.data.source import Source
 from stochens.likelihoods import Gaussian
 from stochens.members import Params, forward
+from stochens.randomness.seeds import seeded
 
 MOST = 20_000_000  # elements of the Jacobian, 80 MB in float32
-WIDEST = 1000  # of its rows or its columns: the eigenvalues of so many take a part of a second
+WIDEST = 3000  # of its rows or its columns: the eigenvalues of so many take seconds
 
 
 def noise_too_small(
@@ -26,8 +27,8 @@ def noise_too_small(
         gamma = sum_i s_i / (s_i + lambda noise^2),   noise^2 = learned^2 N / (N - gamma),
 
     s_i the eigenvalues of J J', J [N, D] the derivative of the mean at each row (MacKay, 1992).
-    With one noise for each row, J is that of mean / noise. None: too large to look at, or not
-    given by rows.
+    With one noise for each row, J is that of mean / noise. None: too large to look at. A DataLoader
+    is read once more.
 
     >>> x = torch.linspace(-1, 1, 5).unsqueeze(1)
     >>> data = Source(x, x, 5)  # a line through 5 points: 5 - 2 squared errors are left
@@ -36,11 +37,15 @@ def noise_too_small(
     >>> noise_too_small(nn.Linear(1, 2), member, Heteroscedastic(), data, 1e-6)
     1.29...
     """
-    x, y = data.x[: data.size], data.y[: data.size]
-    targets, columns = y.shape[1], sum(p.numel() for p in member.values())
-    rows = len(x) * targets
-    if data.loader is not None or rows * columns > MOST or min(rows, columns) > WIDEST:
+    columns = sum(p.numel() for p in member.values())
+    targets = like.check_targets(data.y[:1]).shape[1]
+    rows = data.size * targets
+    if rows * columns > MOST or min(rows, columns) > WIDEST:
         return None
+    x = data.x[: data.size] if data.loader is None else _read(data)
+    if x is None:
+        return None
+    rows = len(x) * targets
 
     def scaled(member: Params, row: Tensor, target: int) -> Tensor:
         """mean / noise at one row, as a function of what the mean depends on."""
@@ -63,6 +68,16 @@ def noise_too_small(
         return None
     s = torch.linalg.eigvalsh(square.double()).clamp_min(0)
     return math.sqrt(_ratio(s, precision, data.examples * targets))
+
+
+def _read(data: Source) -> Tensor | None:
+    """The inputs of one epoch of a loader, [N, ...]; None where it gives more or fewer than it said
+    (other rows may come in the next), or they are no one tensor."""
+    with seeded(0):  # a shuffle draws from torch's generator, which threads share
+        blocks = [x.to(data.x.device) for x, _ in data.batches()]
+    if sum(map(len, blocks)) != data.size or any(b.shape[1:] != data.x.shape[1:] for b in blocks):
+        return None
+    return torch.cat(blocks)
 
 
 def _ratio(s: Tensor, precision: float, examples: float) -> float:

@@ -38,10 +38,10 @@ def _refuse_lost_weights(net: nn.Module, start: str) -> None:
         if isinstance(module, FrozenBatchNorm) and module.trained:
             name = repr(path) if path else "the network itself"
             raise InputError(
-                f"{name} is batch normalisation with the statistics of "
-                f"trained weights, and start={start!r} would draw new weights under them. "
-                "start='module' begins at the network's own weights; to train from scratch, use "
-                "stochens.replace_batchnorm"
+                f"{name} is batch normalisation with the statistics of trained weights, and "
+                f"start={start!r} would draw new weights under them. start='module' begins at the "
+                "network's own weights; to train from scratch, use stochens.replace_batchnorm "
+                "instead of freeze_batchnorm"
             )
 
 
