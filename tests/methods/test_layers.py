@@ -6,6 +6,7 @@ from torch import nn
 
 from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, stochastic
 from stochens.methods.np_dropout import SECOND, set_distance
+from stochens.randomness.seeds import seeded
 
 
 def wrapped() -> nn.Module:
@@ -73,9 +74,9 @@ def norm(size: int, _: int) -> nn.Module:
 def test_a_layer_knows_whether_a_batch_shares_its_draw(rule, plain):
     """Equal rows come out equal, apart from rounding, if and only if it says so. Gaussian noise on
     a LayerNorm, which is not linear in its parameters, is that of weights drawn once."""
-    layer = stochastic(nn.Sequential(plain(5, 5), nn.Linear(5, 2)), [rule])[0]
-    with torch.no_grad():
-        y = layer(torch.arange(10.0).remainder(5).view(2, 5))
+    layer = stochastic(nn.Sequential(plain(40, 40), nn.Linear(40, 2)), [rule])[0]
+    with torch.no_grad(), seeded(0):  # by chance two rows have the same mask once in 2^40
+        y = layer(torch.arange(80.0).remainder(40).view(2, 40))
     same = torch.allclose(y[0], y[1], rtol=1e-5, atol=1e-6)
     assert layer.shared_by_batch() is same
 
@@ -100,3 +101,23 @@ def test_the_distance_of_two_sets_against_a_loop():
                 size += float(a.square().sum().sqrt())
         ratios.append(apart / size)
     assert set_distance(params) == pytest.approx(sum(ratios) / 4, rel=1e-12)
+
+
+class Shift(nn.Module):
+    """Parameters of its own, in no layer that torch knows, and buffers as above."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.ones(2))
+        self.register_buffer("scale", torch.tensor(2.0))
+        self.register_buffer("cache", torch.tensor(3.0), persistent=False)
+
+    def forward(self, x):
+        return self.scale * self.cache * (x + self.by)
+
+
+def test_buffers_beside_a_modules_own_parameters_are_saved_as_there():
+    plain = Shift()
+    layer = stochastic(nn.Sequential(plain, nn.Linear(2, 2)), [Gaussian(0.1)])[0]
+    assert set(layer.state_dict()) == set(plain.state_dict()) == {"by", "scale"}
+    assert dict(layer.named_buffers()).keys() == {"scale", "cache"}

@@ -15,6 +15,7 @@ from stochens.posteriors.diagnostics import (
     Diagnosis,
     Mixing,
     _mixing_in_words,
+    mixing_trouble,
 )
 from stochens.posteriors.mixing import mixing
 from stochens.posteriors.sampling import _quietly, _sample
@@ -190,3 +191,14 @@ def test_a_part_of_the_chains_says_nothing_of_trouble(data, recwarn):
     assert not recwarn.list
     _sample("nuts", rules, **options)
     assert "transitions diverged" in str(recwarn.list[0].message)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_did_not_mix_is_named(data):
+    """The log density is among it where it is known: of a mini-batch it is mostly noise."""
+    x, _ = data
+    options = {"samples": 6, "chains": 2, "seed": 3}
+    exact = stochens.nuts(nn.Linear(2, 2), data, warmup=1, step_size=1e-6, max_depth=1, **options)
+    assert "training inputs and the log density is up to" in mixing_trouble(exact, x)
+    rough = stochens.sgmcmc(nn.Linear(2, 2), data, burn_in=1, thin=1, lr=1e-9, **options)
+    assert "training inputs is up to" in mixing_trouble(rough, x)
