@@ -123,7 +123,7 @@ def test_the_time_needed_follows_the_excess_of_the_stiffest_direction():
 
 
 def test_mini_batches_with_few_steps_are_called_too_short():
-    """With a quarter of the usual time the sd was 1.18 times the exact one, and nothing was said."""
+    """With a quarter of the usual time the sd was 1.18 times the exact one, without a word."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(60, 4, generator=generator)
     y = x.sum(1) + 8 * torch.randn(60, generator=generator)
