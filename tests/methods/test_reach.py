@@ -169,7 +169,8 @@ class Part(nn.Module):
 
 def test_a_method_of_another_name_has_the_members_parameters_and_their_noise() -> None:
     """With sigma near 0, each member's outputs are those of the plain network with its values."""
-    plain, x = Encodes(), torch.randn(4, 2)
+    with seeded(0):  # of 150 draws of the weights 26 have an output that hardly depends on `mix`
+        plain, x = Encodes(), torch.randn(4, 2)
     net = stochastic(plain, Gaussian(1e-12))
     params = {n: torch.stack([p, 2 * p]).detach() for n, p in trainable(net).items()}
     for engine in ("vmap", "loop"):

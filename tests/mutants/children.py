@@ -37,7 +37,8 @@ HEAVY = (
     *("concurrent.futures.process", "concurrent.futures.thread", "multiprocessing.pool"),
 )
 MEMORY = 16 << 30  # bytes of address space; a fault that asks for more is noticed
-PATIENCE = 30.0  # seconds for a test, and ten times what it takes: beyond it is an endless loop
+ENDLESS = "endless: "
+PATIENCE = 60.0  # seconds for a test, and ten times what it takes: beyond it is an endless loop
 
 
 class Ran(NamedTuple):
@@ -233,7 +234,7 @@ class Child:
                 return self._ended()
         allowed = PATIENCE + 10 * self.tests.get(self._now or "", 3.0)
         if time.monotonic() - self._since > allowed:
-            self.failed = f"endless: {self._now or 'import'}"
+            self.failed = f"{ENDLESS}{self._now or 'import'}"
             return self._ended()
         return None
 
