@@ -373,6 +373,6 @@ def _in_words(verdict: arrival.Verdict, plan: Plan) -> str:
     larger = "" if plan.last_step == 1 else "a larger batch_size, "
     remedy = f"{larger}more steps, or step_size={plan.step_size / 2:.2g}"
     return (
-        "these members are not draws from the posterior, and their spread is wrong"
+        "these members are not draws from the posterior, and their mean or spread is wrong"
         f"{where}: {said}. Try {remedy}"
     )
