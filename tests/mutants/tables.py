@@ -17,10 +17,11 @@ SEED, COUNT = 0, 300
 # module's own examples are always among them.
 BESIDE: dict[str, tuple[str, ...]] = {
     "members": ("tests/test_members.py",),
-    "likelihoods": ("tests/test_likelihoods.py",),
+    "likelihoods/*": ("tests/test_likelihoods.py", "tests/predict/test_*.py"),
     "objective": ("tests/test_objective.py",),
     "metrics": ("tests/test_metrics*.py",),
     "metric_inputs": ("tests/test_metrics*.py",),
+    "ece_noise": ("tests/test_metrics*.py",),
     "methods/*": ("tests/methods/test_*.py", "tests/test_objective.py"),
     "training/machines": ("tests/training/test_machines.py", "tests/test_cluster.py"),
     "training/*": ("tests/training/test_*.py",),
@@ -33,7 +34,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
 BROADER = (
     *("tests/result/test_*.py", "tests/randomness/test_*.py", "tests/test_checks.py"),
     *("tests/test_conversions.py", "tests/test_networks.py", "tests/test_memory.py"),
-    *("tests/test_progress*.py", "tests/test_threads.py", "tests/faults/test_checkpoints.py"),
+    *("tests/test_progress.py", "tests/test_threads.py", "tests/faults/test_checkpoints.py"),
     *("tests/faults/test_poison.py", "tests/faults/test_loaders.py", "tests/own/test_kinds.py"),
     *("tests/estimators/test_estimators.py", "tests/kernels/test_fused.py"),
 )

@@ -4,10 +4,22 @@ import ast
 import os
 import subprocess
 import sys
+from fnmatch import fnmatch
 
 import pytest
 from tests.mutants.mutations import drawn, mutated, mutations
-from tests.mutants.tables import ROOT, beside, candidates, known, modules, source_of
+from tests.mutants.tables import (
+    BESIDE,
+    BROADER,
+    LEFT_OUT,
+    ROOT,
+    SLOW,
+    beside,
+    candidates,
+    known,
+    modules,
+    source_of,
+)
 
 SAMPLE = '''
 """A docstring with 3 numbers."""
@@ -122,7 +134,11 @@ def test_the_list_of_equivalent_faults_has_no_stale_entry():
 
 
 def test_every_module_has_tests_beside_it():
-    assert len(modules()) > 40
+    """And no line of the table is of modules or tests that are no more."""
+    for pattern, tests in BESIDE.items():
+        assert any(fnmatch(name, pattern) for name in modules()), pattern
+        assert all(any(ROOT.glob(test)) for test in tests), tests
+    assert all(any(ROOT.glob(test)) for test in (*BROADER, *LEFT_OUT, *SLOW))
     for name in modules():
         assert len(beside(name)) > 1, name
 

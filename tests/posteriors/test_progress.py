@@ -1,0 +1,42 @@
+"""Progress of work that goes on: what was done before counts, and all of it is the whole."""
+
+import pytest
+from torch import nn
+
+import stochens
+
+
+class Told:
+    """Adds up what a bar is told."""
+
+    def __init__(self) -> None:
+        self.done: list[int] = []
+        self.total = 0
+
+    def __call__(self, done: int, total: int, note: str | None) -> None:
+        self.done.append(done)
+        self.total = total
+
+
+@pytest.fixture
+def data():
+    return stochens.toy_set("b", n=30)
+
+
+@pytest.mark.filterwarnings("ignore")  # so few draws are troubled
+@pytest.mark.parametrize("sampler", [stochens.nuts, stochens.hmc, stochens.sgmcmc])
+def test_a_run_that_goes_on_begins_where_it_was(data, sampler):
+    burn = "burn_in" if sampler is stochens.sgmcmc else "warmup"
+    options = {"chains": 2, burn: 4}
+    run = sampler(nn.Linear(2, 2), data, samples=3, **options)
+    told = Told()
+    sampler(nn.Linear(2, 2), data, samples=5, resume=run, progress=told, **options)
+    assert told.done[-1] == told.total
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_langevin_tells_how_far_its_members_are(data):
+    told = Told()
+    for steps in (5, None):
+        stochens.langevin(nn.Linear(2, 2), data, members=2, steps=steps, progress=told)
+        assert told.done[-1] == told.total > 0
