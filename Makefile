@@ -26,13 +26,13 @@ test: $(READY)
 # What compares numbers, once more: CAPABILITY is of torch's own loops (default, avx2 or avx512), and
 # MKL and oneDNN are held to their oldest code, so that another CPU's rounding is seen on this one.
 CAPABILITY := default
-NUMERICAL := tests/kernels tests/methods tests/posteriors tests/predict tests/randomness tests/result \
-	tests/training $(addprefix tests/test_,$(addsuffix .py,conversions information likelihoods \
-	members memory metrics networks objective swag tolerance))
+NUMERICAL := tests/kernels tests/methods tests/metrics tests/posterior tests/randomness tests/run \
+	tests/samplers tests/training $(addprefix tests/test_,$(addsuffix .py,casts conversions \
+	likelihoods members networks objective swag tolerance))
 portable: $(READY)
 	ATEN_CPU_CAPABILITY=$(CAPABILITY) ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE \
 		$(BIN)/python -m pytest $(PARALLEL) $(NUMERICAL) \
-		--ignore tests/posteriors/test_samplers_numpyro.py
+		--ignore tests/samplers/test_samplers_numpyro.py
 
 # The suite on the lowest versions that pyproject.toml accepts, without what has no such old
 # company: numpyro and opencv, and what needs them. torch 2.6 brings 3 GB of CUDA along.
@@ -40,9 +40,9 @@ LOWEST := build/lowest
 bounds:
 	$(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/pip install --quiet --disable-pip-version-check -c constraints-lowest.txt \
-		-e '.[arviz,images,onnx,ray]' pandas pytest pytest-xdist hypothesis torchmetrics selenium
+		-e '.[arviz,lab,onnx,ray]' pandas pytest pytest-xdist hypothesis torchmetrics selenium
 	$(LOWEST)/bin/python -m pytest $(PARALLEL) \
-		--ignore tests/data/test_corruptions_oracles.py $(ONLY)
+		--ignore tests/lab/data/test_corruptions_oracles.py $(ONLY)
 
 lint: $(READY)
 	$(BIN)/ruff check .

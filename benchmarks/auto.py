@@ -21,7 +21,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 import stochens
-from stochens.data.toy import uniform_points
+from stochens.toy import uniform_points
 from stochens.training.auto import CANDIDATES, RULES, choice, label, run
 
 TRAINING = {"members": 30, "epochs": 250, "batch_size": 50, "lr": 0.01, "seed": 0}

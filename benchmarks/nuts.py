@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 import stochens
-from stochens.data.toy import uniform_points
+from stochens.toy import uniform_points
 
 SIZES = (2, 10, 10, 2)
 

@@ -35,8 +35,8 @@ import torch
 from matplotlib.figure import Figure
 
 import stochens
-from stochens.cluster.tasks import cut_evenly
 from stochens.members import Params
+from stochens.run.cluster.tasks import cut_evenly
 from stochens.training.advice import TrainingAdvice
 
 # Overhead -----------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from stochens import toy_set
-from stochens.experiments.toy import PRESETS
-from stochens.experiments.toy_rows import METHODS
+from stochens_lab.experiments.toy import PRESETS
+from stochens_lab.experiments.toy_rows import METHODS
 
 FIVE = ("regular", "MultiSWA", "SE1", "SE2", "SE3")
 

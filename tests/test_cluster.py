@@ -22,25 +22,25 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from rich.progress import Progress
 from torch import nn
 from torch.utils.data import DataLoader
 
 import stochens
 from stochens import MLP, Failed, InputError, Ray
-from stochens.cluster import connect as connecting
-from stochens.cluster import folder as folders
-from stochens.cluster import prediction, tasks
-from stochens.cluster.view import LINES, Seen, View, view
-from stochens.experiments import digits, runs, toy
 from stochens.files import storage
-from stochens.files.checkpoints import Checkpoints, alone_in
 from stochens.likelihoods import Likelihood, Numbers
-from stochens.own import config as own
-from stochens.posteriors.diagnostics import SamplingWarning
-from stochens.progress import columns
-from stochens.report.run_folder import Run, RunFolder
+from stochens.posterior import machines as prediction
+from stochens.run.checkpoints import Checkpoints, alone_in
+from stochens.run.cluster import connect as connecting
+from stochens.run.cluster import folder as folders
+from stochens.run.cluster import tasks
+from stochens.run.cluster.view import LINES, Seen, View, view
+from stochens.run.progress import rich_progress
+from stochens.samplers.diagnostics import SamplingWarning
 from stochens.training.machines import _blocks, _for_ray
+from stochens_lab.experiments import digits, runs, toy
+from stochens_lab.report.run_folder import Run, RunFolder
+from stochens_lab.workflow import config as own
 
 pytestmark = pytest.mark.xdist_group("ray")  # one process, and so one cluster, for all of them
 DATA = stochens.toy_set("a", n=60)
@@ -280,7 +280,7 @@ def test_a_url_that_nobody_knows_is_one_error():
 
 def test_the_view_has_a_line_for_the_whole_and_for_each_block_at_work():
     console = Console(file=io.StringIO(), record=True, width=150, force_terminal=True)
-    with Progress(*columns(), console=console) as progress:
+    with rich_progress(console) as progress:
         view = View(progress, "members", 40)
         seen = {f"members {k}": Seen(1, "10.0.0.1", 30, 100, "loss 1.5") for k in range(30)}
         view.show(seen, {"members 0"}, {"members 1"})
@@ -294,7 +294,7 @@ def test_the_view_has_a_line_for_the_whole_and_for_each_block_at_work():
 
 
 def test_a_log_file_gets_the_count_of_blocks(monkeypatch, capsys):
-    monkeypatch.setattr("stochens.progress.BETWEEN", 0.0)
+    monkeypatch.setattr("stochens.run.progress.BETWEEN", 0.0)
     with view("members", 4, show=None) as count:
         count.show({"members 0"}, {"members 1"})
     said = capsys.readouterr().err
@@ -320,7 +320,7 @@ def test_another_name_of_the_cluster_is_known_again(cluster):
     """In a process of its own: the head's address by the name of this machine, twice."""
     code = f"""if True:
         import stochens
-        from stochens.cluster.connect import Ray, connect, place
+        from stochens.run.cluster.connect import Ray, connect, place
         name = "localhost:" + "{cluster.address}".split(":")[1]
         assert connect(Ray(name)) is connect(Ray(name))
         assert place(connect(Ray(name))) != name

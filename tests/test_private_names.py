@@ -18,7 +18,7 @@ import stochens
 from stochens import checks, private_names
 from stochens.errors import InputError
 from stochens.kernels import build
-from stochens.predict.export import OLDEST_TORCH, _no_word_of_torchvision
+from stochens.posterior.export import OLDEST_TORCH, _no_word_of_torchvision
 from stochens.private_names import NAMES, base
 
 ROOT = Path(stochens.__file__).parent
@@ -281,7 +281,7 @@ def test_export_without_scan_says_so(tmp_path, monkeypatch):
 
 
 def test_a_log_by_another_name_says_what_it_says(caplog, monkeypatch):
-    monkeypatch.setattr("stochens.predict.export.ONNX_LOG", "torch.onnx.gone")
+    monkeypatch.setattr("stochens.posterior.export.ONNX_LOG", "torch.onnx.gone")
     for name, lines in [("torch.onnx.gone", 0), (private_names.ONNX_LOG, 1)]:
         with _no_word_of_torchvision():
             logging.getLogger(name).warning("torchvision is not installed")

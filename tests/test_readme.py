@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stochens.predict.export import OLDEST_TORCH
+from stochens.posterior.export import OLDEST_TORCH
 
 ROOT = Path(__file__).parents[1]
 

@@ -10,8 +10,8 @@ from torch import nn
 
 import stochens
 from stochens import InputError
-from stochens.posteriors.swag import Tail
-from stochens.spread import Spread, draw
+from stochens.posterior.low_rank import Spread, draw
+from stochens.samplers.swag import Tail
 
 
 def path(steps: int, members: int = 2, seed: int = 0):

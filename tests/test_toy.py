@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stochens import InputError
-from stochens.data.toy import grid, toy_set, uniform_points
+from stochens.toy import grid, toy_set, uniform_points
 
 
 @pytest.mark.parametrize(("name", "s"), [("a", 0.04), ("b", 0.12), ("c", 0.22)])

@@ -11,7 +11,7 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor
 from torch.nn import functional as F
 
-from stochens.data.corruptions import CORRUPTIONS, INTENSITIES, corrupt
+from stochens_lab.data.corruptions import CORRUPTIONS, INTENSITIES, corrupt
 
 TOP, LEFT, SIDE = 40, 190, 352  # of the piece of the photograph
 

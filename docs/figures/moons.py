@@ -10,7 +10,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
 import stochens
-from stochens.data.toy import grid, toy_set
+from stochens.toy import grid, toy_set
 
 MEMBERS, EPOCHS, HALF_SIDE, STEPS = 256, 1000, 3.0, 161
 METHODS = {

@@ -8,23 +8,23 @@
 from typing import TYPE_CHECKING, Any
 
 from stochens import metrics
-from stochens.cluster.connect import Ray
+from stochens.comparison import compare
 from stochens.conversions import freeze_batchnorm, keep_dropout, replace_batchnorm
-from stochens.data.source import Replicas
-from stochens.data.toy import toy_set
+from stochens.data import Replicas
 from stochens.errors import Failed, InputError
 from stochens.likelihoods import Categorical, Heteroscedastic, Homoscedastic
 from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular, stochastic
 from stochens.networks import FRN, MLP
-from stochens.posteriors.diagnostics import diagnose
-from stochens.posteriors.langevin import langevin
-from stochens.posteriors.sampling import hmc, nuts
-from stochens.posteriors.sgmcmc import sgmcmc
-from stochens.posteriors.swag import multiswa, multiswag
-from stochens.predict.predictive import GaussianPredictive, Predictive
-from stochens.report.compare import compare
-from stochens.result.joining import join_posteriors as join
-from stochens.result.posterior import Posterior, load
+from stochens.posterior.joining import join_posteriors as join
+from stochens.posterior.posterior import Posterior, load
+from stochens.posterior.predictive import GaussianPredictive, Predictive
+from stochens.run.cluster.connect import Ray
+from stochens.samplers.diagnostics import diagnose
+from stochens.samplers.langevin import langevin
+from stochens.samplers.sampling import hmc, nuts
+from stochens.samplers.sgmcmc import sgmcmc
+from stochens.samplers.swag import multiswa, multiswag
+from stochens.toy import toy_set
 from stochens.training.auto import Auto
 from stochens.training.fit import fit
 from stochens.version import __version__
@@ -77,7 +77,13 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """The estimators come when they are asked for: scikit-learn takes a second to import."""
     if name in ("StochasticEnsembleClassifier", "StochasticEnsembleRegressor"):
-        from stochens import estimators
-
+        try:
+            from stochens import estimators
+        except ModuleNotFoundError as error:
+            if (error.name or "").split(".")[0] != "sklearn":
+                raise
+            raise ImportError(
+                f"stochens.{name} needs scikit-learn: pip install 'stochens[sklearn]'"
+            ) from None
         return getattr(estimators, name)
     raise AttributeError(f"module 'stochens' has no attribute {name!r}")

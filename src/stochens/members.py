@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from stochens.casts import after_casts, with_casts
 from stochens.errors import InputError
-from stochens.precision import after_casts, with_casts
 from stochens.private_names import reset_of
 from stochens.randomness.noise import given, one_by_one, over_members
 from stochens.randomness.seeds import INITIALISATION, member_seed, seeded

@@ -24,14 +24,14 @@ import torch
 
 import stochens
 from stochens import InputError
-from stochens.data import plain_pickle
-from stochens.data.hmc_reference import hmc_reference
-from stochens.data.images import load_images
 from stochens.files import storage
-from stochens.files.checkpoints import Checkpoints
-from stochens.report import finish
-from stochens.report.run_folder import Run, shown
-from stochens.result import saved
+from stochens.posterior import saved
+from stochens.run.checkpoints import Checkpoints
+from stochens_lab.data import plain_pickle
+from stochens_lab.data.hmc_reference import hmc_reference
+from stochens_lab.data.images import load_images
+from stochens_lab.report import finish
+from stochens_lab.report.run_folder import Run, shown
 
 NET = stochens.MLP(2, 4, 2)
 
@@ -54,7 +54,7 @@ def checkpoint(folder: Path) -> Callable[[], str]:
 
 def batch(folder: Path) -> Callable[[], str]:
     """A pickled batch of images has no checksum: what is read must be arrays and labels."""
-    from tests.data.image_files import python2_batch
+    from tests.lab.data.image_files import python2_batch
 
     (folder / "batch").write_bytes(python2_batch(np.zeros((2, 3072), np.uint8), [3, 4]))
 
@@ -93,7 +93,7 @@ def table(folder: Path) -> Callable[[], str]:
 
 
 def parquet(folder: Path) -> Callable[[], str]:
-    from tests.data.image_files import CIFAR10, pixels, write_parquet
+    from tests.lab.data.image_files import CIFAR10, pixels, write_parquet
 
     names = {"label": CIFAR10}
     write_parquet(folder / "data" / "test.parquet", pixels(2), {"label": [3, 4]}, names=names)
@@ -101,7 +101,7 @@ def parquet(folder: Path) -> Callable[[], str]:
 
 
 def image_folder(folder: Path) -> Callable[[], str]:
-    from tests.data.image_files import CIFAR10, pixels, write_folder_of_images
+    from tests.lab.data.image_files import CIFAR10, pixels, write_folder_of_images
 
     write_folder_of_images(folder / "data" / "test", pixels(2), [3, 4], CIFAR10)
     return _images(folder)
@@ -122,7 +122,7 @@ def _images(folder: Path) -> Callable[[], str]:
 
 
 def run(folder: Path) -> Callable[[], str]:
-    from tests.report.sample import sample_run
+    from tests.lab.report.sample import sample_run
 
     sample_run(folder / "run", sets=("a",))
 
@@ -136,7 +136,7 @@ def run(folder: Path) -> Callable[[], str]:
 
 def older_run(folder: Path) -> Callable[[], str]:
     """One without checksums: its page is made, or it is refused."""
-    from tests.report.sample import sample_run
+    from tests.lab.report.sample import sample_run
 
     sample_run(folder / "run", sets=("a",))
     (folder / "run" / storage.CHECKSUMS).unlink()

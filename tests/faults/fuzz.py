@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from stochens import InputError
-from stochens.data import plain_pickle
 from stochens.files import npz, storage
+from stochens_lab.data import plain_pickle
 
 PLACE = Path(tempfile.mkdtemp()) / "saved"
 

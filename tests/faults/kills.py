@@ -25,8 +25,8 @@ from torch import nn
 
 import stochens
 from stochens import Posterior
-from stochens.files.checkpoints import Checkpoints
-from stochens.result import saved
+from stochens.posterior import saved
+from stochens.run.checkpoints import Checkpoints
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,7 +131,7 @@ def begun(name: str, folder: Path, chance: random.Random) -> int:
         torch.set_num_threads(1)
         Checkpoints.due = lambda self: chance.random() < OFTEN  # type: ignore[method-assign]
         warnings.simplefilter("error")  # a damaged checkpoint would be passed over with one
-        warnings.simplefilter("ignore", stochens.posteriors.diagnostics.SamplingWarning)
+        warnings.simplefilter("ignore", stochens.samplers.diagnostics.SamplingWarning)
         warnings.simplefilter("ignore", stochens.training.advice.TrainingAdvice)
         result = digest(WORK[name](folder / "work"))
         (folder / ".digest").write_text(result)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import stochens
 from stochens import InputError
 from stochens.files import storage
-from stochens.files.checkpoints import TERMINATED, Checkpoints, alone_in, stoppable
+from stochens.run.checkpoints import TERMINATED, Checkpoints, alone_in, stoppable
 
 FORMAT = "test 1"
 
@@ -149,8 +149,8 @@ def test_a_full_disk_is_one_error_and_the_last_good_one_stays(tmp_path, monkeypa
 FULL = """
 import resource, sys, torch
 from stochens import InputError
-from stochens.files.checkpoints import Checkpoints
-from stochens.report.run_folder import METRICS, Run, RunFolder
+from stochens.run.checkpoints import Checkpoints
+from stochens_lab.report.run_folder import METRICS, Run, RunFolder
 kept = Checkpoints(sys.argv[1] + "/kept", "test 1")
 kept.save(1, {"t": torch.arange(50.0)}, {"step": 1})
 folder = RunFolder(sys.argv[1] + "/run", experiment="toy", config={}, device="cpu")
@@ -178,7 +178,7 @@ def test_a_disk_that_takes_no_more_by_the_system_itself(tmp_path):
 
 def test_a_folder_belongs_to_one_process_until_that_ends(tmp_path):
     code = (
-        "import sys, time; from stochens.files.checkpoints import alone_in\n"
+        "import sys, time; from stochens.run.checkpoints import alone_in\n"
         "with alone_in(sys.argv[1]): print('held', flush=True); time.sleep(60)"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]

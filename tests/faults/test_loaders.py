@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.data.image_files import (
+from tests.lab.data.image_files import (
     CIFAR10,
     encoded,
     pixels,
@@ -23,9 +23,9 @@ from tests.data.image_files import (
 )
 
 from stochens import InputError
-from stochens.data import batches, hmc_reference, parquet
-from stochens.data.images import load_images
-from stochens.data.pixels import MOST_BYTES
+from stochens_lab.data import batches, hmc_reference, parquet
+from stochens_lab.data.images import load_images
+from stochens_lab.data.pixels import MOST_BYTES
 
 
 @pytest.fixture(autouse=True)

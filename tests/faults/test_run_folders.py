@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.report.sample import sample_run
+from tests.lab.report.sample import sample_run
 from typer.testing import CliRunner
 
 from stochens import InputError
-from stochens.cli import app
-from stochens.experiments.runs import stopped_run
 from stochens.files import sums
-from stochens.files.npz import npz_bytes, read_npz
 from stochens.files.storage import CHECKSUMS
-from stochens.report import finish, run_folder
-from stochens.report.run_folder import METRICS, PREDICTIONS, RUN, Run, RunFolder
+from stochens_lab.cli import app
+from stochens_lab.experiments.runs import stopped_run
+from stochens_lab.npz import npz_bytes, read_npz
+from stochens_lab.report import finish, run_folder
+from stochens_lab.report.run_folder import METRICS, PREDICTIONS, RUN, Run, RunFolder
 
 FILES = (RUN, METRICS, "training.json", "sampler.json", PREDICTIONS, CHECKSUMS)
 ROOT = Path(__file__).parents[2]
@@ -161,7 +161,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
 
 WRITER = """
 import sys, numpy as np
-from stochens.report.run_folder import METRICS, RunFolder
+from stochens_lab.report.run_folder import METRICS, RunFolder
 folder = RunFolder(sys.argv[1], experiment="toy", config={}, device="cpu")
 print("begun", flush=True)
 for k in range(10**9):

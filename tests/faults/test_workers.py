@@ -12,15 +12,15 @@ import warnings
 from pathlib import Path
 
 import pytest
-from tests.experiments.test_resume import same
-from tests.experiments.test_toy import SMALL
 from tests.faults.workers import Part, run
+from tests.lab.experiments.test_resume import same
+from tests.lab.experiments.test_toy import SMALL
 
 from stochens import Failed, InputError
-from stochens.experiments import toy
-from stochens.experiments.parts import side_by_side
-from stochens.experiments.runs import PARTS
-from stochens.report.run_folder import METRICS, RUN, Run, RunFolder
+from stochens_lab.experiments import toy
+from stochens_lab.experiments.parts import side_by_side
+from stochens_lab.experiments.runs import PARTS
+from stochens_lab.report.run_folder import METRICS, RUN, Run, RunFolder
 
 ROOT = Path(__file__).parents[2]
 # of Ctrl-C, which processes are deaf to that a shell began by "&", and their children
@@ -82,8 +82,8 @@ def test_an_error_is_that_of_the_worker_and_what_runs_is_finished(folder, how, k
 SCRIPT = """
 import sys
 from tests.faults.workers import Part, run
-from stochens.experiments.parts import side_by_side
-from stochens.report.run_folder import RunFolder
+from stochens_lab.experiments.parts import side_by_side
+from stochens_lab.report.run_folder import RunFolder
 if __name__ == "__main__":
     with RunFolder(sys.argv[1], experiment="toy", config={}, device="cpu") as folder:
         slow = [Part(folder.path / "parts" / name, "slow") for name in "ab"]

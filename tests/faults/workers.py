@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stochens import InputError
-from stochens.experiments.runs import opened
-from stochens.report.run_folder import METRICS
+from stochens_lab.experiments.runs import opened
+from stochens_lab.report.run_folder import METRICS
 
 
 @dataclasses.dataclass(frozen=True)

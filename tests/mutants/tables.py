@@ -17,30 +17,32 @@ SEED, COUNT = 0, 300
 # module's own examples are always among them.
 BESIDE: dict[str, tuple[str, ...]] = {
     "members": ("tests/test_members.py",),
-    "likelihoods/*": ("tests/test_likelihoods.py", "tests/predict/test_*.py"),
+    "likelihoods/*": ("tests/test_likelihoods.py", "tests/posterior/test_*.py"),
     "objective": ("tests/test_objective.py",),
-    "metrics": ("tests/test_metrics*.py",),
-    "metric_inputs": ("tests/test_metrics*.py",),
-    "ece_noise": ("tests/test_metrics*.py",),
+    "metrics/*": ("tests/metrics/test_*.py",),
     "methods/*": ("tests/methods/test_*.py", "tests/test_objective.py"),
     "training/machines": ("tests/training/test_machines.py", "tests/test_cluster.py"),
     "training/*": ("tests/training/test_*.py",),
-    "posteriors/swag": ("tests/test_swag.py",),
-    "posteriors/*": ("tests/posteriors/test_*.py",),
-    "predict/export": ("tests/predict/test_export.py",),
-    "predict/*": ("tests/predict/test_*.py", "tests/result/test_*.py"),
+    "samplers/swag": ("tests/test_swag.py",),
+    "samplers/*": ("tests/samplers/test_*.py",),
+    "posterior/export": ("tests/posterior/test_export.py",),
+    "posterior/*": ("tests/posterior/test_*.py",),
 }
 # Further tests, for what is left then.
 BROADER = (
-    *("tests/result/test_*.py", "tests/randomness/test_*.py", "tests/test_checks.py"),
-    *("tests/test_conversions.py", "tests/test_networks.py", "tests/test_memory.py"),
-    *("tests/test_progress.py", "tests/test_threads.py", "tests/faults/test_checkpoints.py"),
-    *("tests/faults/test_poison.py", "tests/faults/test_loaders.py", "tests/own/test_kinds.py"),
+    *("tests/posterior/test_*.py", "tests/randomness/test_*.py", "tests/test_checks.py"),
+    *("tests/test_conversions.py", "tests/test_networks.py", "tests/run/test_memory.py"),
+    *("tests/run/test_progress.py", "tests/test_threads.py", "tests/faults/test_checkpoints.py"),
+    *(
+        "tests/faults/test_poison.py",
+        "tests/faults/test_loaders.py",
+        "tests/lab/workflow/test_kinds.py",
+    ),
     *("tests/estimators/test_estimators.py", "tests/kernels/test_fused.py"),
 )
 # Another sampler's package, whose threads do not live through a fork; minutes, for others than it.
-LEFT_OUT = ("tests/posteriors/test_samplers_numpyro.py",)
-SLOW = ("tests/predict/test_export.py", "tests/test_cluster.py")
+LEFT_OUT = ("tests/samplers/test_samplers_numpyro.py",)
+SLOW = ("tests/posterior/test_export.py", "tests/test_cluster.py")
 
 
 class Known(NamedTuple):

@@ -11,7 +11,7 @@ import stochens
 from stochens import DropConnect, Dropout, Gaussian, InputError, NPDropout
 from stochens.members import forward
 from stochens.networks import SmallResNetFRN
-from stochens.predict.shared_noise import noise_of_draw, noise_requests
+from stochens.posterior.shared_noise import noise_of_draw, noise_requests
 from stochens.randomness.noise import bernoulli, drawn, given, recorded
 
 METHODS = [

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from tests.posteriors import density
+from tests.samplers import density
 from tests.tolerance import close
 
 from stochens.randomness import hashed
@@ -158,7 +158,7 @@ def test_normal_by_its_distribution():
 
 
 def test_a_direction_is_a_fair_coin():
-    from stochens.posteriors.trajectory import direction
+    from stochens.samplers.trajectory import direction
 
     key = density.keys(1).expand(20_000)
     coin = direction(key, torch.arange(20_000), torch.zeros(20_000, dtype=torch.long))

@@ -13,11 +13,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import stochens
 from stochens import Auto, Dropout, Failed, Gaussian, InputError, Replicas, metrics
-from stochens.data.source import source
-from stochens.files.checkpoints import alone_in
+from stochens.data import source
 from stochens.methods.dropout import DropoutLayer
-from stochens.predict.predictive import GaussianPredictive, Predictive
-from stochens.result.trials import Trial, Trials
+from stochens.posterior.predictive import GaussianPredictive, Predictive
+from stochens.posterior.trials import Trial, Trials
+from stochens.run.checkpoints import alone_in
 from stochens.training import work
 from stochens.training.auto import _error, _rows, _split, choice, label
 from stochens.training.loop import train

@@ -19,11 +19,11 @@ from stochens import (
     Homoscedastic,
     StochasticEnsembleRegressor,
 )
-from stochens.data.source import source
+from stochens.data import source
 from stochens.likelihoods import Likelihood, Numbers, mean_over_examples
-from stochens.own.config import Config, method_name
 from stochens.training import freedom
 from stochens.training.freedom import noise_too_small
+from stochens_lab.workflow.config import Config, method_name
 
 HELD_OUT = 2000
 LEVEL, Z = 0.95, 1.96

@@ -15,7 +15,7 @@ import stochens
 from stochens import MLP, DropConnect, Dropout, Failed, Gaussian, InputError, NPDropout
 from stochens.kernels import mlp
 from stochens.members import builder, init
-from stochens.predict import streaming
+from stochens.posterior import streaming
 from stochens.randomness.seeds import permutations
 from stochens.training import loop
 from stochens.training.engines import COMPILES_SINCE

@@ -7,8 +7,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import stochens
 from stochens import Failed, InputError, Replicas
-from stochens.cluster.connect import Ray, Room
-from stochens.memory import SHARE
+from stochens.run.cluster.connect import Ray, Room
+from stochens.run.memory import SHARE
 from stochens.training.machines import (
     TOLD,
     Piece,

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import stochens
 from stochens import MLP, Categorical, Heteroscedastic, Homoscedastic, InputError, Replicas
-from stochens.data.source import source
+from stochens.data import source
 from stochens.objective import mean_nll
 
 N = 40

@@ -7,9 +7,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import stochens
 from stochens import Homoscedastic
-from stochens.data.source import source
-from stochens.posteriors.problem import prepare
-from stochens.posteriors.sgmcmc_steps import batches
+from stochens.data import source
+from stochens.samplers.problem import prepare
+from stochens.samplers.sgmcmc_steps import batches
 from stochens.training.shares import Shares
 
 N, B = 33, 32

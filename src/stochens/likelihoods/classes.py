@@ -9,9 +9,9 @@ from torch import Tensor
 
 from stochens import metrics
 from stochens.errors import InputError
-from stochens.information import entropy
 from stochens.likelihoods.base import Likelihood, mean_over_examples, wide
 from stochens.likelihoods.draws import Draws, Measure, Parameters, Predicted, how_many
+from stochens.metrics.information import entropy
 
 
 @dataclasses.dataclass(frozen=True)

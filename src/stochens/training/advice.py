@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from stochens.data.source import Source
+from stochens.data import Source
 from stochens.likelihoods import (
     LOG_2_PI,
     Categorical,

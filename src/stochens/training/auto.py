@@ -2,19 +2,18 @@
 
 import dataclasses
 import math
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from stochens import objective
 from stochens.checks import whole, whole_or_none
-from stochens.data.source import Source, source
+from stochens.data import Source, source
 from stochens.errors import Failed, InputError, Unsuited
-from stochens.files.checkpoints import digest
 from stochens.likelihoods import Likelihood
 from stochens.likelihoods import resolve as likelihood_named
 from stochens.members import builder, shared_by_all, trainable
@@ -27,11 +26,12 @@ from stochens.methods import (
     Regular,
     resolve,
 )
-from stochens.progress import live
+from stochens.posterior.posterior import Posterior
+from stochens.posterior.recipe import described
+from stochens.posterior.trials import Trial, Trials, worth
 from stochens.randomness.seeds import TRIALS, derive, seeded
-from stochens.result.posterior import Posterior
-from stochens.result.recipe import described
-from stochens.result.trials import Trial, Trials, worth
+from stochens.run.checkpoints import digest
+from stochens.run.progress import live
 from stochens.training.outcomes import Outcome, kept_outcomes
 from stochens.training.schedules import rate_for
 from stochens.training.starts import begun_from
@@ -122,7 +122,7 @@ def fit_best(fit: Fit, net: Any, data: Any, auto: Auto, options: dict[str, Any])
     trials, best = run(fit, net, data, auto, options)
     show = options["progress"]
     if live(show):
-        Console(stderr=True).print(trials.table())
+        print(trials, file=sys.stderr)
     posterior = fit(net, data, method=best, **options)
     return dataclasses.replace(posterior, trials=trials)
 

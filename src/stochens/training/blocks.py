@@ -7,11 +7,11 @@ from typing import Protocol
 
 import torch
 
-from stochens.cluster.tasks import outside
 from stochens.errors import Failed, Unsuited
 from stochens.members import Params, take
-from stochens.result.history import History
-from stochens.spread import Spread
+from stochens.posterior.history import History
+from stochens.posterior.low_rank import Spread
+from stochens.run.cluster.tasks import outside
 from stochens.training.loop import Lost, Trained
 
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from stochens.cluster.connect import Ray
 from stochens.errors import InputError, Unsuited
 from stochens.members import Engine, Params, forward, forward_each, size, take
-from stochens.memory import chosen_device
 from stochens.randomness.seeds import seeded
+from stochens.run.cluster.connect import Ray
+from stochens.run.memory import chosen_device
 
 ENGINES = ("auto", "fused", "compile", "vmap", "loop")
 # Older ones stumble over what we give torch.compile: 2.8 to 2.10 over a context manager that a

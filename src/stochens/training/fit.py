@@ -17,21 +17,21 @@ from stochens.checks import (
     whole_or_none,
     whole_seed,
 )
-from stochens.cluster.connect import Engines, Ray, asked
-from stochens.cluster.folder import refuse_url
-from stochens.data.source import Source, source, weighting
+from stochens.data import Source, source, weighting
 from stochens.errors import InputError, Unsuited
-from stochens.files.checkpoints import EVERY
 from stochens.kernels.fused import fused_nll
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder, Params, take, trainable
-from stochens.memory import member_bytes, members_that_fit
 from stochens.methods import MethodLike, output_layer, stochastic
 from stochens.methods.partial import warn_partial
-from stochens.progress import Log, Show, log_to
-from stochens.result.joining import join_posteriors
-from stochens.result.posterior import Posterior
-from stochens.result.recipe import Inputs, Recipe
+from stochens.posterior.joining import join_posteriors
+from stochens.posterior.posterior import Posterior
+from stochens.posterior.recipe import Inputs, Recipe
+from stochens.run.checkpoints import EVERY
+from stochens.run.cluster.connect import Engines, Ray, asked
+from stochens.run.cluster.folder import refuse_url
+from stochens.run.memory import member_bytes, members_that_fit
+from stochens.run.progress import Log, Show, log_to
 from stochens.training.advice import advise, advise_after, usual_method
 from stochens.training.alike import refuse_alike, warn_alike
 from stochens.training.auto import Auto, fit_best

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from stochens.data.source import Source
+from stochens.data import Source
 from stochens.errors import InputError
-from stochens.files.checkpoints import Checkpoints, Keeper, alone_in, as_read, digest, stoppable
 from stochens.likelihoods import Likelihood
 from stochens.members import Params, shared_by_all
-from stochens.result.recipe import Recipe, described
+from stochens.posterior.recipe import Recipe, described
+from stochens.run.checkpoints import Checkpoints, Keeper, alone_in, as_read, digest, stoppable
 from stochens.training.loop import Collector, Settings
 
 # 1: noise was drawn otherwise; 2: one group of parameters; 3: kl_weight was called temperature, and

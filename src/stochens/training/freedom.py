@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from stochens.data.source import Source
+from stochens.data import Source
 from stochens.likelihoods import Gaussian
 from stochens.members import Params, forward
 from stochens.randomness.seeds import seeded

@@ -13,19 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from stochens import objective
-from stochens.data.source import Source
-from stochens.files.checkpoints import Keeper
+from stochens.data import Source
 from stochens.kernels.fused import fused_nll
 from stochens.kernels.mlp import alone_on_the_cores
 from stochens.kernels.noise import words
 from stochens.kernels.resnet import resnet_nll
 from stochens.likelihoods import Likelihood, learned_noise
 from stochens.members import Engine, Params, flatten, size
-from stochens.progress import Bar, Log
+from stochens.posterior.history import History, Recorder
+from stochens.posterior.low_rank import Spread
 from stochens.randomness.noise import member_noise
 from stochens.randomness.seeds import NOISE, derive, member_seed, permutations, seeded
-from stochens.result.history import History, Recorder
-from stochens.spread import Spread
+from stochens.run.checkpoints import Keeper
+from stochens.run.progress import Bar, Log
 from stochens.training.schedules import optimizer_named, restarts, schedule_named
 from stochens.training.shares import Shares
 from stochens.training.snapshot import Held, put_back, taken

@@ -16,18 +16,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from stochens.cluster.arrays import packed, unpacked
-from stochens.cluster.connect import Ray, Room, connect, room
-from stochens.cluster.folder import everywhere, folder_of, held, keep_cut, kept_cut
-from stochens.cluster.tasks import cut_evenly, outside, run_pieces, runs
-from stochens.data.source import Replicas, source
+from stochens.data import Replicas, source
 from stochens.errors import Failed, InputError
-from stochens.files.checkpoints import InUse
 from stochens.files.storage import may_pass
 from stochens.members import Params, take
-from stochens.memory import SHARE, chosen_device, free_bytes
-from stochens.progress import Report
-from stochens.result.posterior import Posterior
+from stochens.posterior.posterior import Posterior
+from stochens.run.checkpoints import InUse
+from stochens.run.cluster.arrays import packed, unpacked
+from stochens.run.cluster.connect import Ray, Room, connect, room
+from stochens.run.cluster.folder import everywhere, folder_of, held, keep_cut, kept_cut
+from stochens.run.cluster.tasks import cut_evenly, outside, run_pieces, runs
+from stochens.run.memory import SHARE, chosen_device, free_bytes
+from stochens.run.progress import Report
 from stochens.training.blocks import AllLost
 
 LOCK_PATIENCE = 60.0  # seconds until a worker that lost its node has let go of its folder

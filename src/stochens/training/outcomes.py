@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from stochens.cluster.folder import at_hand, below, forget, held, is_url
-from stochens.files.checkpoints import Checkpoints, as_read, refuse_other
+from stochens.run.checkpoints import Checkpoints, as_read, refuse_other
+from stochens.run.cluster.folder import at_hand, below, forget, held, is_url
 
 FORMAT = "stochens trials 2"  # 1: kl_weight was called temperature
 

@@ -3,7 +3,7 @@
 from torch import Tensor
 from torch.utils.data import BatchSampler
 
-from stochens.data.source import Source
+from stochens.data import Source
 from stochens.training.step import Batch
 
 

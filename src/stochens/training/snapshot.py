@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stochens.members import Params, device_of, move
-from stochens.result.history import Recorder
+from stochens.posterior.history import Recorder
 
 Named = dict[str, Tensor]
 

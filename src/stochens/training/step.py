@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stochens.kernels.graphs import recorded
 from stochens.members import Params
-from stochens.result.history import Recorder
+from stochens.posterior.history import Recorder
 
 log = logging.getLogger("stochens")
 

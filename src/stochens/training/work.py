@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
-from stochens.data.source import Source
+from stochens.data import Source
 from stochens.likelihoods import Likelihood
 from stochens.members import Params, move
-from stochens.progress import Log, Show, progress_bar
 from stochens.randomness.seeds import RETRY, derive
+from stochens.run.progress import Log, Show, progress_bar
 from stochens.training.blocks import in_blocks, tried_again
 from stochens.training.folder import held_by, keeper
 from stochens.training.loop import Collector, Settings, Trained, steps_per_epoch, train

@@ -1,6 +1,0 @@
-"""The command line. Importing a file of commands adds them, in the order of the help page."""
-
-from stochens.cli import fit, predict, measure, experiments  # noqa: F401, I001
-from stochens.cli.app import app, main
-
-__all__ = ["app", "main"]

@@ -1,0 +1,103 @@
+"""Members or chains that were made apart, as one posterior."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stochens.errors import InputError
+from stochens.members import join, shared_by_all
+from stochens.posterior.chains import Chains
+from stochens.posterior.fingerprint import ROUNDING, differs, fingerprint
+from stochens.posterior.history import History
+from stochens.posterior.low_rank import join_spreads
+from stochens.posterior.posterior import Posterior
+
+SHARED = ("recipe", "likelihood", "data_size", "sample_weight", "prior_precision", "seed")
+
+
+def join_posteriors(posteriors: Sequence[Posterior]) -> Posterior:
+    """Members that were trained apart, as one posterior, in order.
+
+    They must be of the same network, method, data size and weights, and no member may come twice.
+
+    >>> import stochens
+    >>> net, data = stochens.MLP(2, 5, 2), stochens.toy_set("a", n=40)
+    >>> parts = [stochens.fit(net, data, members=ids, epochs=1) for ids in (range(2), range(2, 5))]
+    >>> join_posteriors(parts).params["0.weight"].shape  # [M, 5, 2]
+    torch.Size([5, 5, 2])
+    """
+    if not posteriors:
+        raise InputError("nothing to join")
+    first, *others = posteriors
+    for other in others:
+        for field in SHARED:
+            if getattr(first, field) != getattr(other, field):
+                raise InputError(
+                    f"posteriors differ in {field}: {getattr(first, field)} and "
+                    f"{getattr(other, field)}"
+                )
+        if {n: p.shape[1:] for n, p in first.params.items()} != {
+            n: p.shape[1:] for n, p in other.params.items()
+        }:
+            raise InputError("posteriors are of different networks")
+        _refuse_other_network(first, other)
+        if (first.spread is None) != (other.spread is None):
+            raise InputError("of the posteriors only some have SWAG's Gaussian around each member")
+    ids = [member for posterior in posteriors for member in posterior.members]
+    if len(set(ids)) < len(ids):
+        raise InputError("a member is in two of the posteriors; train them with other member ids")
+    histories = [p.history for p in posteriors if p.history is not None]
+    spreads = [p.spread for p in posteriors if p.spread is not None]
+    return dataclasses.replace(
+        first,
+        params=join([p.params for p in posteriors]),
+        members=tuple(ids),
+        history=_together(histories) if len(histories) == len(posteriors) else None,
+        spread=join_spreads(spreads) if len(spreads) == len(posteriors) else None,
+        chains=None,
+    )
+
+
+def _refuse_other_network(first: Posterior, other: Posterior) -> None:
+    """Parameters of the same names and shapes may be of networks that compute something else."""
+    if other.net is first.net:
+        return
+    ours, theirs = (shared_by_all(p.net) for p in (first, other))
+    for name, t in ours.items():
+        if not _same(t, theirs.get(name)):
+            raise InputError(
+                f"posteriors are of different networks: {name!r}, which all members share, differs"
+            )
+    one, two = (fingerprint(p.net, first.params, first.inputs) for p in (first, other))
+    if one is not None and two is not None and (apart := differs(one, two)) is not None:
+        raise InputError(
+            "posteriors are of different networks: with the same parameters their outputs are up "
+            f"to {apart:.3g} apart"
+        )
+
+
+def _same(one: Tensor, other: Tensor | None) -> bool:
+    """To rounding: tables of constants may have been computed on other machines."""
+    if other is None or one.shape != other.shape:
+        return False
+    one, other = one.cpu(), other.cpu()
+    return torch.equal(one, other) or torch.allclose(one.double(), other.double(), rtol=ROUNDING)
+
+
+def _together(histories: list[History]) -> History | None:
+    """None where some trained for more epochs than others."""
+    same = len({len(history.loss) for history in histories}) == 1
+    return History.join(histories) if same else None
+
+
+def join_chains(posteriors: Sequence[Posterior]) -> Posterior:
+    """Chains of one sampler that ran apart, as one posterior, chain after chain."""
+    joined = join_posteriors(
+        [dataclasses.replace(p, members=()) for p in posteriors]  # draws of each count from 0
+    )
+    parts = [p.chains for p in posteriors if p.chains is not None]
+    assert len(parts) == len(posteriors)
+    members = tuple(range(len(joined)))
+    return dataclasses.replace(joined, members=members, chains=Chains.join(parts))

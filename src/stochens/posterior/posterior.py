@@ -1,0 +1,314 @@
+"""An approximate posterior: stacked parameters and the network they belong to."""
+
+import contextlib
+import copy
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from stochens import objective
+from stochens.checks import whole, whole_or_none, whole_seed
+from stochens.data import first_input, input_blocks, inputs
+from stochens.errors import InputError
+from stochens.likelihoods import Likelihood
+from stochens.members import Builder, Engine, Params, device_of, join, move, size, take
+from stochens.methods import MethodLike, stochastic_places
+from stochens.posterior import saved
+from stochens.posterior.chains import Chains
+from stochens.posterior.export import Predictor, write
+from stochens.posterior.history import History
+from stochens.posterior.low_rank import Spread, params_of_draw
+from stochens.posterior.machines import on_machines
+from stochens.posterior.reading import PIECE, Ahead, predict_blocks
+from stochens.posterior.recipe import Inputs, Recipe
+from stochens.posterior.shared_noise import noise_by_name, noise_requests
+from stochens.posterior.streaming import Ask, bytes_of_one, plan, predictive
+from stochens.posterior.trials import Trials
+from stochens.run.cluster.connect import Engines, asked
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Posterior:
+    """Members and their noise: what `fit`, `multiswag` and the samplers return.
+
+    `net` is the stochastic network, a template whose own tensors are not used; `params` holds every
+    member's, [M, ...].
+
+    >>> import stochens
+    >>> x, y = stochens.toy_set("a", n=40)  # [40, 2], [40]
+    >>> posterior = stochens.fit(stochens.MLP(2, 5, 2), (x, y), members=3, epochs=1)
+    >>> posterior
+    Posterior(3 members, dropout, N = 40)
+    >>> posterior.predict(x).mean.shape, len(posterior.take([0, 2])), posterior.kl().l2 > 0
+    (torch.Size([40, 2]), 2, True)
+    >>> sorted(posterior.member(0))[:2]  # a plain network's state dict
+    ['0.bias', '0.weight']
+    """
+
+    net: nn.Module
+    params: Params
+    likelihood: Likelihood
+    recipe: Recipe
+    members: tuple[int, ...]
+    data_size: float  # how many examples the likelihood is of: N, or the sum of their weights
+    prior_precision: float = 1.0
+    seed: int = 0
+    history: History | None = None
+    spread: Spread | None = None
+    engine: Engine = "vmap"
+    chains: Chains | None = None  # of a sampler: the members are its draws, chain after chain
+    trials: Trials | None = None  # of method="auto": what led to the method
+    sample_weight: str | None = None  # a digest of the weights; None: all examples counted the same
+    inputs: Inputs | None = None  # None: of a folder that was written before they were kept
+
+    def __len__(self) -> int:
+        return size(self.params)
+
+    def __repr__(self) -> str:
+        n = self.data_size if isinstance(self.data_size, int) else f"{self.data_size:.6g}"
+        if self.chains is not None:
+            sampler, count = self.chains.sampler.upper(), self.chains.count
+            return f"Posterior({len(self)} draws of {count} {sampler} chains, N = {n})"
+        names = " + ".join(method.name for method in self.recipe.methods)
+        return f"Posterior({len(self)} members, {names}, N = {n})"
+
+    # -- prediction -----------------------------------------------------------------------------
+
+    def predict(
+        self,
+        x: Any,
+        *,
+        draws: int = 1,
+        batch_size: int | None = None,
+        keep_draws: bool | None = None,
+        noise: str = "fresh",
+        bf16: bool | None = None,
+        seed: int = 0,
+        engine: Engines | None = None,
+        device: str | None = None,
+        progress: bool | None = False,
+    ) -> Any:
+        """The predictive distribution at x [B, ...], of the kind that the likelihood states: a
+        Predictive for classes, a GaussianPredictive for regression.
+
+        x may be a Dataset or a DataLoader too, of x or of (x, y), whose inputs are read in order, a
+        few at a time; the lengths of its batches may differ, as of sequences that are padded batch
+        by batch.
+        Each member is drawn `draws` times, so S = M * draws. Inputs are streamed in batches. The
+        draws [S, B, C] are kept where they fit into 1 GiB, unless `keep_draws` says otherwise; mean
+        and uncertainties are always there. One seed gives the same draws again. Noise on weights is
+        drawn once for all of x; noise on outputs is fresh for each example, or drawn once for all
+        of x too by `noise="shared"`: each draw is one function then, whose value at an input does
+        not depend on the inputs beside it. `bf16`: the network in bfloat16, on CUDA; the averages
+        stay as they are. None: only where ResNet20FRN's kernels serve, as in `fit`. `engine`: "ray"
+        or Ray(...) for batches on many machines, which draw the same numbers where they have the
+        same kind of device; `device` is theirs, "cpu" or "cuda" (if not given, CPUs for a posterior
+        on the CPU), and `progress` shows them.
+
+        Threads may predict and train at the same time, and each gets what it would get alone; only
+        what draws from torch's own generator meanwhile, as building a network does, can change it.
+        """
+        cluster = None if engine is None else asked(engine)
+        streamed = cluster is None and isinstance(x, (Dataset, DataLoader))
+        blocks = input_blocks(x) if streamed else iter([inputs(x)])
+        if noise not in ("fresh", "shared"):
+            raise InputError(f"noise must be 'fresh' or 'shared', got {noise!r}")
+        whole(draws=draws)
+        whole_or_none(batch_size=batch_size)
+        if engine is not None and cluster is None:
+            raise InputError(f"engine must be None, 'ray' or Ray(...), got {engine!r}")
+        if device is not None and cluster is None:
+            raise InputError(
+                f"device = {device!r} is for engine='ray'; use posterior.to({device!r})"
+            )
+        here = device_of(self.params)
+        if bf16 and here.type != "cuda" and cluster is None:
+            raise InputError(f"bf16 is for CUDA, and this posterior is on {here.type!r}")
+        groups = self.chains.count if self.chains is not None and draws == 1 else 1
+        shared = noise == "shared"
+        ask = Ask(0, 0, 0, draws, groups, keep_draws, bf16, whole_seed(seed), shared)
+        trained_on = None if self.inputs is None else self.inputs.shape
+
+        def planned(ahead: Ahead) -> tuple[int, int]:
+            some, available = ahead.first, ahead.available
+            return plan(self.net, self.params, some, batch_size, trained_on, available=available)
+
+        def predicted(x: Tensor, sizes: tuple[int, int], first_row: int) -> Any:
+            rows, chunk = sizes
+            mine = ask._replace(all_rows=first_row + len(x), rows=rows, chunk=chunk)
+            if cluster is not None:
+                return on_machines(self, x, mine, cluster, device, progress)
+            if first_row:  # the first rows were tried for the plan
+                bytes_of_one(self.net, x, trained_on)
+            return self._predictive(x, mine, first_row=first_row)
+
+        return predict_blocks(blocks, planned, predicted, piece=PIECE if streamed else None)
+
+    def _predictive(self, x: Tensor, ask: Ask, *, first_row: int = 0) -> Any:
+        """At some of the rows that were asked for: those from a multiple of `ask.rows` on."""
+        return predictive(
+            self.net,
+            self.params,
+            self.likelihood,
+            x,
+            ask,
+            spread=self.spread,
+            engine=self.engine,
+            first_row=first_row,
+        )
+
+    def export(
+        self,
+        path: Any,
+        example: Any = None,
+        *,
+        draws: int = 1,
+        seed: int = 0,
+        overwrite: bool = False,
+    ) -> dict[str, Tensor]:
+        """Write the averaged predictor as one file that needs no stochens; B stays free.
+
+        "model.onnx" (needs `stochens[onnx]`) or "model.pt2" (torch.export), both by torch 2.10
+        or newer. The function is that of `predict(x, draws=draws, seed=seed, noise="shared")`:
+        x [B, ...] and the noise of each draw to probs [B, C], entropy and mutual_information [B],
+        or for regression to mean, std, aleatoric and epistemic [B, D], the last two as variances.
+
+        Returned are the noise inputs by name, each [S, ...], numbers from U(0, 1) ("uniform_0") or
+        N(0, 1) ("normal_0"). In ONNX they are the inputs' default values: x alone gives this seed's
+        draws, and other numbers give others; onnxruntime warns of such inputs, unless you call
+        onnxruntime.set_default_logger_severity(3). A .pt2 takes (x, noise). SWAG's draws of whole
+        parameter sets are made now and are part of the file.
+
+        `example`: inputs to take shape and dtype from; those of training when None.
+        """
+        noise = self.noise_inputs(example, draws=draws, seed=seed)
+        params = self.params
+        if self.spread is not None:
+            each = (params_of_draw(params, self.spread, k, seed=seed) for k in range(draws))
+            params = join(list(each))
+        predictor = Predictor(self.net, params, self.likelihood, noise, draws * len(self))
+        about = {"posterior": repr(self), "draws": str(draws), "seed": str(seed)}
+        write(path, predictor, self._example(example), about=about, overwrite=overwrite)
+        return noise
+
+    def noise_inputs(
+        self, example: Any = None, *, draws: int = 1, seed: int = 0
+    ) -> dict[str, Tensor]:
+        """The noise of another seed for an exported predictor, by name, each [S, ...]."""
+        whole(draws=draws)
+        self.net.eval()
+        requests = noise_requests(self.net, self._example(example))
+        return noise_by_name(requests, len(self), draws=draws, seed=seed)
+
+    def _example(self, given: Any) -> Tensor:
+        """One input, [1, ...]."""
+        if given is not None:
+            return first_input(given)
+        if self.inputs is None:
+            raise InputError("this posterior does not know its inputs; pass an example of them")
+        return self.inputs.example()
+
+    # -- what it is -----------------------------------------------------------------------------
+
+    def kl(self, *, sigma: float = objective.SIGMA) -> objective.KL:
+        """Every term of KL(q || prior), by name; `sigma` where a method has none of its own."""
+        return objective.kl(self.net, self.params, self.prior_precision, sigma=sigma)
+
+    def member(self, k: int) -> dict[str, Tensor]:
+        """The k-th member as the plain network's own load_state_dict wants it, buffers and all.
+
+        Where a method trains two sets or a sigma, these are the first set and the mean. To hand a
+        member to those who have no stochens:
+
+            safetensors.torch.save_file(posterior.member(k), "member.safetensors")
+            net.load_state_dict(safetensors.torch.load_file("member.safetensors"))
+
+        The plain network has no noise: it is the member's centre, not its predictive.
+        """
+        if k not in range(-len(self), len(self)):
+            raise InputError(f"member must be a place from 0 to {len(self) - 1}, got {k!r}")
+        own = {id(p): name for name, p in self.net.named_parameters() if p.requires_grad}
+        one = {  # a tied parameter under each of its names, and what all members share
+            name: (self.params[own[id(t)]][k] if id(t) in own else t).detach().clone()
+            for name, t in self.net.state_dict(keep_vars=True).items()
+        }
+        for path, layer in stochastic_places(self.net).items():
+            prefix = f"{path}." if path else ""
+            plain = {prefix + name for name in layer.plain.state_dict()}
+            one = {n: p for n, p in one.items() if not n.startswith(prefix) or n in plain}
+        for name in self.likelihood.adds():
+            del one[name]  # the likelihood's, not the network's
+        return one
+
+    def replica(self, d: int, sets: int) -> "Posterior":
+        """The members that learned from the d-th of so many Replicas."""
+        rows = [k for k, member in enumerate(self.members) if member % sets == d]
+        if not rows:
+            raise InputError(f"no member learned from set {d} of {sets}")
+        return self.take(rows)
+
+    def take(self, members: slice | list[int]) -> "Posterior":
+        """Some of the members, by their places, as a posterior of their own."""
+        places, chosen = range(len(self)), []
+        with contextlib.suppress(IndexError, TypeError):
+            chosen = (
+                [*places[members]] if isinstance(members, slice) else [places[k] for k in members]
+            )
+        if not chosen:
+            raise InputError(
+                f"take wants a list or slice of places from 0 to {len(self) - 1}, got {members!r}"
+            )
+        return dataclasses.replace(
+            self,
+            params=take(self.params, members),
+            members=tuple(torch.tensor(self.members)[members].tolist()),
+            spread=self.spread and self.spread.take(members),
+            history=self.history and self.history.take(members),
+            chains=None,  # some of the draws are no chain
+        )
+
+    def chain(self, k: int) -> "Posterior":
+        """The draws of the k-th chain of a sampler, as a posterior of their own."""
+        if self.chains is None:
+            raise InputError("this posterior has no chains: no sampler made it")
+        if not -self.chains.count <= k < self.chains.count:
+            raise InputError(f"there are {self.chains.count} chains, got {k}")
+        draws, k = len(self) // self.chains.count, k % self.chains.count
+        return self.take(slice(k * draws, (k + 1) * draws))
+
+    def to(self, device: torch.device | str) -> "Posterior":
+        """The same posterior on another device; this one stays where it is."""
+        spread = self.spread and self.spread.each(lambda part: move(part, device))
+        net = copy.deepcopy(self.net).to(device)  # a module moves in place
+        return dataclasses.replace(self, net=net, params=move(self.params, device), spread=spread)
+
+    def save(self, path: Any, *, overwrite: bool = False) -> None:
+        """Write one folder of safetensors and JSON; `stochens.load(path, net)` reads it back."""
+        saved.write(path, self, overwrite=overwrite)
+
+
+def load(
+    path: Any,
+    net: nn.Module | Builder,
+    *,
+    method: MethodLike | None = None,
+    likelihood: Likelihood | None = None,
+    device: torch.device | str = "cpu",
+) -> Posterior:
+    """Read a saved posterior into the network it belongs to (the plain one, as given to `fit`).
+
+    Never runs a pickle. Another network is refused by the first parameter that differs, or by its
+    outputs at fixed inputs.
+    `method`, `likelihood`: those given to `fit`, where they are of a class of your own.
+
+    >>> import stochens, tempfile
+    >>> net, data = stochens.MLP(2, 5, 2), stochens.toy_set("a", n=40)
+    >>> folder = tempfile.mkdtemp() + "/mine"
+    >>> stochens.fit(net, data, members=3, epochs=1).save(folder)
+    >>> load(folder, net).params["0.weight"].shape  # [M, 5, 2]
+    torch.Size([3, 5, 2])
+    """
+    return Posterior(**saved.read(path, net, method, likelihood)).to(device)

@@ -1,0 +1,146 @@
+"""The folder that a posterior is saved in: what is written there, read back and checked."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from stochens.errors import InputError
+from stochens.files import storage
+from stochens.likelihoods import LIKELIHOODS, Likelihood
+from stochens.members import Builder, Params, builder, copied, shared_by_all, trainable
+from stochens.methods import MethodLike, resolve, stochastic
+from stochens.posterior.chains import Chains
+from stochens.posterior.fingerprint import differs, fingerprint
+from stochens.posterior.history import History
+from stochens.posterior.low_rank import Spread
+from stochens.posterior.recipe import Inputs, Recipe, kept, made_again
+from stochens.posterior.trials import Trials
+from stochens.randomness.seeds import derive, seeded
+
+FORMAT = "stochens posterior 1"
+
+
+def write(path: Any, posterior: Any, *, overwrite: bool) -> None:
+    """One folder of safetensors and JSON, whole or not there."""
+    storage.write_folder(
+        path, FORMAT, tensors(posterior), _description(posterior), overwrite=overwrite
+    )
+
+
+def tensors(posterior: Any) -> dict[str, Tensor]:
+    """Everything that is a tensor, by kind and name."""
+    # Copies, since one tensor may have several names, which safetensors refuses.
+    shared = {name: t.clone() for name, t in shared_by_all(posterior.net).items()}
+    kinds: dict[str, dict[str, Tensor]] = {"params": posterior.params, "shared": shared}
+    if posterior.history is not None:
+        kinds["history"] = posterior.history._asdict()
+    if posterior.spread is not None:
+        kinds |= {f"spread.{part}": v for part, v in posterior.spread._asdict().items()}
+    if posterior.chains is not None:
+        kinds |= posterior.chains.tensors()
+    if (outputs := fingerprint(posterior.net, posterior.params, posterior.inputs)) is not None:
+        kinds["fingerprint"] = {"outputs": outputs}
+    return {f"{kind}/{name}": t for kind, named in kinds.items() for name, t in named.items()}
+
+
+def _description(posterior: Any) -> dict[str, Any]:
+    """Everything else."""
+    return {
+        **posterior.recipe.description(),
+        "likelihood": kept(posterior.likelihood, LIKELIHOODS),
+        "members": list(posterior.members),
+        "data_size": posterior.data_size,
+        "sample_weight": posterior.sample_weight,
+        "prior_precision": posterior.prior_precision,
+        "seed": posterior.seed,
+        "engine": posterior.engine,
+        "chains": posterior.chains and posterior.chains.description(),
+        "trials": posterior.trials and posterior.trials.description(),
+        "inputs": posterior.inputs and posterior.inputs._asdict(),
+    }
+
+
+def read(
+    path: Any, net: nn.Module | Builder, method: MethodLike | None, likelihood: Likelihood | None
+) -> dict[str, Any]:
+    """The fields of the posterior, on the CPU, for the plain network that it belongs to; method and
+    likelihood where they are the user's own."""
+    found, about = storage.read_folder(path, FORMAT)
+    kinds: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in found.items():
+        kind, _, name = key.partition("/")
+        kinds.setdefault(kind, {})[name] = tensor
+    params, common = kinds.get("params", {}), kinds.get("shared", {})
+    with storage.reading(path):
+        recipe = Recipe.read(about, None if method is None else resolve(method), path)
+        likelihood = made_again(about["likelihood"], likelihood, LIKELIHOODS, "likelihood", path)
+        seed = derive(about["seed"])  # the same as in `fit`
+    with seeded(seed):
+        # A module as it is: its weights are overwritten, and it need not be one that resets them.
+        template = copied(net).cpu() if isinstance(net, nn.Module) else builder(net)()
+        for name in likelihood.adds()[:1]:
+            if name in params:
+                template = likelihood.prepare(template, params[name])
+        template = stochastic(template, recipe.methods, skip=recipe.skip, output=recipe.output)
+    _refuse_another(trainable(template), {name: p[0] for name, p in params.items()}, path)
+    _refuse_another(shared_by_all(template), common, path)
+    for name, t in template.state_dict(keep_vars=True).items():
+        if (kept := params.get(name, common.get(name))) is not None:
+            t.data = t.data.to(kept.dtype)  # a sampler may have been asked for another
+    template.load_state_dict(common, strict=False)
+    names = list(trainable(template))  # the network's own order, which draws follow
+    params = {name: params[name] for name in names}
+    with storage.reading(path):
+        inputs = Inputs.read(about.get("inputs"))
+    _refuse_other_outputs(template, params, inputs, kinds.get("fingerprint", {}), path)
+    with storage.reading(path):
+        return {
+            "net": template,
+            "params": params,
+            "likelihood": likelihood,
+            "recipe": recipe,
+            "members": tuple(about["members"]),
+            "data_size": about["data_size"],
+            "sample_weight": about.get("sample_weight"),
+            "prior_precision": about["prior_precision"],
+            "seed": about["seed"],
+            "history": History(**kinds["history"]) if "history" in kinds else None,
+            "spread": _spread(kinds, names),
+            "engine": about["engine"],
+            "chains": Chains.read(kinds, about.get("chains")),
+            "inputs": inputs,
+            "trials": Trials.read(about.get("trials")),
+        }
+
+
+def _spread(kinds: dict[str, Params], names: list[str]) -> Spread | None:
+    if "spread.variance" not in kinds:
+        return None
+    parts = (kinds[f"spread.{field}"] for field in Spread._fields)
+    return Spread(*({name: part[name] for name in names} for part in parts))
+
+
+def _refuse_another(wanted: Params, found: Params, path: Any) -> None:
+    for name in [*wanted, *found]:
+        here = tuple(wanted[name].shape) if name in wanted else "absent"
+        there = tuple(found[name].shape) if name in found else "absent"
+        if here != there:
+            raise InputError(
+                f"{path} holds another network: parameter {name!r} is {here} in the network given "
+                f"and {there} in the file"
+            )
+
+
+def _refuse_other_outputs(
+    net: nn.Module, params: Params, inputs: Inputs | None, found: Params, path: Any
+) -> None:
+    """Of the same parameters another network makes other predictions, which nobody would notice."""
+    there, here = found.get("outputs"), fingerprint(net, params, inputs)
+    if there is None or here is None:  # of a version before this check, or it has noise of its own
+        return
+    if (apart := differs(there, here)) is not None:
+        raise InputError(
+            f"{path} holds another network: with the same parameters the one given has outputs up "
+            f"to {apart:.3g} away from the saved ones. Its activations, options or constants "
+            "differ; random constants that are no buffers are drawn anew when it is built"
+        )

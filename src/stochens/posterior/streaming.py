@@ -1,0 +1,161 @@
+"""Prediction in batches: some members and some rows of x at a time, as memory allows."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stochens.checks import dtype_remedy, telling_rows
+from stochens.errors import InputError
+from stochens.kernels.fused import fused_forward
+from stochens.kernels.resnet import resnet_forward
+from stochens.likelihoods import Likelihood
+from stochens.members import Engine, Params, device_of, forward, size, take
+from stochens.methods import stochastic_layers
+from stochens.posterior.low_rank import Spread, params_of_draw
+from stochens.posterior.predictive import Sums
+from stochens.posterior.shared_noise import noise_of_draw, noise_requests
+from stochens.randomness.noise import same_noise
+from stochens.randomness.seeds import PREDICTION, derive, seeded
+from stochens.run.memory import activation_bytes, free_bytes
+
+ACTIVATIONS = 64 << 20  # bytes of activations at once, which a CPU's caches like
+MOST_ACTIVATIONS = 16 << 30  # likewise, to keep a large GPU busy
+
+
+class Ask(NamedTuple):
+    """What is predicted, and in which batches: these are part of what a seed draws."""
+
+    all_rows: int
+    rows: int  # of a batch
+    chunk: int  # members at a time
+    draws: int
+    groups: int
+    keep_draws: bool | None
+    bf16: bool | None  # None: by kernels alone
+    seed: int
+    shared_noise: bool
+
+
+def plan(
+    net: nn.Module,
+    params: Params,
+    x: Tensor,
+    batch_size: int | None,
+    trained_on: tuple[int, ...] | None = None,
+    *,
+    available: Callable[[int], int] | None = None,
+) -> tuple[int, int]:
+    """Rows of x and members at a time, so that activations stay inside their budget.
+
+    `trained_on`: the shape of one example then, for the words of a refusal. `available(n)`: n, or
+    how many rows there are if they are fewer; those of x, if not given.
+    """
+    available = available or (lambda most: min(most, len(x)))
+    one = bytes_of_one(net, x, trained_on)
+    budget = _budget(device_of(params))
+    chunk = min(size(params), max(1, budget // (one * available(256))))
+    return available(batch_size or max(1, budget // (one * chunk))), chunk
+
+
+def bytes_of_one(net: nn.Module, x: Tensor, trained_on: tuple[int, ...] | None) -> int:
+    """Of activations for one row of x [B, ...], or an InputError if the network cannot take it."""
+    home = next(net.parameters()).device
+    try:
+        return max(1, activation_bytes(net, telling_rows(x, 1).to(home)))
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        other = trained_on is not None and trained_on != tuple(x.shape[1:])
+        then = f"; it was trained on x [N, {', '.join(map(str, trained_on or ()))}]"
+        raise InputError(
+            f"the network fails on x {tuple(x.shape)} of {x.dtype}{dtype_remedy(net, x)}"
+            f"{then if other else ''}: {error}"
+        ) from error
+
+
+def _budget(device: torch.device) -> int:
+    """Bytes of activations at once. A power of two, so that a seed's draws, which depend on how x
+    is cut, do not change with every byte that is free."""
+    if device.type != "cuda":
+        return ACTIVATIONS
+    quarter = free_bytes(device) // 4
+    return min(MOST_ACTIVATIONS, max(ACTIVATIONS, 1 << quarter.bit_length() - 1))
+
+
+def predictive(
+    net: nn.Module,
+    params: Params,
+    likelihood: Likelihood,
+    x: Tensor,
+    ask: Ask,
+    *,
+    spread: Spread | None,
+    engine: Engine,
+    first_row: int = 0,
+) -> Any:
+    """At some of the rows that were asked for: those from a multiple of `ask.rows` on."""
+    device, members = device_of(params), size(params)
+    rows, chunk, draws, seed = ask.rows, ask.chunk, ask.draws, ask.seed
+    sums = Sums(
+        likelihood,
+        draws * members,
+        len(x),
+        keep=ask.keep_draws,
+        groups=ask.groups,
+        of_rows=ask.all_rows,
+    )
+    layers = stochastic_layers(net).values()
+    shared = any(layer.shared_by_batch() for layer in layers)
+    apart = (1,) if shared else ()  # noise on outputs has no numbers of what batches share
+    net.eval()
+    requests = (noise_requests(net, x[:1]) if ask.shared_noise else None) or None
+    with torch.no_grad():
+        for number in range(draws):
+            theta = params_of_draw(params, spread, number, seed=seed)
+            own = None if requests is None else noise_of_draw(requests, members, number, seed=seed)
+            for first in range(0, members, chunk):
+                block = take(theta, slice(first, first + chunk))
+                # A draw that a batch shares is the same for every batch: one function.
+                same = derive(seed, PREDICTION, number, first, 0) if shared else None
+                for top in range(0, len(x), rows):
+                    place = first_row + top
+                    stream = derive(seed, PREDICTION, number, first, place, *apart)
+                    part = _padded(x[top : top + rows], rows).to(device)
+                    mine = own and [t[first : first + chunk].to(device) for t in own]
+                    outputs = _forward(net, block, part, stream, same, ask.bf16, engine, mine)
+                    at = slice(top, min(top + rows, len(x)))
+                    got = outputs[:, : at.stop - at.start]  # [m, b, C] of [m, rows, C]
+                    sums.add(got, rows=at, first_draw=number * members + first)
+    return sums.result()
+
+
+def _padded(x: Tensor, rows: int) -> Tensor:
+    """x with its last row repeated up to `rows`: every batch then uses as many random numbers."""
+    missing = rows - len(x)
+    return x if missing <= 0 else torch.cat([x, x[-1:].expand(missing, *x.shape[1:])])
+
+
+def _forward(
+    net: nn.Module,
+    params: Params,
+    x: Tensor,
+    stream: int,
+    same: int | None,  # the stream of what all batches share
+    bf16: bool | None,
+    engine: Engine,
+    noise: list[Tensor] | None,
+) -> Tensor:
+    # Members' tensors are in the network meanwhile, which is one object for all threads, and
+    # `seeded` lets in one at a time.
+    always = contextlib.nullcontext() if same is None else same_noise(same, x.device)
+    with seeded(stream, x.device), always:
+        if engine == "vmap" and noise is None:
+            fused = fused_forward(net, params, x, seed=stream)
+            if fused is None and bf16 is not False:
+                chosen = torch.tensor([stream], device=x.device)
+                fused = resnet_forward(net, params, x, seed=chosen)
+            if fused is not None:
+                return fused
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=bool(bf16)):
+            return forward(net, params, x, engine=engine, noise=noise)

@@ -1,1 +1,0 @@
-"""Sources of members other than plain training."""

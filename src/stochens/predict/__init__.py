@@ -1,1 +1,0 @@
-"""Predictive distributions: what they are, how they are summed up, how they are exported."""

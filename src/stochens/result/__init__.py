@@ -1,1 +1,0 @@
-"""What a training or a sampler gives: the posterior, and what it is made of."""

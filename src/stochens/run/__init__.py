@@ -1,0 +1,1 @@
+"""How anything runs: options, device and memory, progress, checkpoints, a Ray cluster."""

@@ -1,0 +1,184 @@
+"""A progress bar for long work, and loggers that users may have."""
+
+import contextlib
+import datetime
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from stochens.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+Log = Callable[[int, dict[str, float]], None]  # (epoch, values by name)
+
+
+Report = Callable[[int, int, str | None], None]  # (done, total, note), to somebody elsewhere
+Show = bool | Report | None  # a bar; None: a bar in a terminal, a line now and then elsewhere
+BETWEEN = 60.0  # seconds between two lines
+SOON = 5.0  # where somebody waits for them, and rich is not installed
+
+
+class Bar:
+    """`advance(n)` after every step; `note(text)` now and then."""
+
+    def __init__(self, update: Callable[[int, str | None], None] | None) -> None:
+        self._update = update  # (how much more is done, the note or None for the last one)
+        self._pending = 0
+        self._shown = self._noted = time.monotonic()
+
+    def advance(self, amount: int) -> None:
+        self._pending += amount
+        if self._update is not None and time.monotonic() - self._shown > 0.1:
+            self.note(None)
+
+    @property
+    def wants_note(self) -> bool:
+        """Whether a note that costs something is worth its price."""
+        return self._update is not None and time.monotonic() - self._noted > 0.1
+
+    def note(self, text: str | None) -> None:
+        if self._update is None:
+            return
+        self._update(self._pending, text)
+        self._pending, self._shown = 0, time.monotonic()
+        if text is not None:
+            self._noted = self._shown
+
+
+@contextlib.contextmanager
+def progress_bar(what: str, *, total: int, show: Show) -> Iterator[Bar]:
+    """On stderr: a bar when asked for or in a terminal, else lines for what takes long."""
+    with contextlib.ExitStack() as held:
+        if callable(show):
+            bar = Bar(_counted(lambda done, note: show(done, total, note)))
+        elif show is False:
+            bar = Bar(None)
+        elif live(show) and (made := rich_progress()) is not None:
+            progress = held.enter_context(made)
+            task = progress.add_task(what, total=total, note="")
+
+            def update(amount: int, text: str | None) -> None:
+                fields = {} if text is None else {"note": text}
+                progress.update(task, advance=amount, **fields)  # type: ignore[arg-type]
+
+            bar = Bar(update)
+        else:
+            bar = Bar(_counted(Lines(what, total, between=SOON if live(show) else None)))
+        yield bar
+        bar.note(None)
+
+
+def _counted(tell: Callable[[int, str | None], None]) -> Callable[[int, str | None], None]:
+    """Of how much more is done, how much is done in all."""
+    done = 0
+
+    def update(amount: int, text: str | None) -> None:
+        nonlocal done
+        done += amount
+        tell(done, text)
+
+    return update
+
+
+def live(show: bool | None) -> bool:
+    """Whether a bar may be redrawn: the processes of a run would write over each other's."""
+    alone = multiprocessing.parent_process() is None
+    return alone and sys.stderr.isatty() if show is None else show
+
+
+class Lines:
+    """How far work is, for a log file: a line a minute, and a hundred at most."""
+
+    def __init__(self, what: str, total: float, *, between: float | None = None) -> None:
+        self._between = BETWEEN if between is None else between
+        if multiprocessing.parent_process() is not None:
+            what = f"{multiprocessing.current_process().name}: {what}"
+        self._what, self._total = what, max(total, 1)
+        self._began = self._last = time.monotonic()
+        self._first: tuple[float, float] | None = None  # a run before this one may have begun it
+        self._share = 0.0
+        self._note = ""
+
+    def __call__(self, done: float, note: str | None) -> None:
+        now, share = time.monotonic(), done / self._total
+        self._note = self._note if note is None else note
+        then, before = self._first = self._first or (now, done)
+        if now - self._last < self._between or share < self._share + 0.01:
+            return
+        self._last, self._share = now, share
+        said = f"{self._what}: {share:.0%} after {_clock(now - self._began)}"
+        if done > before:
+            said += f", {_clock((now - then) * (self._total - done) / (done - before))} left"
+        print(said + (f"; {self._note}" if self._note else ""), file=sys.stderr, flush=True)
+
+
+def _clock(seconds: float) -> str:
+    return str(datetime.timedelta(seconds=round(seconds)))
+
+
+def rich_progress(console: "Console | None" = None) -> "Progress | None":
+    """A live view on stderr, whose tasks have a `note`; None where rich is not installed."""
+    try:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+    except ImportError:
+        return None
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    return Progress(*columns, console=console or Console(stderr=True))
+
+
+def log_to(target: str | Log | None) -> Log | None:
+    """A function of one's own, "tensorboard[:DIR]" or "wandb[:PROJECT]" if installed."""
+    if target is None or callable(target):
+        return target
+    kind, _, place = target.partition(":")
+    if kind == "tensorboard":
+        return _tensorboard(place or "runs/tensorboard")
+    if kind == "wandb":
+        return _wandb(place or "stochens")
+    raise InputError(
+        f"log must be a function, 'tensorboard[:DIR]' or 'wandb[:PROJECT]', got {target!r}"
+    )
+
+
+def _tensorboard(folder: str) -> Log:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise InputError("log='tensorboard' needs it installed: pip install tensorboard") from None
+    writer: Any = SummaryWriter(folder)
+
+    def log(epoch: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            writer.add_scalar(name, value, epoch)
+        writer.flush()
+
+    return log
+
+
+def _wandb(project: str) -> Log:
+    try:
+        import wandb
+    except ImportError:
+        raise InputError("log='wandb' needs it installed: pip install wandb") from None
+    run: Any = wandb.init(project=project)
+    return lambda epoch, values: run.log(values, step=epoch)

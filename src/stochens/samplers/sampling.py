@@ -1,0 +1,338 @@
+"""`nuts` and `hmc`: reference posteriors, on the same stacked parameters as everything else."""
+
+import functools
+import math
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stochens.checks import positive, whole
+from stochens.errors import InputError
+from stochens.likelihoods import Likelihood
+from stochens.members import Builder, flatten, size
+from stochens.posterior.chains import Chains
+from stochens.posterior.posterior import Posterior
+from stochens.randomness.seeds import SAMPLER, derive
+from stochens.run.checkpoints import kept_in
+from stochens.run.cluster.connect import Engines
+from stochens.run.memory import activation_bytes, free_bytes
+from stochens.run.progress import Show, progress_bar
+from stochens.samplers import adaptation
+from stochens.samplers import nuts as tree
+from stochens.samplers.adaptation import Windows
+from stochens.samplers.diagnostics import SamplingWarning, warn_of_trouble
+from stochens.samplers.driver import reasonable_step, run
+from stochens.samplers.engines import choose
+from stochens.samplers.problem import Problem, Start, prepare
+from stochens.samplers.rounding import rounding_trouble
+from stochens.samplers.snapshot import Snapshot, continued, empty, found, refuse_both
+from stochens.samplers.target import NetworkTarget, Target, unflatten
+from stochens.samplers.trajectory import STATS, Record, Rules, State, initial
+
+ENGINES = ("auto", "fused", "vmap", "loop")
+MEMORY_SHARE = 0.25  # of what is free, for the activations of one gradient
+MAX_DEPTH = 16  # 65,535 leapfrog steps
+FORMAT = "stochens sampler 1"
+
+
+def nuts(
+    net: nn.Module | Builder,
+    data: Any,
+    *,
+    chains: int | Sequence[int] = 4,
+    samples: int = 2000,
+    warmup: int = 2000,
+    prior_precision: float = 1.0,
+    likelihood: str | Likelihood = "categorical",
+    start: Start = "prior",
+    target_accept: float = 0.8,
+    max_depth: int = 10,
+    step_size: float | None = None,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    engine: Engines = "auto",
+    progress: Show = None,
+    resume: Posterior | None = None,
+    checkpoint: str | Path | None = None,
+) -> Posterior:
+    """The posterior by the no-U-turn sampler, all chains at once: the reference to measure against.
+
+    Every draw of every chain is a member of the Posterior that is returned, chain after chain;
+    `posterior.chains` has how each transition went. Samples  exp(-N nll - lambda / 2 |theta|^2)  on
+    all of the data; the cost of a gradient is that of a full batch.
+
+    At its end it warns (SamplingWarning) where draws are not enough or not right: R-hat above 1.01
+    or a bulk ESS below 100 for each chain (Vehtari et al. 2021), of the predictions at 20 training
+    inputs and of the log density; divergences; energies that rounding to float32 has eaten.
+
+    net, data, likelihood: as in `fit`, but not a DataLoader. The network must not be stochastic.
+    chains: how many, or which.
+    samples, warmup: of each chain. Step size and diagonal mass are learned in the warm-up.
+    start: "prior", "default" (the layers' own), a Posterior (its first members, one for each
+        chain), or Params [chains, ...].
+    target_accept: nearer to 1 makes smaller steps and fewer divergences.
+    max_depth: a trajectory has at most 2^max_depth - 1 leapfrog steps.
+    step_size: where the warm-up begins; searched for when None.
+    dtype: float32 or float64; the network's own when None.
+    engine: "auto", "fused" (a compiled kernel, for small MLPs), "vmap" (a CUDA graph on a GPU) or
+        "loop"; "ray" or Ray(...) for blocks of chains on many machines.
+    resume: what an interrupted call returned, or a finished one when more samples are wanted. The
+        draws are those that one long run would have made.
+    checkpoint: a folder to save the run in once a minute; a run found there is gone on with, and
+        `resume` is refused then.
+
+    >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+    >>> posterior = nuts(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), samples=1000, warmup=500)
+    >>> posterior.predict(x).probs.shape
+    torch.Size([4000, 40, 2])
+    """
+    whole(warmup=warmup, max_depth=max_depth)
+    if max_depth > MAX_DEPTH:
+        raise InputError(f"max_depth must be at most {MAX_DEPTH}, got {max_depth!r}")
+    rules = Rules(warmup, adaptation.windows(warmup), target_accept, max_depth=max_depth)
+    return _sample("nuts", rules, **_without(locals(), "max_depth", "warmup", "target_accept"))
+
+
+def hmc(
+    net: nn.Module | Builder,
+    data: Any,
+    *,
+    chains: int | Sequence[int] = 4,
+    samples: int = 200,
+    warmup: int = 100,
+    prior_precision: float = 1.0,
+    likelihood: str | Likelihood = "categorical",
+    start: Start = "prior",
+    trajectory: float | None = None,
+    jitter: float = 0.2,
+    target_accept: float = 0.8,
+    adapt_mass: bool = False,
+    max_leapfrogs: int = 10_000,
+    step_size: float | None = None,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    engine: Engines = "auto",
+    progress: Show = None,
+    resume: Posterior | None = None,
+    checkpoint: str | Path | None = None,
+) -> Posterior:
+    """The posterior by Hamiltonian Monte Carlo on the full batch, trajectories of a fixed length.
+
+    For networks too large for NUTS, whose trajectories double until they turn. The length is
+    `trajectory`, by default pi / 2 standard deviations of the prior (Izmailov et al., 2021), varied
+    by the share `jitter` both ways, so that no direction can resonate with it; it is cut into
+    steps of the size that the warm-up finds, at most `max_leapfrogs`. Other options are those of
+    `nuts`.
+
+    >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+    >>> posterior = hmc(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), samples=1000, warmup=500)
+    >>> posterior.predict(x).probs.shape
+    torch.Size([4000, 40, 2])
+    """
+    positive(prior_precision=prior_precision)
+    length = math.pi / 2 * prior_precision**-0.5 if trajectory is None else trajectory
+    positive(trajectory=length)
+    whole(warmup=warmup, max_leapfrogs=max_leapfrogs)
+    if not 0 <= jitter < 1:
+        raise InputError(f"jitter must be a share in [0, 1), got {jitter!r}")
+    rules = Rules(
+        warmup,
+        adaptation.windows(warmup, mass=adapt_mass),
+        target_accept,
+        max_depth=1,
+        length=length,
+        jitter=jitter,
+        max_leapfrogs=max_leapfrogs,
+    )
+    own = ("trajectory", "jitter", "adapt_mass", "max_leapfrogs", "length", "warmup")
+    return _sample("hmc", rules, **_without(locals(), *own, "target_accept"))
+
+
+def _without(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: v for name, v in arguments.items() if name not in (*names, "rules", "own")}
+
+
+def _sample(
+    sampler: str,
+    rules: Rules,
+    *,
+    net: nn.Module | Builder,
+    data: Any,
+    chains: int | Sequence[int],
+    samples: int,
+    prior_precision: float,
+    likelihood: str | Likelihood,
+    start: Start,
+    step_size: float | None,
+    seed: int,
+    device: str | torch.device | None,
+    dtype: torch.dtype | None,
+    engine: Engines,
+    progress: Show,
+    resume: Posterior | None,
+    checkpoint: str | Path | None,
+) -> Posterior:
+    options = {name: v for name, v in locals().items() if name not in ("sampler", "rules")}
+    whole(samples=samples)
+    if not 0 < rules.target_accept < 1:
+        raise InputError(f"target_accept must be in (0, 1), got {rules.target_accept!r}")
+    if step_size is not None:
+        positive(step_size=step_size)
+    problem = prepare(
+        net,
+        data,
+        chains=chains,
+        likelihood=likelihood,
+        start=start,
+        prior_precision=prior_precision,
+        seed=seed,
+        device=device,
+        dtype=dtype,
+        engine=engine,
+        engines=ENGINES,
+        resume=resume,
+        checkpoint=checkpoint,
+    )
+    if problem.machines is not None:
+        sample = functools.partial(_quietly, sampler, rules)
+        posterior = problem.machines.sampled(sample, options)
+        lost = rounding_trouble(posterior, _target(problem))
+        warn_of_trouble(posterior, problem.x, lost, stacklevel=4)
+        return posterior
+    rules = rules._replace(windows=Windows(*(t.to(problem.x.device) for t in rules.windows)))
+    target = _target(problem)
+    settings = _settings(sampler, rules, problem)
+    own = problem.begun(step_size=step_size) if checkpoint is not None else {}
+    with kept_in(checkpoint, FORMAT, {**settings, **own}) as keep:
+        refuse_both(resume, keep.found, checkpoint)
+        snapshot = found(resume, keep.found, settings)
+        if snapshot is None:
+            state = _beginning(problem, target, rules, step_size)
+            record = empty(state, rules, samples)
+        else:
+            state, record = continued(snapshot, rules, samples, problem.x.device)
+        runner = choose(problem.way, problem, target, state, rules, record)
+        total = record.stats.shape[1] * len(problem.ids)
+        with progress_bar(sampler, total=total, show=progress) as bar:
+            bar.advance(int(state.transition.sum()))
+            whole_run = run(runner, record, rules, bar, keep)
+    return _result(sampler, problem, target, runner.state(), record, rules, settings, whole_run)
+
+
+def _quietly(sampler: str, rules: Rules, **options: Any) -> Posterior:
+    """Some of the chains; what is wrong with all of them is told of all of them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)
+        return _sample(sampler, rules, **options)
+
+
+def _target(problem: Problem) -> NetworkTarget:
+    one = activation_bytes(problem.net, problem.x[:1])
+    room = MEMORY_SHARE * free_bytes(problem.x.device)
+    rows = max(1, min(len(problem.x), int(room / (4 * size(problem.start) * max(one, 1)))))
+    return NetworkTarget(
+        problem.net,
+        problem.likelihood,
+        problem.x,
+        problem.y,
+        problem.shapes,
+        problem.prior_precision,
+        rows,
+        problem.engine,
+    )
+
+
+def _settings(sampler: str, rules: Rules, problem: Problem) -> dict[str, Any]:
+    """What a run that goes on must share with the one before it."""
+    plain = {k: v for k, v in rules._asdict().items() if k != "windows"}
+    return {
+        "sampler": sampler,
+        "slow": int(rules.windows.slow.sum()),
+        **plain,
+        **problem.settings(),
+    }
+
+
+def _beginning(problem: Problem, target: Target, rules: Rules, step_size: float | None) -> State:
+    q = flatten(problem.start)
+    energy, g = target(q)
+    _refuse_bad_start(problem, q, energy, g)
+    keys = [derive(problem.seed, SAMPLER, chain) for chain in problem.ids]
+    key = torch.tensor(keys, device=q.device)
+    if step_size is None:
+        log_step = reasonable_step(q, energy, g, target, key)
+    else:
+        log_step = torch.full_like(energy, math.log(step_size))
+    return initial(q, energy, g, target, log_step, key, rules, tree.checkpoints(rules.max_depth))
+
+
+def _refuse_bad_start(problem: Problem, q: Tensor, energy: Tensor, g: Tensor) -> None:
+    fine = energy.isfinite() & g.isfinite().all(1)
+    if bool(fine.all()):
+        return
+    row = int((~fine).nonzero()[0])
+    chain, density = problem.ids[row], -float(energy[row])
+    here, slopes = (unflatten(t[row : row + 1], problem.shapes) for t in (q, g))
+    for values, what in ((here, "is not finite there"), (slopes, "has no finite gradient there")):
+        for name, value in values.items():
+            if not bool(value.isfinite().all()):
+                raise InputError(
+                    f"chain {chain} cannot start: its log density is {density}, and "
+                    f"parameter {name!r} {what}. Check the data for NaN, or give another start"
+                )
+    name = max(here, key=lambda n: float(here[n].abs().max()))
+    raise InputError(
+        f"chain {chain} cannot start: its log density is {density}; its largest "
+        f"parameter is {name!r}, up to {float(here[name].abs().max()):.3g}. Check the data for "
+        "NaN, or give another start"
+    )
+
+
+# What comes of it ---------------------------------------------------------------------------------
+
+
+def _result(
+    sampler: str,
+    problem: Problem,
+    target: NetworkTarget,
+    state: State,
+    record: Record,
+    rules: Rules,
+    settings: dict[str, Any],
+    whole_run: bool,
+) -> Posterior:
+    made = int(state.transition.min()) - rules.warmup  # draws that every chain has
+    if made < 1:
+        raise KeyboardInterrupt(
+            f"{sampler} was stopped in its warm-up, at transition {made + rules.warmup} of "
+            f"{rules.warmup}: there are no draws yet. checkpoint=FOLDER would have kept it"
+        )
+    draws = record.draws[:, :made]  # [chains, made, D]
+    stats = record.stats[:, rules.warmup : rules.warmup + made].cpu()
+    kept = Snapshot(state, record).named()
+    if whole_run:
+        del kept["draws"], kept["stats"]
+    chains = Chains(
+        sampler=sampler,
+        count=len(draws),
+        stats={name: stats[..., i] for i, name in enumerate(STATS)},
+        state={name: t.cpu() for name, t in kept.items()},
+        settings=settings,
+    )
+    params = unflatten(draws.reshape(-1, draws.shape[2]), problem.shapes)
+    posterior = problem.posterior(params, chains=chains)
+    if not whole_run:
+        warnings.warn(
+            f"stopped after {made} of {record.draws.shape[1]} draws of each chain, which are kept; "
+            "the same call with resume=posterior goes on, or with its checkpoint",
+            stacklevel=4,
+        )
+    lost = rounding_trouble(posterior, target)
+    warn_of_trouble(posterior, problem.x, lost, stacklevel=5)
+    return posterior

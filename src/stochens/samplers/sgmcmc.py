@@ -1,0 +1,314 @@
+"""`sgmcmc`: stochastic-gradient MCMC, all chains at once. The equations are in sgmcmc_steps.py."""
+
+import warnings
+from collections.abc import Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stochens.checks import not_negative, positive, whole, whole_or_none
+from stochens.errors import InputError, check_known, did_you_mean
+from stochens.likelihoods import Likelihood
+from stochens.members import Builder, flatten
+from stochens.posterior.chains import Chains
+from stochens.posterior.posterior import Posterior
+from stochens.run.checkpoints import kept_in, refuse_other
+from stochens.run.cluster.connect import Engines
+from stochens.run.progress import Show, progress_bar
+from stochens.samplers.diagnostics import SamplingWarning, warn_of_trouble
+from stochens.samplers.problem import Problem, Start, prepare
+from stochens.samplers.sgmcmc_steps import (
+    Plan,
+    Progress,
+    Record,
+    data_term_for,
+    initial,
+    run,
+)
+from stochens.samplers.snapshot import refuse_both
+from stochens.samplers.target import unflatten
+
+FORMAT = "stochens sgmcmc 2"  # 1: an epoch ended in a short batch
+KINDS = ("sgld", "sghmc", "csghmc")
+PRECONDITIONERS = ("rmsprop",)
+DEFAULT_RATES = {None: 1e-2, "rmsprop": 1e-3}
+DEFAULT_MOMENTUM = 0.9
+DEFAULT_CYCLES = 4
+
+
+def sgmcmc(
+    net: nn.Module | Builder,
+    data: Any,
+    *,
+    kind: str = "sghmc",
+    chains: int | Sequence[int] = 4,
+    samples: int = 200,
+    burn_in: int = 1000,
+    thin: int = 10,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    momentum: float | None = None,
+    preconditioner: str | None = None,
+    cycles: int | None = None,
+    temperature: float = 1.0,
+    prior_precision: float = 1.0,
+    likelihood: str | Likelihood = "categorical",
+    start: Start = "default",
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    bf16: bool | None = None,
+    engine: Engines = "auto",
+    progress: Show = None,
+    resume: Posterior | None = None,
+    checkpoint: str | Path | None = None,
+) -> Posterior:
+    """The posterior by stochastic-gradient MCMC, all chains at once.
+
+    Samples  exp(-U / T),  U = N nll + lambda / 2 |theta|^2,  by the steps
+
+        p     <- beta p - s g + sqrt(2 (1 - beta) T) n,   n ~ N(0, 1),   s = sqrt(lr / (N m))
+        theta <- theta + s p
+
+    where g is dU / dtheta with the mean nll of a mini-batch in the place of that of all the data.
+    So lr is that of SGD, or of RMSprop, on U / N, the loss of `fit`: without momentum and noise
+    theta moves by  -lr / m * d(U / N) / dtheta.
+
+    No step is rejected. The draws are too wide by two errors that vanish as lr does: that of the
+    step, a share  lr a / (2 (1 + beta) N m)  of the variance where U has the curvature a, and the
+    noise of the mini-batches, which heats the chain and is not corrected for.
+
+    Every draw of every chain is a member of the Posterior that is returned, chain after chain. In
+    `posterior.chains.stats`, likelihood is N nll of the mini-batch of the step that led to the
+    draw, where that step began; prior is lambda / 2 |theta|^2 of the draw; step is its lr. At its
+    end it warns of a high R-hat and of few effective draws, as `nuts` does.
+
+    net, data, likelihood: as in `fit`, but not a DataLoader. The network must not be stochastic.
+    kind: "sgld" (beta = 0), "sghmc", or "csghmc": cycles of a falling step size,
+        lr / 2 (1 + cos(pi k / K)) in the k-th of K steps. A cycle first explores without noise.
+    chains: how many, or which.
+    samples: draws of each chain, one in `thin` steps.
+    burn_in: steps, not epochs, before the draws; for "csghmc", the exploration of every cycle.
+    batch_size: None for the whole data set. Each chain has its own order of the data.
+    lr: 0.01 when None, and 0.001 with a preconditioner.
+    momentum: beta, which is 1 - friction; 0.9 when None.
+    preconditioner: None for m = 1; "rmsprop" for m = sqrt(V) + sqrt(lambda) / N, with V the running
+        average of (g / N)^2. V is learned in the burn-in and then held, since a step size that
+        follows the draws would change what they are drawn from (for "csghmc" the last 100 steps of
+        exploration are noisy, so that V sees it).
+    cycles: of "csghmc"; 4 when None. They share the samples evenly.
+    temperature: T of exp(-U / T). 0 descends to the mode.
+    start: "default" (the layers' own), "prior", a Posterior (its first members, one for each
+        chain), or Params [chains, ...].
+    dtype: float32 or float64; the network's own when None.
+    bf16: the network in bfloat16, on CUDA; parameters stay as they are. None: only where
+        ResNet20FRN's kernels serve, as in fit.
+    engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "compile", "vmap" or
+        "loop", as in `fit`; "ray" or Ray(...) for blocks of chains on many machines.
+    resume: what an interrupted call returned, or, without cycles, a finished one when more samples
+        are wanted. The draws are those that one long run would have made.
+    checkpoint: a folder to save the run in once a minute; a run found there is gone on with, and
+        `resume` is refused then.
+
+    >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+    >>> data = (x, (x[:, 0] > 0).long())
+    >>> with warnings.catch_warnings(action="ignore"):  # so few draws are warned of
+    ...     posterior = sgmcmc(nn.Linear(2, 2), data, samples=20, burn_in=100, batch_size=10)
+    >>> posterior.predict(x).probs.shape
+    torch.Size([80, 40, 2])
+    """
+    options = dict(locals())
+    whole(samples=samples, thin=thin)
+    whole_or_none(batch_size=batch_size)
+    plan = _plan(kind, samples, burn_in, thin, lr, momentum, preconditioner, cycles, temperature)
+    problem = prepare(
+        net,
+        data,
+        chains=chains,
+        likelihood=likelihood,
+        start=start,
+        prior_precision=prior_precision,
+        seed=seed,
+        device=device,
+        dtype=dtype,
+        bf16=bf16,
+        batch_size=batch_size,
+        engine=engine,
+        resume=resume,
+        checkpoint=checkpoint,
+    )
+    if problem.machines is not None:
+        posterior = problem.machines.sampled(_quietly, options)
+        _warn_unless_cold(posterior, problem, plan)
+        return posterior
+    chains = len(problem.ids)
+    data_term, context = data_term_for(problem, bf16=bf16)
+    settings = _settings(kind, problem, plan, batch_size)
+    at = Progress(initial(flatten(problem.start)), 0, 0)
+    record = _empty(at.state.q, samples)
+    if resume is not None:
+        at = _go_on(resume, settings, record)
+    bars = progress_bar(kind, total=plan.steps * chains, show=progress)
+    own = problem.begun(bf16=bf16) if checkpoint is not None else {}
+    with context, bars as bar, kept_in(checkpoint, FORMAT, {**settings, **own}) as keep:
+        refuse_both(resume, keep.found, checkpoint)
+        if keep.found is not None:
+            at = _found(keep.found, record)
+        bar.advance(at.step * chains)
+        at = run(problem, plan, at, data_term, batch_size or len(problem.x), record, bar, keep)
+    if at.made == 0:
+        raise KeyboardInterrupt(f"{kind} was stopped before its first draw")
+    if at.made < samples:
+        warnings.warn(
+            f"stopped after {at.made} of {samples} draws of each chain, which are kept; the same "
+            "call with resume=posterior goes on, or with its checkpoint",
+            stacklevel=2,
+        )
+    _report_divergence(record.draws[:, : at.made], plan, problem.ids)
+    posterior = _result(kind, problem, plan, record, at, settings)
+    _warn_unless_cold(posterior, problem, plan)
+    return posterior
+
+
+def _quietly(**options: Any) -> Posterior:
+    """Some of the chains; what is wrong with all of them is told of all of them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)
+        return sgmcmc(**options)
+
+
+def _warn_unless_cold(posterior: Posterior, problem: Problem, plan: Plan) -> None:
+    """At temperature 0 chains descend to modes, and are not meant to mix."""
+    if plan.temperature > 0:
+        warn_of_trouble(posterior, problem.x, stacklevel=4)
+
+
+def _settings(kind: str, problem: Problem, plan: Plan, batch_size: int | None) -> dict[str, Any]:
+    """What a run that goes on must share with the one before it."""
+    own = plan._asdict()
+    if plan.cycles is None:
+        own.pop("samples")  # more may be asked for; a cycle's length depends on them
+    return {"kind": kind, "batch_size": batch_size and int(batch_size), **own, **problem.settings()}
+
+
+def _empty(q: Tensor, samples: int) -> Record:
+    M, D = q.shape
+    likelihood = torch.zeros(M, samples, dtype=torch.float64, device=q.device)
+    return Record(q.new_zeros(M, samples, D), likelihood)
+
+
+def _found(named: dict[str, Tensor], record: Record) -> Progress:
+    """Fill the record with what a checkpoint holds, and tell how far the run was."""
+    at = Progress.of(named, record.draws.device)
+    room = record.draws.shape[1]
+    if named["draws"].shape[1] > room:
+        raise InputError(f"samples must be at least the {named['draws'].shape[1]} of the run there")
+    record.draws[:, : named["draws"].shape[1]] = named["draws"].to(record.draws)
+    record.likelihood[:, : named["likelihood"].shape[1]] = named["likelihood"].to(record.likelihood)
+    return at
+
+
+def _go_on(resume: Posterior, settings: dict[str, Any], record: Record) -> Progress:
+    """Fill the record with the draws that are there, and tell how far the run was."""
+    if resume.chains is None or "counts" not in resume.chains.state:
+        raise InputError("resume must be what sgmcmc returned; it holds no chains of its kind")
+    refuse_other(settings, resume.chains.settings, "resume")
+    at = Progress.of(resume.chains.state, record.draws.device)
+    if at.made > record.draws.shape[1]:
+        raise InputError(f"samples must be at least the {at.made} that resume has")
+    draws = flatten(resume.params).unflatten(0, (len(record.draws), at.made))
+    record.draws[:, : at.made] = draws
+    record.likelihood[:, : at.made] = resume.chains.stats["likelihood"]
+    return at
+
+
+def _plan(
+    kind: str,
+    samples: int,
+    burn_in: Any,
+    thin: int,
+    lr: float | None,
+    momentum: float | None,
+    preconditioner: str | None,
+    cycles: int | None,
+    temperature: float,
+) -> Plan:
+    """The options, checked against each other."""
+    check_known("kind", kind, KINDS)
+    if preconditioner not in (None, *PRECONDITIONERS):
+        hint = did_you_mean(str(preconditioner), PRECONDITIONERS)
+        raise InputError(f"preconditioner must be 'rmsprop' or None, got {preconditioner!r}{hint}")
+    if not isinstance(burn_in, Integral) or burn_in < 0:
+        raise InputError(f"burn_in must be a whole number, at least 0, got {burn_in!r}")
+    if burn_in == 0 and preconditioner is not None:
+        raise InputError("a preconditioner is learned in the burn-in, got burn_in = 0")
+    not_negative(temperature=temperature)
+    rate = DEFAULT_RATES[preconditioner] if lr is None else lr
+    positive(lr=rate)
+    if kind == "sgld" and momentum:
+        raise InputError(f"'sgld' has no momentum, got {momentum!r}; use kind='sghmc'")
+    beta = (0.0 if kind == "sgld" else DEFAULT_MOMENTUM) if momentum is None else momentum
+    if not 0 <= beta < 1:
+        raise InputError(f"momentum must be in [0, 1), got {momentum!r}")
+    if kind == "csghmc":
+        cycles = DEFAULT_CYCLES if cycles is None else cycles
+        whole(cycles=cycles)
+        if samples % cycles:
+            raise InputError(
+                f"samples = {samples} cannot be shared evenly by cycles = {cycles}; the nearest "
+                f"that can is {max(1, round(samples / cycles)) * cycles}"
+            )
+    elif cycles is not None:
+        raise InputError(f"cycles are for kind='csghmc', got cycles = {cycles!r} with {kind!r}")
+    return Plan(
+        lr=float(rate),
+        momentum=float(beta),
+        temperature=float(temperature),
+        preconditioner=preconditioner,
+        burn_in=int(burn_in),
+        thin=int(thin),
+        samples=int(samples),
+        cycles=None if cycles is None else int(cycles),
+    )
+
+
+# What comes of it ---------------------------------------------------------------------------------
+
+
+def _report_divergence(draws: Tensor, plan: Plan, ids: tuple[int, ...]) -> None:
+    """draws [M, made, D]; a chain that is NaN once stays so."""
+    finite = draws.isfinite().all(2)  # [M, made]
+    lost = (~finite[:, -1]).nonzero().flatten().tolist()
+    if lost:
+        left = int(finite[lost].sum(1).min())
+        named = [ids[row] for row in lost[:10]]
+        warnings.warn(
+            f"{len(lost)} of {len(draws)} chains diverged (chains {named}), the first before draw "
+            f"{left}; the others are unharmed. A lr below {plan.lr:g} usually mends it",
+            stacklevel=3,
+        )
+
+
+def _result(
+    kind: str,
+    problem: Problem,
+    plan: Plan,
+    record: Record,
+    at: Progress,
+    settings: dict[str, Any],
+) -> Posterior:
+    made = at.made
+    draws = record.draws[:, :made]  # [M, made, D]
+    rates = [m.lr for m in map(plan.at, range(plan.steps)) if m.draws][:made]
+    stats = {
+        "likelihood": record.likelihood[:, :made].cpu(),
+        "prior": 0.5 * problem.prior_precision * draws.double().square().sum(2).cpu(),
+        "step": torch.tensor(rates, dtype=torch.float64).repeat(len(draws), 1),
+    }  # each [M, made]
+    state = {name: t.cpu() for name, t in at.named().items()}
+    chains = Chains(sampler=kind, count=len(draws), stats=stats, state=state, settings=settings)
+    params = unflatten(draws.reshape(-1, draws.shape[2]), problem.shapes)
+    return problem.posterior(params, chains=chains)

@@ -1,0 +1,40 @@
+"""Tables as plain text, for terminals, notebooks and logs."""
+
+from collections.abc import Sequence
+
+GAP = "  "  # between two columns
+
+
+def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows under their heads: the first column to the left, the others to the right. A cell may
+    have several lines.
+
+    >>> print(text_table(["", "mine"], [["accuracy", "0.9"], ["NLL", "0.31"]]))
+              mine
+    --------------
+    accuracy   0.9
+    NLL       0.31
+    """
+    lines = [[cell.split("\n") for cell in row] for row in (heads, *rows)]
+    widths = [max(len(line) for row in lines for line in row[k]) for k in range(len(heads))]
+    rule = "-" * (sum(widths) + len(GAP) * (len(widths) - 1))
+    first, *rest = ["\n".join(_lines(row, widths)) for row in lines]
+    return "\n".join([first, rule, *rest])
+
+
+def _lines(row: list[list[str]], widths: list[int]) -> list[str]:
+    found = []
+    for k in range(max(len(cell) for cell in row)):
+        cells = [cell[k] if k < len(cell) else "" for cell in row]
+        rest = [c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True)]
+        found.append(GAP.join([cells[0].ljust(widths[0]), *rest]).rstrip())
+    return found
+
+
+def folded(text: str, width: int) -> str:
+    """Broken after so many characters, as often as it must be.
+
+    >>> folded("a long name", 6)
+    'a long\\n name'
+    """
+    return "\n".join(text[k : k + width] for k in range(0, max(len(text), 1), width))

@@ -1,0 +1,7 @@
+"""The 16 corruptions of CIFAR-C at 5 intensities: made here, or read from the official files."""
+
+from stochens_lab.data.corruptions.apply import corrupt
+from stochens_lab.data.corruptions.files import load_corrupted, load_corrupted_labels
+from stochens_lab.data.corruptions.published import CORRUPTIONS, INTENSITIES
+
+__all__ = ["CORRUPTIONS", "INTENSITIES", "corrupt", "load_corrupted", "load_corrupted_labels"]

@@ -1,0 +1,145 @@
+"""CIFAR-10, CIFAR-100 and SVHN as tensors, from whatever form lies in a folder."""
+
+import hashlib
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from stochens.errors import InputError
+from stochens_lab.data import batches, image_folder, parquet, svhn_mat
+from stochens_lab.data.image_cache import cached, keep, key
+from stochens_lab.data.image_sets import (
+    SETS,
+    SPLITS,
+    Images,
+    ImageSet,
+    Labels,
+    Progress,
+    image_set,
+    label_kind,
+)
+
+
+class Reader(Protocol):
+    def files(self, folder: Path, about: ImageSet, split: str) -> list[Path]: ...
+    def read(
+        self, files: list[Path], about: ImageSet, split: str, labels: Labels, progress: Progress
+    ) -> Images: ...
+
+
+READERS: dict[str, Reader] = {
+    "parquet": parquet,
+    "python batches": batches,
+    "MATLAB file": svhn_mat,
+    "image folder": image_folder,
+}
+ENCODED = ("parquet", "image folder")  # forms that are worth a decoded copy
+
+# SHA-256 of the pixels [N, 3, 32, 32] and then the labels (int64, little-endian) in the original
+# order, measured on lossless copies that were compared with the originals.
+ORIGINAL = {
+    ("cifar10", "train"): "973ef2abb5897efc795681a4d79a6f5f642fa2bcb1a828f7476017c89db53a57",
+    ("cifar10", "test"): "2c33b053d1cd726af8d86e174a96dd89d7000ba1412add026d68142375b89d51",
+    ("cifar100", "test"): "9f0797cda23af3231dce0cca7e8d619c0607f6bb8ca05e9b95ff23e4d044c600",
+}
+
+
+class Found(NamedTuple):
+    form: str
+    place: Path
+    files: list[Path]
+
+
+def load_images(
+    folder: str | Path,
+    name: str,
+    split: str,
+    *,
+    labels: str = "fine",
+    progress: Progress = lambda done, total: None,
+) -> Images:
+    """x [N, 3, 32, 32] uint8, y [N] int64 and the class names of one split of a set.
+
+    Parquet files, python batches, SVHN's .mat files or folders of images are looked for in the
+    folder, in FOLDER/cifar10 and the like. The rows keep the order of the files. Encoded images
+    are decoded once: a copy is kept in $STOCHENS_CACHE, else ~/.cache/stochens.
+
+    x, y, classes = load_images("data", "cifar10", "test")
+    """
+    about = image_set(name)
+    kind = label_kind(about, labels)
+    found = find(folder, name, split)
+    if found is None:
+        raise InputError(f"{folder} has no {name} {split} images; {how_to_get(folder, name)}")
+    return _read(found, about, split, labels, kind, progress)
+
+
+def find(folder: str | Path, name: str, split: str) -> Found | None:
+    """Where a split lies and in which form; only names of files are looked at."""
+    about = image_set(name)
+    if split not in SPLITS:
+        raise InputError(f"the splits are {', '.join(SPLITS)}, got {split!r}")
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(f"{folder} is no folder; {how_to_get(folder, name)}")
+    for place in [*(folder / part for part in about.folders), *_itself(folder, about)]:
+        for form, reader in READERS.items():
+            files = reader.files(place, about, split)
+            if files:
+                return Found(form, place, files)
+    return None
+
+
+def _itself(folder: Path, about: ImageSet) -> list[Path]:
+    """The folder, unless its name says that it is another set."""
+    name = folder.resolve().name
+    other = any(name in one.folders for one in SETS.values() if one is not about)
+    return [] if other else [folder]
+
+
+def _read(
+    found: Found, about: ImageSet, split: str, labels: str, kind: Labels, progress: Progress
+) -> Images:
+    reader = READERS[found.form]
+    if found.form not in ENCODED:
+        return reader.read(found.files, about, split, kind, progress)
+    digest = key(found.files, about.name, split, labels)
+    images = cached(digest)
+    if images is None:
+        images = reader.read(found.files, about, split, kind, progress)
+        keep(digest, images)
+    return images
+
+
+def is_original(images: Images, name: str, split: str) -> bool | None:
+    """Whether these are the original pixels and labels in the original order; None: not known."""
+    known = ORIGINAL.get((name, split))
+    if known is None:
+        return None
+    digest = hashlib.sha256(images.x.numpy().data)
+    digest.update(images.y.numpy().astype("<i8").data)
+    return digest.hexdigest() == known
+
+
+def how_to_get(folder: str | Path, name: str) -> str:
+    """One sentence for a person who has no such files yet."""
+    return f"{what_to_put(folder, name)}, or run: stochens data {folder} --download {name}"
+
+
+def what_to_put(folder: str | Path, name: str) -> str:
+    """
+    >>> what_to_put("data", "svhn")
+    'put SPLIT-00000-of-00001.parquet (ufldl-stanford/svhn, cropped_digits) or SPLIT_32x32.mat
+    into data/svhn'
+    """
+    folder = Path(folder)
+    wanted = {
+        "cifar10": "train-*.parquet and test-*.parquet (uoft-cs/cifar10) "
+        f"into {folder / 'cifar10'} or data_batch_1 ... 5 and test_batch "
+        f"into {folder / 'cifar-10-batches-py'}",
+        "cifar100": "train-*.parquet and test-*.parquet (uoft-cs/cifar100) "
+        f"into {folder / 'cifar100'} or train, test and meta into {folder / 'cifar-100-python'}",
+        "svhn": "SPLIT-00000-of-00001.parquet (ufldl-stanford/svhn, cropped_digits) "
+        f"or SPLIT_32x32.mat into {folder / 'svhn'}",
+        "hmc": f"probs.csv of the NeurIPS 2021 competition into {folder / 'cifar10'}",
+    }[name]
+    return f"put {wanted}"

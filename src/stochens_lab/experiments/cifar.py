@@ -1,0 +1,322 @@
+"""ResNet-20-FRN ensembles on CIFAR, measured against the published HMC predictions (Tables 2, 3).
+
+One run is one row of the table: a method, trained in blocks of members. A block is saved when it is
+done, and a run that was stopped goes on with the first that is missing.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stochens.checks import positive
+from stochens.errors import InputError
+from stochens.members import device_of
+from stochens.methods.base import check_node
+from stochens.metrics import Interval
+from stochens.networks import ResNet20FRN
+from stochens.posterior.joining import join_posteriors
+from stochens.posterior.posterior import Posterior
+from stochens.posterior.predictive import Predictive
+from stochens.training.machines import home
+from stochens.training.schedules import rate_for, schedule_named
+from stochens_lab.data.corruptions import CORRUPTIONS, INTENSITIES, corrupt
+from stochens_lab.data.hmc_reference import check_aligned, hmc_reference
+from stochens_lab.data.image_sets import SETS, normalised
+from stochens_lab.data.images import find, load_images
+from stochens_lab.experiments.cifar_config import Config
+from stochens_lab.experiments.cifar_measures import (
+    closeness_to,
+    corrupted_mean,
+    inferences_curve,
+    members_curve,
+    of_corrupted,
+    of_labelled,
+    ood,
+)
+from stochens_lab.experiments.cifar_members import (
+    BLOCKS,
+    cut,
+    keep,
+    missing,
+    params_of,
+    saved,
+    to_begin_with,
+)
+from stochens_lab.experiments.cifar_rows import METHODS, RULES, Block, Net, block_of, row_name
+from stochens_lab.experiments.rows import Training, course
+from stochens_lab.experiments.runs import (
+    CHECKPOINTS,
+    begun,
+    finished,
+    kept,
+    made_again,
+    opened,
+    reached,
+    stopped_run,
+    taken_over,
+)
+from stochens_lab.report.run_folder import METRICS, TRAINING, RunFolder
+
+REFERENCE = "HMC"
+NAMES = ("cifar10", "cifar100")
+TIMED_BLOCK = 10  # members of a block where time is limited and none is asked for
+MEMBER_COUNTS = (1, 2, 3, 5, 10, 15, 20, 25, 30, 40, 50, 75, 100)
+INFERENCES = (1, 4, 16)  # of each member; the paper saw little change
+
+
+WHERE = {"device", "engine", "address"}
+CHANGEABLE = {"data", "members", "minutes", "inferences", "corruptions"} | WHERE
+
+
+def configured(data: Path | None, **changes: Any) -> Config:
+    """The defaults, with some of the fields changed; None leaves one as it is."""
+    if data is None:
+        raise InputError("where are the images? Give their folder: --data DIR")
+    return Config(data=data, **{name: v for name, v in changes.items() if v is not None})
+
+
+def resumed(path: Path, **changes: Any) -> Config:
+    """What the run in this folder is made of; only what leaves its members alone may change."""
+    before = stopped_run(path, "cifar")
+    before["data"] = Path(before["data"])
+    if before.get("start") is not None:
+        before["start"] = Path(before["start"])
+    return made_again(Config, taken_over(path, before, changes, CHANGEABLE))
+
+
+def check(config: Config) -> None:
+    """Everything that is wrong with the options alone."""
+    if config.name not in NAMES:
+        raise InputError(f"name must be one of {', '.join(NAMES)}, got {config.name!r}")
+    if config.method not in METHODS:
+        raise InputError(f"method must be one of {', '.join(METHODS)}, got {config.method!r}")
+    check_node(config.node)
+    RULES[config.method](config)  # its rate
+    rate_for("sgd", config.lr)
+    schedule_named(config.schedule)
+    positive(prior_precision=config.prior_precision)
+    if config.minutes is not None and not config.minutes >= 0:
+        raise InputError(f"minutes must be a number from 0 on, got {config.minutes}")
+    if config.start is not None and config.method in ("csghmc", "langevin"):
+        raise InputError(
+            f"{config.method} begins with draws of its own; start is for the other methods"
+        )
+    if config.step_size is not None:
+        positive(step_size=config.step_size)
+        if config.method != "langevin":
+            raise InputError(f"step_size is langevin's; {config.method} has lr")
+    for field in ("members", "epochs", "batch_size", "draws", "block", "images", "test_images"):
+        value = getattr(config, field)
+        if value is not None and value < 1:
+            raise InputError(f"{field} must be at least 1, got {value}")
+
+
+def run(
+    config: Config, *, resume: bool = False, note: Callable[[str], None] = lambda text: None
+) -> Path:
+    """Train what is missing, predict, compare; returns the run folder."""
+    check(config)
+    device = reached(config.engine, config.address, config.device)
+    images = _images(config)
+    reference = _reference(config, images)
+    net = lambda: ResNet20FRN(images.classes)  # noqa: E731
+    start, copy = None, config.out / CHECKPOINTS / "start"
+    if config.start is not None:
+        ids = missing(config.out, config.members)
+        start = to_begin_with(config.start, copy, config, net, ids)
+    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(config).items()}
+    row = row_name(config)
+    with opened(config.out, "cifar", settings, device, resume=resume) as folder:
+        if start is not None:
+            keep(start, copy, net)
+        ensemble, whole = _trained(config, folder, images, net, start, row, device, note)
+        _measure(config, folder, images, reference, row, ensemble, note)
+        if whole:
+            return finished(folder)
+        folder.write()
+        return folder.path
+
+
+# Data ---------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+    """Bytes [N, 3, 32, 32] and labels [N], and other sets' test images, which are no such thing."""
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    others: dict[str, Tensor]
+    classes: int
+
+
+def _images(config: Config) -> Images:
+    x, y, names = load_images(config.data, config.name, "train")
+    if config.images is not None and config.images > len(x):
+        raise InputError(f"images = {config.images}, but there are {len(x)} to train on")
+    x_test, y_test, _ = load_images(config.data, config.name, "test")
+    few, test = slice(config.images), slice(config.test_images)
+    others = {
+        name: load_images(config.data, name, "test").x[test]
+        for name in SETS
+        if name != config.name and find(config.data, name, "test") is not None
+    }
+    return Images((x[few], y[few]), (x_test[test], y_test[test]), others, len(names))
+
+
+def _reference(config: Config, images: Images) -> Tensor | None:
+    """HMC's probabilities for the test images, proved to be in their order; None if not there."""
+    if config.name != "cifar10":
+        return None  # none were published in this form
+    labels = load_images(config.data, config.name, "test").y
+    try:
+        probs = hmc_reference(config.data, labels=labels)
+    except InputError as error:
+        if "has no HMC reference" in str(error):
+            return None
+        raise
+    probs = probs[: config.test_images]
+    check_aligned(probs, images.test[1])
+    return probs
+
+
+# Training -----------------------------------------------------------------------------------------
+
+
+def _trained(
+    config: Config,
+    folder: RunFolder,
+    images: Images,
+    net: Net,
+    start: Posterior | None,
+    row: str,
+    device: str,
+    note: Callable[[str], None],
+) -> tuple[Posterior, bool]:
+    """The blocks that are there and those that there is time for, and whether these are all."""
+    began, longest = time.monotonic(), 0.0
+    blocks = saved(folder.path, net, str(home(device)))
+    for path in blocks:
+        longest = max(longest, folder.timings.get(f"{config.name}/{row} {path.name}", 0.0))
+        note(f"{row}: members {path.name} are there")
+    data: tuple[Tensor, Tensor] | None = None
+    size = config.block or (config.members if config.minutes is None else TIMED_BLOCK)
+    whole = True
+    for ids in cut(folder.path, begun(folder), config.members, size):
+        path = folder.path / BLOCKS / f"{ids[0]:04d}-{ids[-1]:04d}"
+        if config.minutes is not None and blocks:
+            left = 60 * config.minutes - (time.monotonic() - began)
+            if left < longest:
+                note(f"{row}: no time for members {ids[0]} to {ids[-1]}; go on with --resume")
+                whole = False
+                break
+        if data is None:
+            place = "cpu" if config.engine == "ray" else device  # workers have devices of their own
+            data = normalised(images.train[0], config.name, device=place), images.train[1]
+        note(f"{row}: members {ids[0]} to {ids[-1]}, {config.epochs} epochs")
+        before = time.monotonic()
+        with folder.timed(f"{config.name}/{row} {path.name}"):
+            work, own = kept(folder, path.name), params_of(start, ids)
+            posterior = block_of(config, Block(net, data, ids, device, work, own))
+        longest = max(longest, time.monotonic() - before)
+        posterior.save(path)
+        folder.write()
+        blocks[path] = posterior
+    return join_posteriors([blocks[path] for path in sorted(blocks)]), whole
+
+
+# Measuring ----------------------------------------------------------------------------------------
+
+
+def _measure(
+    config: Config,
+    folder: RunFolder,
+    images: Images,
+    reference: Tensor | None,
+    row: str,
+    ensemble: Posterior,
+    note: Callable[[str], None],
+) -> None:
+    x_test, y_test = images.test
+    device = device_of(ensemble.params)
+    ask = {"draws": config.draws, "seed": config.seed, "bf16": device.type == "cuda"}
+
+    def predicted(x: Tensor, **options: Any) -> Predictive:
+        found: Predictive = ensemble.predict(normalised(x, config.name), **{**ask, **options})
+        return found
+
+    note(f"{row}: {len(ensemble)} members on {len(x_test)} test images")
+    p = predicted(x_test, keep_draws=True)
+    folder.arrays[f"{config.name}/points/labels-test"] = y_test.numpy()
+    folder.predictive((config.name, row, "test"), p)
+    _put(folder, (config.name, row, "test"), of_labelled(p, y_test, config.resamples))
+    told = course(ensemble, Training(row, METHODS[config.method], _steps(config, images)))
+    told["members curve"] = members_curve(p.probs, len(ensemble), y_test, reference, MEMBER_COUNTS)
+    if reference is not None:
+        _put(folder, (config.name, row, "test"), closeness_to(p.mean, reference, config.resamples))
+        _keep_reference(config, folder, reference, y_test)
+    for name, x in images.others.items():
+        note(f"{row}: {name}, which is no {config.name}")
+        q = predicted(x, keep_draws=False)
+        folder.predictive((config.name, row, name), q)
+        _put(folder, (config.name, row, name), ood(p.mean, q.mean, config.resamples))
+    if config.inferences:
+        note(f"{row}: {INFERENCES[-1]} inferences of each member")
+        many = predicted(x_test, keep_draws=True, draws=INFERENCES[-1])
+        told["inferences curve"] = inferences_curve(
+            many.probs, len(ensemble), y_test, reference, INFERENCES
+        )
+    folder.put(TRAINING, (config.name, row), told)
+    folder.write()
+    if config.corruptions:
+        _corrupted(config, folder, images, row, device, predicted, note)
+
+
+def _steps(config: Config, images: Images) -> int:
+    return config.epochs * -(-len(images.train[0]) // config.batch_size)
+
+
+def _keep_reference(config: Config, folder: RunFolder, probs: Tensor, labels: Tensor) -> None:
+    """Its own row; of the published predictions only the mean is known."""
+    prefix = f"{config.name}/{REFERENCE}/test"
+    p = Predictive(probs, probs.new_zeros(len(probs)), None)
+    folder.arrays[f"{prefix}/mean"] = probs.numpy()
+    folder.arrays[f"{prefix}/entropy"] = p.entropy.numpy()
+    known = of_labelled(p, labels, config.resamples)
+    known.pop("MI", None)
+    _put(folder, (config.name, REFERENCE, "test"), known)
+
+
+def _corrupted(
+    config: Config,
+    folder: RunFolder,
+    images: Images,
+    row: str,
+    device: torch.device,
+    predicted: Callable[..., Predictive],
+    note: Callable[[str], None],
+) -> None:
+    """The test images under every corruption and intensity, and the mean over all of them."""
+    x, y = images.test[0].to(device), images.test[1]
+    found: dict[tuple[str, int], dict[str, Interval]] = {}
+    for corruption in CORRUPTIONS:
+        note(f"{row}: {corruption}")
+        for intensity in range(1, INTENSITIES + 1):
+            corrupted = corrupt(x, corruption, intensity, seed=config.seed)
+            with folder.timed(f"{config.name}/{row}: predictions of corrupted images"):
+                p = predicted(corrupted, keep_draws=False)
+            measured = of_corrupted(p.mean, y)
+            found[corruption, intensity] = measured
+            _put(folder, (config.name, row, f"{corruption}-{intensity}"), measured)
+        folder.write()
+    _put(folder, (config.name, row, "corrupted"), corrupted_mean(found))
+
+
+def _put(folder: RunFolder, keys: tuple[str, ...], row: Mapping[str, Interval]) -> None:
+    for metric, interval in row.items():
+        folder.put(METRICS, (*keys, metric), interval._asdict())

@@ -1,0 +1,118 @@
+"""What is measured of CIFAR predictions, each with its interval over images."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stochens import metrics
+from stochens.comparison import compare
+from stochens.metrics import Interval, bootstrap
+from stochens.posterior.predictive import Predictive
+
+BOOTSTRAPS = 1000  # over corruptions, of which there are few: cheap
+
+
+def of_labelled(p: Predictive, labels: Tensor, resamples: int) -> dict[str, Interval]:
+    return dict(compare({"": p}, labels, resamples=resamples, show=False).rows[""])
+
+
+def closeness_to(probs: Tensor, reference: Tensor, resamples: int) -> dict[str, Interval]:
+    """probs, reference [B, C]: of the published reference only the mean is known."""
+    measures = {
+        "agreement": metrics.agreement,
+        "variance": metrics.variance,
+        "entropy error": metrics.entropy_error,
+    }
+    return {
+        name: bootstrap(measure, probs, reference, resamples=resamples)
+        for name, measure in measures.items()
+    }
+
+
+def ood(known: Tensor, unknown: Tensor, resamples: int) -> dict[str, Interval]:
+    """AUROC of the highest probability, known [B, C] against unknown [B', C]."""
+    return {
+        "OOD AUROC": bootstrap(metrics.ood_auroc, known, unknown, resamples=min(resamples, 100))
+    }
+
+
+def of_corrupted(probs: Tensor, labels: Tensor) -> dict[str, Interval]:
+    """Values alone: the interval that counts is over the 80 sets."""
+    values = {
+        "accuracy": metrics.accuracy(probs, labels),
+        "NLL": metrics.nll(probs, labels),
+        "ECE": metrics.ece(probs, labels),
+    }
+    return {name: Interval(float(v), float(v), float(v)) for name, v in values.items()}
+
+
+def corrupted_mean(
+    found: Mapping[tuple[str, int], Mapping[str, Interval]],
+) -> dict[str, Interval]:
+    """The mean over all sets, with a 95 % bootstrap interval over corruptions, which are the unit:
+    the intensities of one go together."""
+    names = sorted({name for name, _ in found})
+    rows: dict[str, Interval] = {}
+    for metric in next(iter(found.values())):
+        by_corruption = torch.tensor(
+            [
+                float(np.mean([row[metric].value for (n, _), row in found.items() if n == name]))
+                for name in names
+            ]
+        )
+        rows[metric] = bootstrap(torch.mean, by_corruption.double(), resamples=BOOTSTRAPS)
+    return rows
+
+
+# Curves -------------------------------------------------------------------------------------------
+
+
+def members_curve(
+    probs: Tensor,  # [S, B, C], the first inference of every member first
+    members: int,
+    labels: Tensor,
+    reference: Tensor | None,
+    counts: Sequence[int],
+) -> dict[str, Any]:
+    """Ensembles of fewer members: the mean over all disjoint ones of each size."""
+    sizes = [k for k in counts if k < members] + [members]
+    curve: dict[str, Any] = {"members": sizes}
+    for size in sizes:
+        groups = [
+            _of_mean(probs[first : first + size].mean(0), labels, reference)
+            for first in range(0, members - size + 1, size)
+        ]
+        for name in groups[0]:
+            curve.setdefault(name, []).append(float(np.mean([g[name] for g in groups])))
+    return curve
+
+
+def inferences_curve(
+    probs: Tensor,  # [S, B, C], inference after inference, of all members each
+    members: int,
+    labels: Tensor,
+    reference: Tensor | None,
+    counts: Sequence[int],
+) -> dict[str, Any]:
+    """All members with fewer inferences each."""
+    sizes = [k for k in counts if k * members <= len(probs)]
+    curve: dict[str, Any] = {"draws": sizes}
+    for size in sizes:
+        found = _of_mean(probs[: size * members].mean(0), labels, reference)
+        for name, value in found.items():
+            curve.setdefault(name, []).append(value)
+    return curve
+
+
+def _of_mean(mean: Tensor, labels: Tensor, reference: Tensor | None) -> dict[str, float]:
+    found = {
+        "accuracy": float(metrics.accuracy(mean, labels)),
+        "NLL": float(metrics.nll(mean, labels)),
+    }
+    if reference is not None:
+        found["agreement"] = float(metrics.agreement(mean, reference))
+        found["variance"] = float(metrics.variance(mean, reference))
+    return found

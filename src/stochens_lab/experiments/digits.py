@@ -1,0 +1,263 @@
+"""The comparison on real images: how close each method comes to full-batch HMC on digits.
+
+A small ResNet with filter response normalisation learns scikit-learn's digits. It is then asked
+about test digits, the same rotated, the same with noise, and patches of photographs.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stochens import metrics
+from stochens.comparison import OWN_NOISE, closeness, compare, own_noise
+from stochens.errors import InputError
+from stochens.members import Params
+from stochens.metrics import Interval
+from stochens.networks import SmallResNetFRN
+from stochens.posterior.posterior import Posterior
+from stochens.posterior.predictive import Predictive
+from stochens.samplers.langevin import langevin, usual_step
+from stochens.samplers.sampling import hmc
+from stochens_lab.data.digits import digits, noisy, photo_patches, rotated
+from stochens_lab.experiments.rows import ENSEMBLES, Training, course, summary
+from stochens_lab.experiments.runs import (
+    engine_of,
+    fields,
+    finished,
+    is_whole,
+    kept,
+    made_again,
+    opened,
+    reached,
+    stopped_run,
+    taken_over,
+)
+from stochens_lab.report.run_folder import METRICS, SAMPLER, TRAINING, RunFolder
+
+SET = "digits"
+REFERENCE, NOISE_ROW = "HMC", "HMC" + OWN_NOISE
+LABELLED = ("test", "rotated", "noisy")
+UNLABELLED = "photographs"
+DEGREES, NOISE = 30.0, 0.3  # of the shifts: a pixel's standard deviation is 0.37
+PRIOR_PRECISION = 1.0  # of all methods and of HMC
+FIRST_STEP = 0.002  # of HMC: its curvature is up to 3e4, so that steps over 0.01 are unstable
+TARGET_ACCEPT = 0.65  # Beskos et al. 2013: the best for many parameters
+DIAGNOSED = 100  # test digits whose predictions tell of the chains
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """What a run is made of. Presets are in PRESETS."""
+
+    preset: str = "quick"
+    images: int = 300  # to train on, of 1257
+    channels: int = 8  # faster than 6: convolutions on CPUs work in eights
+    members: int = 10
+    steps: int = 450  # what the time allows: SE3 and gaussian are not at their end
+    langevin_steps: int = 450  # of the whole data, each
+    chains: int = 4
+    samples: int = 20
+    warmup: int = 20
+    trajectory: float = 0.6  # in standard deviations of the prior
+    leapfrogs: int = 70  # of a trajectory, at most
+    resamples: int = 300  # of the bootstrap over images
+    seed: int = 0
+    device: str | None = None
+    engine: str = "auto"  # of training and sampling; ray: on many machines
+    address: str | None = None  # of the Ray cluster
+    out: Path = Path("runs/digits")
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "quick": {},
+    "paper": {  # for a GPU
+        "images": 1257,
+        "members": 100,
+        "steps": 4000,
+        "langevin_steps": 4000,
+        "chains": 8,
+        "samples": 300,
+        "warmup": 100,
+        "trajectory": math.pi / 2,  # Izmailov et al. 2021
+        "leapfrogs": 600,
+    },
+}
+
+
+def configured(preset: str | None = None, **changes: Any) -> Config:
+    """A preset, with some of its fields changed; None leaves one as it is."""
+    return Config(**fields(PRESETS, preset, changes))
+
+
+Data = tuple[Tensor, Tensor]  # x [N, 1, 8, 8], y [N]
+
+
+def _by_langevin(net: nn.Module, data: Data, **options: Any) -> Posterior:
+    """With one step size for all members, that of the results which are published."""
+    return langevin(net, data, step_size=usual_step(len(data[0])), **options)
+
+
+METHODS = ENSEMBLES | {"langevin": _by_langevin}
+
+
+def resumed(path: Path, **changes: Any) -> Config:
+    """That of a run that was stopped; only where it is worked on may change."""
+    before = stopped_run(path, "digits")
+    return made_again(Config, taken_over(path, before, changes, {"device", "address"}))
+
+
+def run(
+    config: Config, *, resume: bool = False, note: Callable[[str], None] = lambda text: None
+) -> Path:
+    """Sample, train, predict, compare; everything goes to the run folder, which is returned.
+
+    `resume`: what the folder holds is done already, and the rest is gone on with.
+    """
+    if resume and is_whole(config.out):
+        note(f"{config.out} is complete")
+        return config.out
+    data, places, labels = _images(config)
+    settings = dataclasses.asdict(config) | {"out": str(config.out)}
+    device = reached(config.engine, config.address, config.device)
+    with opened(config.out, "digits", settings, device, resume=resume) as folder:
+        for domain in LABELLED:
+            folder.arrays[f"{SET}/points/labels-{domain}"] = labels.numpy()
+        net = SmallResNetFRN(channels=config.channels)
+
+        note(f"{REFERENCE}: {config.chains} chains of {config.samples} draws")
+        with folder.timed(f"{SET}/{REFERENCE}"):
+            reference = sample(net, data, config, folder)
+            truth = {place: reference.predict(x, keep_draws=False) for place, x in places.items()}
+        folder.put(SAMPLER, (SET,), summary(reference, places["test"][:DIAGNOSED]))
+        _keep(folder, REFERENCE, truth)
+        _put(folder, REFERENCE, measured(truth, labels, resamples=config.resamples))
+        if config.chains > 1:
+            noise = {d: own_noise(p, resamples=config.resamples) for d, p in truth.items()}
+            _put(folder, NOISE_ROW, noise)
+        folder.write()
+
+        for name, train in METHODS.items():
+            steps = config.langevin_steps if name == "langevin" else config.steps
+            note(f"{name}: {config.members} members, {steps} steps")
+            with folder.timed(f"{SET}/{name}"):
+                posterior = train(
+                    net,
+                    data,
+                    steps=steps,
+                    members=config.members,
+                    checkpoint=kept(folder, name),
+                    **_common(config),
+                )
+                found = {place: posterior.predict(x) for place, x in places.items()}
+            _keep(folder, name, found)
+            _put(folder, name, measured(found, labels, resamples=config.resamples))
+            near = {d: closeness(p, truth[d], resamples=config.resamples) for d, p in found.items()}
+            _put(folder, name, near)
+            row = Training(name, train, steps)
+            folder.put(TRAINING, (SET, name), course(posterior, row))
+            folder.write()
+        return finished(folder)
+
+
+def _common(config: Config) -> dict[str, Any]:
+    """What all methods and HMC have in common."""
+    return {
+        "prior_precision": PRIOR_PRECISION,
+        "seed": config.seed,
+        "device": config.device,
+        "engine": engine_of(config.engine, config.address),
+    }
+
+
+def _images(config: Config) -> tuple[Data, dict[str, Tensor], Tensor]:
+    """What to train on, the images of each domain, and the labels of those that have any."""
+    x, y, x_test, y_test = digits(seed=config.seed)
+    if not 1 <= config.images <= len(x):
+        raise InputError(
+            f"images must be 1 to {len(x)}, the digits to train on, got {config.images}"
+        )
+    places = {
+        "test": x_test,
+        "rotated": rotated(x_test, degrees=DEGREES),
+        "noisy": noisy(x_test, sd=NOISE, seed=config.seed),
+        UNLABELLED: photo_patches(len(x_test), seed=config.seed),
+    }
+    return (x[: config.images], y[: config.images]), places, y_test  # shuffled by the split
+
+
+# The reference ------------------------------------------------------------------------------------
+
+
+def sample(net: nn.Module, data: Data, config: Config, folder: RunFolder) -> Posterior:
+    """Full-batch HMC from members that no ensemble has, brought to the size of the prior."""
+    sd = PRIOR_PRECISION**-0.5
+    ids = range(config.members, config.members + config.chains)
+    common, start = _common(config), kept(folder, "start")
+    trained = METHODS["regular"](
+        net, data, steps=config.steps, members=ids, checkpoint=start, **common
+    )
+    return hmc(
+        net,
+        data,
+        chains=config.chains,
+        samples=config.samples,
+        warmup=config.warmup,
+        start=resized(trained.params, sd=sd),
+        trajectory=config.trajectory * sd,
+        max_leapfrogs=config.leapfrogs,
+        step_size=FIRST_STEP * sd,
+        target_accept=TARGET_ACCEPT,
+        checkpoint=kept(folder, REFERENCE),
+        **common,
+    )
+
+
+def resized(params: Params, *, sd: float) -> Params:
+    """Every channel's weights and bias of a convolution, scaled to root mean square sd.
+
+    FRN follows each convolution and divides by the size of its output: the function stays the same.
+    Training leaves parameters of size 0.24, where a step of HMC must be as short as 0.002, and far
+    from the prior's size, which chains would first have to reach.
+    """
+    new = dict(params)
+    for name, weight in params.items():
+        if weight.dim() == 5:  # [M, C, inputs, 3, 3]
+            to_bias = name.removesuffix("weight") + "bias"
+            both = torch.cat([weight.flatten(2), params[to_bias].unsqueeze(2)], dim=2)
+            scale = sd / both.square().mean(2).sqrt().clamp_min(1e-12)  # [M, C]
+            new[name] = weight * scale[..., None, None, None]
+            new[to_bias] = params[to_bias] * scale
+    return new
+
+
+# What is kept -------------------------------------------------------------------------------------
+
+
+def measured(
+    found: Mapping[str, Predictive], labels: Tensor, *, resamples: int
+) -> dict[str, dict[str, Interval]]:
+    """domain -> metric -> what can be said without the reference."""
+    rows = {
+        domain: compare({"": found[domain]}, labels, resamples=resamples, show=False).rows[""]
+        for domain in LABELLED
+    }
+    known, unknown = found["test"].mean, found[UNLABELLED].mean
+    auroc = metrics.bootstrap(metrics.ood_auroc, known, unknown, resamples=resamples)
+    return rows | {UNLABELLED: {"OOD AUROC": auroc}}
+
+
+def _put(folder: RunFolder, method: str, rows: Mapping[str, Mapping[str, Interval]]) -> None:
+    for domain, row in rows.items():
+        for metric, interval in row.items():
+            if all(map(math.isfinite, interval)):  # NLL is infinite where a label has probability 0
+                folder.put(METRICS, (SET, method, domain, metric), interval._asdict())
+
+
+def _keep(folder: RunFolder, method: str, found: Mapping[str, Predictive]) -> None:
+    for domain, p in found.items():
+        folder.predictive((SET, method, domain), p)

@@ -1,0 +1,114 @@
+"""What the experiments share of a row of their table: how it is trained, and what is told of its
+training and of the reference."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stochens.data import source
+from stochens.methods import DropConnect, Dropout, Gaussian, Method, NPDropout, Regular
+from stochens.posterior.posterior import Posterior
+from stochens.samplers.diagnostics import diagnose
+from stochens.samplers.swag import multiswa
+from stochens.training.fit import fit
+
+BATCH, RATE = 100, 0.01  # the authors' code: Adam, divided by 10 at 1/2 and 3/4, fresh each time
+LAST_PART = 0.2  # of training, over which the loss and its fluctuation are told
+
+
+def schedule(examples: int, steps: int) -> dict[str, Any]:
+    """The authors' way to train, for so many steps: options of `fit`."""
+    batch = min(BATCH, examples)
+    return {
+        "optimizer": "adam",
+        "lr": RATE,
+        "schedule": "step",
+        "batch_size": batch,
+        "epochs": max(1, round(steps / math.ceil(examples / batch))),
+    }
+
+
+Train = Callable[..., Posterior]  # (net, data, *, steps, and options of `fit`)
+
+
+def _by_fit(method: Method) -> Train:
+    def train(net: nn.Module, data: Any, *, steps: int, **options: Any) -> Posterior:
+        settings = schedule(source(data).size, steps)
+        return fit(net, data, method=method, **settings, **options)
+
+    return train
+
+
+def _by_swa(net: nn.Module, data: Any, *, steps: int, **options: Any) -> Posterior:
+    settings = schedule(source(data).size, steps) | {"schedule": "constant"}
+    return multiswa(net, data, **settings, **options)
+
+
+ENSEMBLES: dict[str, Train] = {
+    "regular": _by_fit(Regular()),
+    "MultiSWA": _by_swa,
+    "SE1": _by_fit(Dropout(0.1)),
+    "SE2": _by_fit(DropConnect(0.1)),
+    "SE3": _by_fit(NPDropout()),
+    "gaussian": _by_fit(Gaussian(0.1, learn=True)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """One row of the table: a method under a schedule."""
+
+    name: str
+    train: Callable[..., Posterior]
+    steps: int
+    start: str = "default"
+    replicas: bool = True  # whether it takes several data draws at once
+
+
+def summary(reference: Posterior, at: Tensor) -> dict[str, Any]:
+    """The sampler's diagnostics as plain numbers."""
+    assert reference.chains is not None
+    chains = reference.chains
+    about: dict[str, Any] = {
+        "sampler": chains.sampler,
+        "chains": chains.count,
+        "draws": len(reference) // chains.count,
+        "divergences": int(chains.stats["diverged"].sum()),
+        "accept": float(chains.stats["accept"].mean()),
+        "leapfrogs": float(chains.stats["leapfrogs"].mean()),
+    }
+    found = diagnose(reference, at)
+    assert found.e_bfmi is not None
+    about |= {"e_bfmi": float(found.e_bfmi.min()), "troubles": found.troubles}
+    for name, m in (("predictions", found.predictions), ("parameters", found.parameters)):
+        if m is not None:
+            about[name] = {
+                "rhat": float(m.rhat.max()),
+                "ess_bulk": float(m.ess_bulk.min()),
+                "ess_tail": float(m.ess_tail.min()),
+            }
+    return about
+
+
+def course(posterior: Posterior, row: Training) -> dict[str, Any]:
+    """KL terms, the training KL loss over the last part of training, its fluctuation and course."""
+    history = posterior.history
+    about = {"steps": row.steps, "start": row.start, "kl": posterior.kl()._asdict()}
+    if history is None:  # nothing was minimised
+        return about
+    loss, fluctuation = history.loss.double(), history.loss_sd.double()  # [E, M]
+    last = slice(-max(1, round(LAST_PART * len(loss))), None)
+    keep = torch.linspace(0, len(loss) - 1, min(len(loss), 100)).round().long()
+    return about | {
+        "loss": float(loss[last].mean()),
+        "loss_sd": float(fluctuation[last].mean()),
+        "course": {
+            "step": [round((int(e) + 1) / len(loss) * row.steps) for e in keep],
+            "loss": loss.mean(1)[keep].tolist(),
+            "sd": loss.std(1, correction=0)[keep].tolist(),
+        },
+    }

@@ -1,0 +1,343 @@
+"""The paper's toy experiment (Table 1 and fig1): how close each method comes to NUTS.
+
+Three training sets of falling separability, a network 2-10-10-2, one inference per member;
+in-domain points uniform on [-1, 1]^2, out-of-domain on [-10, 10]^2.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from stochens.comparison import OWN_NOISE
+from stochens.data import Replicas
+from stochens.errors import InputError
+from stochens.methods.np_dropout import set_distance
+from stochens.networks import MLP
+from stochens.posterior.posterior import Posterior
+from stochens.posterior.predictive import Predictive
+from stochens.reference_noise import as_if_apart
+from stochens.samplers.sampling import nuts
+from stochens.toy import IN_DOMAIN, OUT_OF_DOMAIN, grid, toy_set, uniform_points
+from stochens_lab.experiments.parts import side_by_side
+from stochens_lab.experiments.replicates import Replicates
+from stochens_lab.experiments.rows import BATCH, Training, course, summary
+from stochens_lab.experiments.runs import (
+    PARTS,
+    engine_of,
+    fields,
+    finished,
+    is_whole,
+    kept,
+    made_again,
+    opened,
+    reached,
+    stopped_run,
+    taken_over,
+)
+from stochens_lab.experiments.toy_rows import METHODS, SIZES, rows_of
+from stochens_lab.report.run_folder import SAMPLER, TRAINING, RunFolder
+
+REFERENCE, NOISE = "NUTS", "NUTS" + OWN_NOISE
+AS_MANY = "NUTS, as many draws"  # as an ensemble has members: the noise of that number
+DOMAINS = {"in": IN_DOMAIN, "out": OUT_OF_DOMAIN}
+MAP_STEPS = 61  # points along a side of a map
+CURVES = ("regular", "SE3")  # whose course over training steps is told
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """What a run is made of. Presets are in PRESETS."""
+
+    preset: str = "quick"
+    sets: tuple[str, ...] = ("a", "b", "c")
+    points: int = 200
+    members: int = 96
+    steps: int = 1500  # of schedule T
+    prior_steps: int | None = None  # of schedule Q, which starts from the prior; None: without it
+    langevin_steps: int = 1250
+    langevin_batch: int | None = None  # all of the data
+    curve: tuple[int, ...] = ()  # shorter trainings, for the course over steps
+    only: tuple[str, ...] = ()  # names of rows; none: all of them
+    draws: int = 1  # of the training data
+    seeds: int = 1  # independent ensembles for each draw
+    chains: int = 4
+    samples: int = 500
+    warmup: int = 500
+    test_points: int = 2000
+    seed: int = 0
+    device: str | None = None
+    engine: str = "auto"  # of training and sampling; ray: on many machines
+    address: str | None = None  # of the Ray cluster
+    jobs: int = 1  # sets at a time, each in a process of its own
+    out: Path = Path("runs/toy")
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "quick": {},
+    "table": {  # the table to believe: three data draws, three seeds
+        "points": 400,
+        "members": 256,
+        "steps": 10_000,
+        "prior_steps": 6_000,
+        "curve": (500, 1000, 2000, 4000),
+        "draws": 3,
+        "seeds": 3,
+        "samples": 2000,
+        "warmup": 1000,
+        "test_points": 4000,
+    },
+    "paper": {
+        "points": 2000,
+        "members": 1024,
+        "steps": 10_000,
+        "prior_steps": 6_000,
+        "langevin_steps": 10_000,
+        "langevin_batch": BATCH,
+        "curve": (),
+        "samples": 2000,
+        "warmup": 2000,
+        "test_points": 4000,
+    },
+}
+
+
+def configured(preset: str | None = None, **changes: Any) -> Config:
+    """A preset, with some of its fields changed; None leaves one as it is."""
+    return Config(**fields(PRESETS, preset, changes))
+
+
+def resumed(path: Path, **changes: Any) -> Config:
+    """That of a run that was stopped; only where it is worked on may change."""
+    found = stopped_run(path, "toy")
+    found |= {k: tuple(v) for k, v in found.items() if isinstance(v, list)}
+    changeable = {"device", "address"}
+    if found.get("jobs", 1) > 1 and (changes.get("jobs") or 1) > 1:
+        changeable.add("jobs")  # one alone keeps its work elsewhere, and would begin anew
+    return made_again(Config, taken_over(path, found, changes, changeable))
+
+
+def trainings(config: Config, set_name: str) -> list[Training]:
+    """The rows that are asked for."""
+    return rows_of(
+        set_name,
+        steps=config.steps,
+        prior_steps=config.prior_steps,
+        langevin_steps=config.langevin_steps,
+        langevin_batch=config.langevin_batch,
+        only=config.only,
+    )
+
+
+def run(
+    config: Config, *, resume: bool = False, note: Callable[[str], None] = lambda text: None
+) -> Path:
+    """Sample, train, predict, compare; everything goes to the run folder, which is returned.
+
+    `resume`: what the folder holds is done already, and the rest is gone on with.
+    """
+    if resume and is_whole(config.out):
+        note(f"{config.out} is complete")
+        return config.out
+    for name in config.sets:
+        toy_set(name, n=config.points)  # refuses an unknown one before any work
+        trainings(config, name)  # likewise
+    settings = dataclasses.asdict(config) | {"out": str(config.out)}
+    if config.engine == "ray" and config.jobs > 1:
+        raise InputError("--jobs is for one machine; with --engine ray, Ray shares out the work")
+    device = reached(config.engine, config.address, config.device)
+    with opened(config.out, "toy", settings, device, resume=resume) as folder:
+        if config.jobs > 1:
+            side_by_side(run, _parts(config), folder, jobs=config.jobs)
+        else:
+            replicates = Replicates(several=config.draws * config.seeds > 1)
+            for set_name in config.sets:
+                _one_set(config, folder, replicates, set_name, note)
+        return finished(folder)
+
+
+def _parts(config: Config) -> list[Config]:
+    """A run for each set, inside the run's folder."""
+    return [
+        dataclasses.replace(config, sets=(name,), jobs=1, out=config.out / PARTS / name)
+        for name in config.sets
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """A draw of the training data, and what the true posterior says."""
+
+    number: int
+    data: tuple[Tensor, Tensor]
+    truth: dict[str, Predictive]  # by place
+
+
+def _one_set(
+    config: Config,
+    folder: RunFolder,
+    replicates: Replicates,
+    set_name: str,
+    note: Callable[[str], None],
+) -> None:
+    places = _places(config)
+    draws = []
+    for number in range(config.draws):
+        note(f"set {set_name}, draw {number}: {REFERENCE}")
+        draws.append(_sampled(config, folder, replicates, set_name, number, places))
+        replicates.write(folder)
+    for row in trainings(config, set_name):
+        note(f"set {set_name}: {row.name}, {row.steps} steps")
+        with folder.timed(f"{set_name}/{row.name}"):
+            trained = list(_ensembles(config, folder, set_name, row, draws))
+        for k, (draw, posterior) in enumerate(trained):
+            shown = k == 0  # on the maps and in the tables of training
+            wanted = places if shown else {d: places[d] for d in DOMAINS}
+            found = {place: posterior.predict(x) for place, x in wanted.items()}
+            for domain in DOMAINS:
+                key = (set_name, row.name, domain)
+                replicates.add(key, found[domain], draw.truth[domain], draw=draw.number)
+                if config.curve and row.name in CURVES:  # the last point of the course over steps
+                    replicates.curve(key, row.steps, found[domain], draw.truth[domain])
+            if config.curve and row.name == "SE3":
+                replicates.distance(set_name, row.steps, set_distance(posterior.params))
+            if shown:
+                for place, p in found.items():
+                    folder.predictive((set_name, row.name, place), p)
+                folder.put(TRAINING, (set_name, row.name), course(posterior, row))
+        replicates.write(folder)
+    if not config.only:
+        _curve(config, folder, replicates, set_name, draws, places, note)
+        replicates.write(folder)
+
+
+def _sampled(
+    config: Config,
+    folder: RunFolder,
+    replicates: Replicates,
+    set_name: str,
+    number: int,
+    places: dict[str, Tensor],
+) -> Draw:
+    """The reference of one data draw, and its own noise."""
+    data = toy_set(set_name, n=config.points, draw=number)
+    with folder.timed(f"{set_name}/{number}/{REFERENCE}"):
+        reference = nuts(
+            MLP(*SIZES),
+            data,
+            chains=config.chains,
+            samples=config.samples,
+            warmup=config.warmup,
+            target_accept=0.9,
+            seed=config.seed + number,
+            device=config.device,
+            engine=engine_of(config.engine, config.address),
+            checkpoint=kept(folder, set_name, number, REFERENCE),
+        )
+    truth = {place: reference.predict(x, keep_draws=False) for place, x in places.items()}
+    if number == 0:
+        _keep_points(folder, set_name, data, places)
+        _keep_reference(folder, set_name, reference, truth, places["in"][:100])
+    few = _as_few(reference, config.members)
+    for domain in DOMAINS:
+        alone = config.draws == 1  # however many ensembles there are
+        replicates.noise((set_name, NOISE, domain), truth[domain], draw=number, alone=alone)
+        p, apart = few.predict(places[domain], keep_draws=False), as_if_apart(truth[domain])
+        replicates.add((set_name, AS_MANY, domain), p, apart, draw=number, alone=alone)
+    return Draw(number, data, truth)
+
+
+def _ensembles(
+    config: Config, folder: RunFolder, set_name: str, row: Training, draws: list[Draw]
+) -> Iterator[tuple[Draw, Posterior]]:
+    """`seeds` independent ensembles of each data draw, trained together: a member depends on its
+    own number alone, so this is the same as so many trainings, in fewer and larger steps."""
+    size = config.members
+    options: dict[str, Any] = {"steps": row.steps, "start": row.start, "device": config.device}
+    options["engine"] = engine_of(config.engine, config.address)
+    place = (set_name, row.name, row.steps)
+    if row.replicas and len(draws) > 1:
+        members = size * config.seeds * len(draws)
+        data = Replicas(draw.data for draw in draws)
+        options |= {"members": members, "seed": config.seed, "checkpoint": kept(folder, *place)}
+        trained = row.train(data, **options)
+        parts = [trained.replica(d, len(draws)) for d in range(len(draws))]
+        numbers = [tuple(m // len(draws) for m in part.members) for part in parts]
+    else:
+        parts = [
+            row.train(
+                draw.data,
+                members=size * config.seeds,
+                seed=config.seed + 100 * draw.number,
+                checkpoint=kept(folder, *place, draw.number),
+                **options,
+            )
+            for draw in draws
+        ]
+        numbers = [part.members for part in parts]  # some may have diverged and be left out
+    for draw, part, ids in zip(draws, parts, numbers, strict=True):
+        for first in range(0, size * config.seeds, size):
+            rows = [k for k, member in enumerate(ids) if first <= member < first + size]
+            if rows:
+                yield draw, part.take(slice(rows[0], rows[-1] + 1))
+
+
+def _as_few(reference: Posterior, members: int) -> Posterior:
+    """Evenly spaced draws of the first half of the chains, as many as an ensemble has members."""
+    assert reference.chains is not None
+    first = len(reference) // reference.chains.count * (reference.chains.count // 2)
+    every = max(1, first // members)
+    return reference.take(slice(0, min(first, every * members), every))
+
+
+def _places(config: Config) -> dict[str, Tensor]:
+    """Test points of each domain, and the grids of its maps."""
+    places = {
+        domain: uniform_points(config.test_points, half_side=side, seed=config.seed)
+        for domain, side in DOMAINS.items()
+    }
+    maps = {f"map-{domain}": grid(side, steps=MAP_STEPS) for domain, side in DOMAINS.items()}
+    return places | maps
+
+
+def _keep_points(
+    folder: RunFolder, set_name: str, data: tuple[Tensor, Tensor], places: dict[str, Tensor]
+) -> None:
+    for name, x in {"train": data[0], "labels": data[1], **places}.items():
+        folder.arrays[f"{set_name}/points/{name}"] = x.numpy()
+
+
+def _keep_reference(
+    folder: RunFolder,
+    set_name: str,
+    reference: Posterior,
+    truth: dict[str, Predictive],
+    at: Tensor,
+) -> None:
+    for place, p in truth.items():
+        folder.predictive((set_name, REFERENCE, place), p)
+    folder.put(SAMPLER, (set_name,), summary(reference, at))
+
+
+def _curve(
+    config: Config,
+    folder: RunFolder,
+    replicates: Replicates,
+    set_name: str,
+    draws: list[Draw],
+    places: dict[str, Tensor],
+    note: Callable[[str], None],
+) -> None:
+    """Regular and SE3 trained for fewer steps, and how far apart SE3's sets are then."""
+    for steps in config.curve:
+        for name in CURVES:
+            note(f"set {set_name}: {name}, {steps} steps")
+            row = Training(name, METHODS[name], steps)
+            for draw, posterior in _ensembles(config, folder, set_name, row, draws):
+                for domain in DOMAINS:
+                    p = posterior.predict(places[domain], keep_draws=False)
+                    replicates.curve((set_name, name, domain), steps, p, draw.truth[domain])
+                if name == "SE3":
+                    replicates.distance(set_name, steps, set_distance(posterior.params))

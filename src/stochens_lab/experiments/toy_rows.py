@@ -1,0 +1,62 @@
+"""The methods of the toy table: how an ensemble of each is made, and for how many steps."""
+
+from collections.abc import Callable
+from typing import Any
+
+from stochens.errors import InputError, did_you_mean
+from stochens.networks import MLP
+from stochens.posterior.posterior import Posterior
+from stochens.samplers.langevin import langevin, usual_step
+from stochens_lab.experiments.rows import ENSEMBLES, Train, Training
+
+OnToy = Callable[..., Posterior]  # (data, *, members, steps, start, seed, device)
+SIZES = (2, 10, 10, 2)
+EARLY = {"a": 1000, "b": 2000, "c": 2000}  # steps of the control, picked by its distance to NUTS
+
+
+def _on_toy(ensemble: Train) -> OnToy:
+    def train(data: Any, **options: Any) -> Posterior:
+        return ensemble(MLP(*SIZES), data, **options)
+
+    return train
+
+
+def _by_langevin(batch_size: int | None) -> OnToy:
+    def train(data: Any, *, start: str, **options: Any) -> Posterior:
+        assert start == "prior"
+        step = usual_step(len(data[0]))  # the same for all members, as in the tables that are kept
+        return langevin(MLP(*SIZES), data, batch_size=batch_size, step_size=step, **options)
+
+    return train
+
+
+METHODS = {name: _on_toy(ensemble) for name, ensemble in ENSEMBLES.items()}
+
+
+def rows_of(
+    set_name: str,
+    *,
+    steps: int,
+    prior_steps: int | None,
+    langevin_steps: int,
+    langevin_batch: int | None,
+    only: tuple[str, ...] = (),
+) -> list[Training]:
+    """Schedule T (the authors'), Q (from the prior), the control that is stopped early, and the
+    Langevin ensemble; `only` those that are named, where any are."""
+    rows = [Training(name, train, steps) for name, train in METHODS.items()]
+    if prior_steps is not None:
+        rows += [
+            Training(f"{name}, Q", METHODS[name], prior_steps, "prior")
+            for name in ("regular", "SE3", "gaussian")
+        ]
+    early = min(EARLY[set_name], steps)
+    rows.append(Training("regular, early", METHODS["regular"], early, "prior"))
+    by_langevin = _by_langevin(langevin_batch)
+    rows.append(Training("langevin", by_langevin, langevin_steps, "prior", replicas=False))
+    for name in only:
+        if name not in [row.name for row in rows]:
+            hint = did_you_mean(name, [row.name for row in rows])
+            known = "; ".join(row.name for row in rows)
+            raise InputError(f"no method {name!r} in this preset{hint or '.'} It has: {known}")
+    return [row for row in rows if not only or row.name in only]

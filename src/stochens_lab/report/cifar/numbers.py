@@ -1,0 +1,176 @@
+"""What the charts and the figures of CIFAR runs draw: histograms, gaps, boxes and curves."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from stochens.errors import InputError
+from stochens.metrics import calibration_curve
+from stochens_lab.report.cifar.rows import Row, Rows, corruption
+from stochens_lab.report.page.run import unique
+from stochens_lab.report.paper import CIFAR, TEST, paper_value
+
+BINS = 25  # of entropy
+CUT = 2.5  # times the highest of the other bins
+CONFIDENCE_BINS = 10
+LEAST_IN_BIN = 20  # images: the accuracy of fewer is noise
+CURVES = {"members curve": "members", "inferences curve": "draws"}  # its key -> that of its x
+
+
+def entropies(row: Row, place: str = TEST) -> np.ndarray | None:
+    """Of the predictions [B]; from the mean where only that was published."""
+    found = row.array(place, "entropy")
+    mean = row.array(place, "mean")
+    if found is None and mean is not None:
+        p = np.clip(mean.astype(np.float64), 1e-30, 1)
+        found = -(p * np.log(p)).sum(1)
+    if found is None or not len(found):
+        return None
+    kept: np.ndarray = found[np.isfinite(found)].astype(np.float64)
+    return kept if len(kept) else None
+
+
+def entropy_edges(rows: Sequence[Row]) -> np.ndarray:
+    """From 0 to the most that any row has, or could have by its classes."""
+    tops = [1e-6]
+    for row in rows:
+        mean, values = row.array(TEST, "mean"), entropies(row)
+        if mean is not None and mean.ndim == 2:
+            tops.append(float(np.log(mean.shape[1])))
+        elif values is not None:
+            tops.append(float(values.max()))
+    return np.linspace(0, max(tops), BINS + 1)
+
+
+def shares(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Of all values, how large a share lies in each bin; what is above counts in the last."""
+    counts, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges)
+    return counts / max(len(values), 1)
+
+
+def highest(histograms: Iterable[np.ndarray]) -> tuple[float, bool]:
+    """How high the axis goes, and whether that cuts the first bin, which may hold most images and
+    would make the others too small to see."""
+    found = [h for h in histograms if len(h)]
+    whole, rest = (max(float(h[first:].max()) for h in found) for first in (0, 1))
+    cut = 0 < CUT * rest < whole
+    return (CUT * rest, True) if cut else (1.04 * whole, False)
+
+
+def distance(one: np.ndarray, other: np.ndarray) -> float:
+    """Wasserstein: how far values move, on average, to make one distribution of the other.
+
+    >>> distance(np.array([0.0, 1.0]), np.array([1.5, 0.5]))
+    0.5
+    """
+    if len(one) != len(other):
+        levels = (np.arange(1000) + 0.5) / 1000
+        one, other = np.quantile(one, levels), np.quantile(other, levels)
+    return float(np.abs(np.sort(one) - np.sort(other)).mean())
+
+
+class Calibration(NamedTuple):
+    confidence: list[float]
+    gap: list[float]  # accuracy - confidence
+
+
+def calibration(row: Row, labels: np.ndarray | None) -> Calibration | None:
+    """In bins of equal width, those with enough images."""
+    mean = row.array(TEST, "mean")
+    if mean is None or labels is None or mean.ndim != 2 or len(mean) != len(labels):
+        return None
+    try:
+        curve = calibration_curve(
+            torch.from_numpy(mean.astype(np.float64)),
+            torch.from_numpy(labels),
+            bins=CONFIDENCE_BINS,
+            binning="equal-width",
+        )
+    except InputError:  # labels and classes that do not go together are no reason for no page
+        return None
+    full = curve.count >= min(LEAST_IN_BIN, len(labels) / CONFIDENCE_BINS)
+    gap = (curve.accuracy - curve.confidence)[full]
+    return Calibration(curve.confidence[full].tolist(), gap.tolist())
+
+
+class Box(NamedTuple):
+    low: float
+    first: float
+    median: float
+    third: float
+    high: float
+
+
+def corrupted_values(row: Row, metric: str) -> dict[str, dict[int, float]]:
+    """Corruption -> intensity -> value."""
+    found: dict[str, dict[int, float]] = {}
+    for domain in row.domains:
+        at, interval = corruption(domain), row.interval(domain, metric)
+        if at is not None and interval is not None:
+            found.setdefault(at[0], {})[at[1]] = interval.value
+    return found
+
+
+def intensities(rows: Sequence[Row]) -> list[int]:
+    found = [corruption(domain) for row in rows for domain in row.domains]
+    return sorted({at[1] for at in found if at is not None})
+
+
+def box(row: Row, metric: str, intensity: int) -> Box | None:
+    """Over the corruptions of an intensity: the whole range, the quartiles and the median."""
+    values = [v[intensity] for v in corrupted_values(row, metric).values() if intensity in v]
+    return Box(*np.quantile(values, [0, 0.25, 0.5, 0.75, 1]).tolist()) if values else None
+
+
+def curve(row: Row, which: str, metric: str) -> tuple[list[float], list[float]] | None:
+    """Values over the number of members, or of inferences."""
+    found = row.training.get(which) or {}
+    x, y = found.get(CURVES[which]) or [], found.get(metric) or []
+    pairs = [(float(a), float(b)) for a, b in zip(x, y, strict=False) if b is not None and a > 0]
+    return ([a for a, _ in pairs], [b for _, b in pairs]) if pairs else None
+
+
+def curve_metrics(rows: Sequence[Row], which: str) -> list[str]:
+    """Agreement and variance first, then what else is there."""
+    found = [name for row in rows for name in row.training.get(which) or {}]
+    first = [name for name in ("agreement", "variance") if name in found]
+    return [name for name in unique([*first, *found]) if name != CURVES[which]]
+
+
+FEW_LABELS = 3  # that any axis has room for beside its first
+
+
+def spaced(places: Iterable[float], ratio: float) -> list[float]:
+    """Those that have room for a label on a logarithmic axis.
+
+    From the last, which a curve is read at, down; where all are near, the axis is wide for them.
+
+    >>> spaced([1, 2, 3, 5, 10], 1.9), spaced([40, 60, 80], 1.9)
+    ([1, 2, 5, 10], [40, 60, 80])
+    """
+    found = sorted(set(places), reverse=True)
+    room = min(ratio, (found[0] / found[-1]) ** (1 / FEW_LABELS)) if found else ratio
+    kept: list[float] = []
+    for place in found:
+        if not kept or place * room <= kept[-1]:
+            kept.append(place)
+    return kept[::-1]
+
+
+class Level(NamedTuple):
+    """What to hold a curve against."""
+
+    name: str
+    value: float
+    of_paper: bool
+
+
+def level(rows: Rows, metric: str) -> Level | None:
+    """The reference's own value, or that of the paper's SE1 where it is 1 or 0 by definition."""
+    if metric in ("agreement", "variance"):
+        paper = paper_value(CIFAR, rows.set_name, "SE1", TEST, metric)
+        return None if paper is None else Level("SE1, paper", paper, True)
+    found = ((row.name, row.interval(TEST, metric)) for row in rows.apart)
+    return next((Level(name, i.value, False) for name, i in found if i is not None), None)

@@ -1,0 +1,146 @@
+"""Two rows on the same test images: which is closer to the reference, and by how much.
+
+Every measure is a distance to the reference r, 0 for its own predictions:
+
+    accuracy            |accuracy(p) - accuracy(r)|
+    NLL                 |NLL(p) - NLL(r)|
+    agreement           1 - agreement(p, r)
+    variance            variance(p, r)
+    entropy histogram   integral |F_p(h) - F_r(h)| dh, the Wasserstein-1 distance in nats between
+                        the distributions of predictive entropy over images, F cumulative shares
+
+Images are drawn anew with replacement, the same for both rows and for the reference: what makes an
+image hard is then in both distances, and not in their difference.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from stochens import metrics
+from stochens.errors import InputError
+from stochens.metrics import Interval
+from stochens.metrics.information import entropy
+from stochens_lab.report.cifar.rows import Row, Rows
+from stochens_lab.report.paper import TEST
+
+ENTROPY = "entropy histogram"
+MEASURES = ("accuracy", "NLL", "agreement", "variance", ENTROPY)
+RESAMPLES = 1000
+LEVEL = 0.95
+
+
+class Images(NamedTuple):
+    """Predictions of a row and of its reference for the same images."""
+
+    probs: torch.Tensor  # [B, C]
+    reference: torch.Tensor  # [B, C]
+    labels: torch.Tensor  # [B]
+
+
+def images(rows: Rows, row: Row) -> Images | None:
+    """None where something is missing or does not fit."""
+    reference = rows.reference_of(row)
+    if reference is None:
+        return None
+    found = row.array(TEST, "mean"), reference.array(TEST, "mean"), row.labels(TEST)
+    if any(array is None for array in found):
+        return None
+    probs, other, labels = (torch.from_numpy(np.asarray(array)) for array in found)
+    fits = probs.dim() == 2 and probs.shape == other.shape and len(labels) == len(probs)
+    return Images(probs.double(), other.double(), labels) if fits and len(labels) else None
+
+
+class Distances(NamedTuple):
+    """By measure: on all images, and on each of the resamples [R]."""
+
+    value: dict[str, float]
+    resampled: dict[str, np.ndarray]
+
+
+def distances(given: Images, *, resamples: int = RESAMPLES, seed: int = 0) -> Distances:
+    """The same seed draws the same images for every row."""
+    p, r, y = given
+    terms = [
+        metrics.per_example(metrics.accuracy, p, y) - metrics.per_example(metrics.accuracy, r, y),
+        metrics.per_example(metrics.nll, p, y) - metrics.per_example(metrics.nll, r, y),
+        1 - metrics.per_example(metrics.agreement, p, r),
+        metrics.per_example(metrics.variance, p, r),
+    ]
+    columns = torch.stack(terms, 1).numpy()  # [B, 4]
+    apart = _Apart(entropy(p).numpy(), entropy(r).numpy())
+    size = len(y)
+    found = np.array(
+        [
+            [*np.abs(times @ columns / size), apart(times)]
+            for times in (np.ones(size), *_drawn(size, resamples, seed))
+        ]
+    )  # [1 + R, 5]; the first is of all images, once each
+    return Distances(
+        dict(zip(MEASURES, found[0].tolist(), strict=True)),
+        dict(zip(MEASURES, found[1:].T, strict=True)),
+    )
+
+
+def _drawn(size: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
+    """How often each image is drawn [B]."""
+    rng = np.random.default_rng(seed)
+    for _ in range(resamples):
+        yield np.bincount(rng.integers(size, size=size), minlength=size).astype(float)
+
+
+class _Apart:
+    """Wasserstein-1 between weighted samples: sorted once, whatever the weights."""
+
+    def __init__(self, one: np.ndarray, other: np.ndarray) -> None:
+        both = np.concatenate([one, other])
+        self.order = np.argsort(both, kind="stable")
+        self.steps = np.diff(both[self.order])  # dh
+
+    def __call__(self, times: np.ndarray) -> float:
+        signed = np.concatenate([times, -times])[self.order] / times.sum()
+        return float(np.abs(np.cumsum(signed)[:-1]) @ self.steps)  # |F_p - F_r| dh
+
+
+class Paired:
+    """Differences between the rows of a table; what one row needs is computed once."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self._known: dict[str, tuple[Images, Distances] | None] = {}
+
+    def of(self, row: Row) -> tuple[Images, Distances] | None:
+        if row.name not in self._known:
+            given = images(self.rows, row)
+            try:
+                known = None if given is None else (given, distances(given))
+            except InputError:  # labels and classes that do not go together
+                known = None
+            self._known[row.name] = known
+        return self._known[row.name]
+
+    def closer_by(self, one: Row, other: Row) -> dict[str, Interval]:
+        """By measure, how much smaller the distance of `one` is; empty if images differ."""
+        first, second = self.of(one), self.of(other)
+        if first is None or second is None or not _same(first[0], second[0]):
+            return {}
+        found = {}
+        for name in MEASURES:
+            value = second[1].value[name] - first[1].value[name]
+            values = second[1].resampled[name] - first[1].resampled[name]
+            if np.isfinite(value) and np.isfinite(values).all():
+                found[name] = _interval(value, values)
+        return found
+
+
+def _same(one: Images, other: Images) -> bool:
+    return torch.equal(one.labels, other.labels) and torch.equal(one.reference, other.reference)
+
+
+def _interval(value: float, values: np.ndarray) -> Interval:
+    """Percentiles; distances are never negative, which can move them all past the value: it is
+    taken in, so that nothing is called clear that the images themselves do not show."""
+    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(value, min(float(low), value), max(float(high), value))

@@ -1,0 +1,312 @@
+"""The rows of one or several CIFAR runs in one table, and how close each comes to the reference."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import isclose
+from typing import Any
+
+import numpy as np
+import torch
+
+from stochens.errors import InputError
+from stochens.metrics import Interval, ece_interval
+from stochens_lab.report.charts import COLOURS
+from stochens_lab.report.cifar.names import settings, told_apart, words
+from stochens_lab.report.page.run import METRICS, Metric, View, unique
+from stochens_lab.report.paper import CIFAR, CIFAR_ROWS, TEST
+
+NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN"}
+ORDER = (*CIFAR_ROWS, "MultiSWAG", "SE2", "SE3")  # other rows come after these
+OOD = "OOD AUROC"
+TEST_METRICS = ("accuracy", "NLL", "ECE", "agreement", "variance")
+# With the paper's digits, so that its rows and ours can be read together.
+SHOWN = METRICS | {
+    "accuracy": Metric("accuracy", "%", 100, 2, 1),
+    "NLL": Metric("NLL", "nats", 1, 3, -1),
+    "ECE": Metric("ECE", "", 1, 3, -1),
+    "agreement": Metric("agreement", "%", 100, 2, 1),
+}
+TARGETS = {"agreement": 1.0, "variance": 0.0, "entropy error": 0.0, "MI error": 0.0}
+SAME = 2e-5  # two runs' values of one reference may differ by rounding, not by one image of 10,000
+
+
+def is_cifar(view: View) -> bool:
+    return view.experiment == CIFAR
+
+
+def shown(name: str) -> Metric:
+    return SHOWN.get(name) or Metric(name)
+
+
+def set_title(name: str) -> str:
+    return NAMES.get(name, name)
+
+
+def family(method: str) -> str:
+    """What the paper calls it: without the drop rate.
+
+    >>> family("SE1 0.1")
+    'SE1'
+    """
+    return method.split(" ")[0] or method
+
+
+def corruption(domain: str) -> tuple[str, int] | None:
+    """
+    >>> corruption("gaussian_blur-3"), corruption("cifar100")
+    (('gaussian_blur', 3), None)
+    """
+    found = re.fullmatch(r"(.+)-(\d+)", domain)
+    return (found[1], int(found[2])) if found else None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method of a run; or the reference, of all the runs that share it."""
+
+    name: str  # as it is shown, unlike that of any other row
+    method: str
+    set_name: str
+    views: tuple[View, ...]
+    style: str = "hmc"
+
+    def interval(self, domain: str, metric: str) -> Interval | None:
+        found = (view.interval(self.set_name, self.method, domain, metric) for view in self.views)
+        stored = next((interval for interval in found if interval is not None), None)
+        if stored is None or metric != "ECE" or domain != TEST or self._ece is None:
+            return stored
+        return Interval(stored.value, self._ece.low, self._ece.high)
+
+    @cached_property
+    def _ece(self) -> Interval | None:
+        """Measured again: older versions stored a bootstrap interval, which is none for ECE."""
+        mean, labels = self.array(TEST, "mean"), self.labels(TEST)
+        if mean is None or labels is None or len(mean) != len(labels):
+            return None
+        try:
+            return ece_interval(torch.from_numpy(mean), torch.from_numpy(labels))
+        except InputError:  # labels and classes that do not go together
+            return None
+
+    def array(self, place: str, kind: str) -> np.ndarray | None:
+        found = (view.predictions.get((self.set_name, self.method, place)) for view in self.views)
+        return next((kinds[kind] for kinds in found if kinds and kind in kinds), None)
+
+    def labels(self, place: str) -> np.ndarray | None:
+        found = (view.points(self.set_name, f"labels-{place}") for view in self.views)
+        return next((labels for labels in found if labels is not None), None)
+
+    @property
+    def training(self) -> dict[str, Any]:
+        return self.views[0].training_of(self.set_name, self.method)
+
+    @property
+    def domains(self) -> list[str]:
+        rows = [view.run.metrics.get(self.set_name, {}) for view in self.views]
+        return unique(domain for row in rows for domain in row.get(self.method) or {})
+
+    @cached_property
+    def made(self) -> dict[str, Any]:
+        """Its settings; members are those that there are, not those that were asked for."""
+        found = settings(self.views[0].config)
+        counted = (self.training.get("members curve") or {}).get("members")
+        return found | {"members": counted[-1]} if counted else found
+
+    @property
+    def about(self) -> str:
+        """How it was made, in a few words."""
+        keys = ["members", "epochs", "images"]
+        if self.made.get("draws", 1) != 1:
+            keys.append("draws")
+        said = [words(key, self.made[key]) for key in keys if key in self.made]
+        return ", ".join(said if self.views[0].complete else [*said, "not complete"])
+
+
+@dataclass(frozen=True)
+class Rows:
+    """`apart` are the reference and what it reaches against itself; `methods` compete."""
+
+    set_name: str
+    apart: tuple[Row, ...]
+    methods: tuple[Row, ...]
+    several: bool  # whether they come from more than one run
+
+    @property
+    def all(self) -> tuple[Row, ...]:
+        return (*self.apart, *self.methods)
+
+    def reference_of(self, row: Row) -> Row | None:
+        """That of the same run, or else the first."""
+        known = [one for one in self.apart if one.method == one.views[0].reference]
+        own = [one for one in known if row.views[0] in one.views]
+        return next(iter([*own, *known]), None)
+
+    @cached_property
+    def ood(self) -> list[str]:
+        return unique(
+            d for row in self.all for d in row.domains if row.interval(d, OOD) is not None
+        )
+
+    @property
+    def columns(self) -> list[tuple[str, str]]:
+        """Of Table 2: (domain, metric), those that any row has a value of."""
+        wanted = [*((TEST, name) for name in TEST_METRICS), *((domain, OOD) for domain in self.ood)]
+        return self.having(wanted)
+
+    def having(self, columns: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+        return [c for c in columns if any(row.interval(*c) is not None for row in self.all)]
+
+    def by_definition(self, row: Row, domain: str, metric: str) -> float | None:
+        """What the reference has against itself, and no run needs to measure."""
+        own = row is self.reference_of(row) and domain == TEST
+        return TARGETS.get(metric) if own and row.interval(domain, metric) is None else None
+
+    def target(self, row: Row, domain: str, metric: str) -> float | None:
+        """What the value would be if the predictions were the reference's."""
+        if metric in TARGETS:
+            return TARGETS[metric]
+        reference = self.reference_of(row)
+        found = reference.interval(domain, metric) if reference else None
+        return found.value if found else None
+
+    def gaps(self, domain: str, metric: str) -> dict[str, tuple[float, float]]:
+        """Row -> distance to the target, of its value and the least within its interval."""
+        found = {}
+        for row in self.methods:
+            interval, target = row.interval(domain, metric), self.target(row, domain, metric)
+            if interval is None or target is None:
+                continue
+            # The bootstrap interval of ECE that older versions stored may leave out its value.
+            low, high = min(interval.low, interval.value), max(interval.high, interval.value)
+            nearest = min(max(target, low), high)
+            found[row.name] = abs(interval.value - target), abs(nearest - target)
+        return found
+
+    def marks(self, domain: str, metric: str) -> dict[str, str]:
+        """Row -> "best", the closest to the reference, or "near", if its interval is as close."""
+        gaps = self.gaps(domain, metric)
+        if len(gaps) < 2:
+            return {}
+        best = min(gaps, key=lambda name: gaps[name][0])
+        near = {name: "near" for name, (_, least) in gaps.items() if least <= gaps[best][0]}
+        return near | {best: "best"}
+
+
+def gather(views: Sequence[View]) -> list[Rows]:
+    """One for each set; runs are told apart by their names, references only if they differ."""
+    names = _run_names(views)
+    found = []
+    for set_name in unique(name for view in views for name in view.sets):
+        rows = [
+            Row(method, method, set_name, (view,))
+            for view in views
+            for method in _methods(view, set_name)
+        ]
+        apart = [row for row in rows if _stands_apart(row)]
+        methods = sorted((row for row in rows if not _stands_apart(row)), key=_place)
+        named = _told_apart(methods, names)
+        found.append(
+            Rows(
+                set_name,
+                tuple(_named(_shared(apart), names)),
+                tuple(replace(row, style=_style(i)) for i, row in enumerate(named)),
+                len(views) > 1,
+            )
+        )
+    return found
+
+
+def _methods(view: View, set_name: str) -> list[str]:
+    """Measured or only predicted: a stopped run may have either."""
+    predicted = [method for s, method, _ in view.predictions if s == set_name]
+    return unique([*view.run.metrics.get(set_name, {}), *predicted])
+
+
+def _stands_apart(row: Row) -> bool:
+    reference = row.views[0].reference
+    return reference is not None and (
+        row.method == reference or row.method.startswith(f"{reference}, ")
+    )
+
+
+def _place(row: Row) -> tuple[int | str | float, ...]:
+    """The paper's order; among those of one name by drop rate, then the largest first."""
+    name = family(row.method)
+    at = ORDER.index(name) if name in ORDER else len(ORDER)
+    rate = re.search(r"[\d.]+$", row.method.removeprefix(name))
+    try:
+        rate_is = float(rate[0]) if rate else 0.0
+    except ValueError:
+        rate_is = 0.0
+    return at, name, rate_is, *(-float(row.made.get(key, 0)) for key in ("members", "epochs"))
+
+
+def _style(index: int) -> str:
+    """A colour; the second time round, dashed or hollow, and then dotted."""
+    return f"c{index % COLOURS}" + ("", " again", " again third")[min(index // COLOURS, 2)]
+
+
+def _shared(rows: Sequence[Row]) -> list[Row]:
+    """Those of one name that differ in no value that they share become one."""
+    kept: list[Row] = []
+    for row in rows:
+        for i, other in enumerate(kept):
+            if other.method == row.method and not _differ(other, row):
+                kept[i] = replace(other, views=other.views + row.views)
+                break
+        else:
+            kept.append(row)
+    return kept
+
+
+def _differ(one: Row, other: Row) -> bool:
+    for domain, metric in _cells(other):
+        a, b = one.interval(domain, metric), other.interval(domain, metric)
+        if a and b and not isclose(a.value, b.value, rel_tol=SAME, abs_tol=SAME):
+            return True
+    return False
+
+
+def _cells(row: Row) -> Iterator[tuple[str, str]]:
+    for view in row.views:
+        table = view.run.metrics.get(row.set_name, {}).get(row.method) or {}
+        for domain, values in table.items():
+            for metric in values:
+                yield domain, metric
+
+
+def _named(rows: Sequence[Row], names: dict[str, str]) -> list[Row]:
+    times = Counter(row.method for row in rows)
+    return [
+        replace(row, name=f"{row.method} ({names[row.views[0].key]})")
+        if times[row.method] > 1
+        else row
+        for row in rows
+    ]
+
+
+def _told_apart(rows: Sequence[Row], names: dict[str, str]) -> list[Row]:
+    """Rows of one method have in their names what they were made with."""
+    ends: dict[int, str] = {}
+    for method in {row.method for row in rows}:
+        at = [i for i, row in enumerate(rows) if row.method == method]
+        folders = [names[rows[i].views[0].key] for i in at]
+        ends |= dict(zip(at, told_apart([rows[i].made for i in at], folders), strict=True))
+    return [replace(row, name=row.method + ends[i]) for i, row in enumerate(rows)]
+
+
+def _run_names(views: Sequence[View]) -> dict[str, str]:
+    """View's key -> the run's name, longer where two folders have the same."""
+    short = Counter(view.run.name for view in views)
+    names: dict[str, str] = {}
+    for view in views:
+        name = view.run.name
+        if short[name] > 1:
+            name = f"{view.run.path.resolve().parent.name}/{name}"
+        while name in names.values():
+            name += "'"
+        names[view.key] = name
+    return names

@@ -1,0 +1,103 @@
+"""Runs measured on data: one alone, or several side by side."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from stochens.errors import InputError
+from stochens.files.storage import reading
+from stochens.metrics import Interval
+from stochens.posterior.predictive import GaussianPredictive, Predictive
+from stochens_lab.data.columns import listed
+from stochens_lab.report.run_folder import Run
+from stochens_lab.workflow.fitted import Fitted, about
+from stochens_lab.workflow.measures import RESAMPLES, from_plain, measured, read_reference
+from stochens_lab.workflow.prediction import predictive
+from stochens_lab.workflow.training import HELD_OUT, HELD_OUT_FILE
+
+Measures = dict[str, Interval]
+
+
+class Task(NamedTuple):
+    """What to measure on."""
+
+    data: Path
+    reference: Path | None = None
+    ood: Path | None = None
+    draws: int = 1
+    seed: int = 0
+    resamples: int = RESAMPLES
+
+
+def evaluated(run: Fitted, task: Task) -> tuple[Measures, int]:
+    """Its measures, and on how many examples."""
+    examples = run.read(task.data, with_targets=True)
+    x, y = run.schema.inputs(examples), run.schema.truth(examples, task.data)
+    classes = run.schema.classes
+    if not classes and (task.reference or task.ood):
+        raise InputError("--reference and --ood are for classes, and this run is a regression")
+    near = read_reference(task.reference, classes, len(x)) if task.reference else None
+    far = _says(run, run.inputs(task.ood), task) if task.ood else None
+    rows = measured(_says(run, x, task), y, reference=near, ood=far, resamples=task.resamples)
+    return rows, len(x)
+
+
+def _says(run: Fitted, x: Tensor, task: Task) -> Predictive | GaussianPredictive:
+    return predictive(run.posterior, run.schema, x, draws=task.draws, seed=task.seed)
+
+
+def side_by_side(
+    runs: Sequence[Fitted], names: Sequence[str], task: Task
+) -> tuple[dict[str, Measures], int]:
+    """The measures of each, on the same data."""
+    first = runs[0].schema
+    for run, name in zip(runs, names, strict=True):
+        if run.schema.classes != first.classes or run.schema.layout.targets != first.layout.targets:
+            raise InputError(
+                f"{names[0]} and {name} predict other things: {_predicts(runs[0])}, and "
+                f"{_predicts(run)}"
+            )
+    rows, size = {}, 0
+    for run, name in zip(runs, names, strict=True):
+        rows[name], size = evaluated(run, task)
+    return rows, size
+
+
+def _predicts(run: Fitted) -> str:
+    target = ", ".join(run.schema.layout.targets)
+    return f"{target} ({listed(run.schema.classes, 4) or 'a number'})"
+
+
+def held_out(runs: Sequence[Path], names: Sequence[str]) -> tuple[dict[str, Measures], int]:
+    """What `fit` measured of the rows that each run held out, where those are the same rows."""
+    rows: dict[str, Measures] = {}
+    seen: dict[str, int] = {}
+    for path, name in zip(runs, names, strict=True):
+        about(path)
+        if not (path / HELD_OUT_FILE).is_file():
+            raise InputError(f"{path} held nothing out; say what to compare on: --data FILE")
+        with reading(path):
+            kept = json.loads((path / HELD_OUT_FILE).read_text())
+            seen[str(kept["digest"])] = int(kept["rows"])
+            of_method = next(iter(Run(path).metrics[HELD_OUT].values()))
+            rows[name] = {
+                str(metric): from_plain(numbers) for metric, numbers in of_method[HELD_OUT].items()
+            }
+    if len(seen) > 1:
+        raise InputError(
+            "the runs held other rows out, so their measures are of different data; say what to "
+            "compare on: --data FILE"
+        )
+    return rows, next(iter(seen.values()))
+
+
+def distinct_names(runs: Sequence[Path]) -> list[str]:
+    """Of the folders, by their last part where that tells them apart."""
+    short = [run.resolve().name for run in runs]
+    names = short if len(set(short)) == len(short) else [str(run) for run in runs]
+    if len(set(names)) < len(names):
+        raise InputError("a run is named twice")
+    return names

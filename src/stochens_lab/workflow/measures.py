@@ -1,0 +1,104 @@
+"""How good predictions are, and how close to a reference; each number with its interval."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stochens.comparison import closeness, compare
+from stochens.errors import InputError
+from stochens.files.storage import reading
+from stochens.metrics import Interval
+from stochens.metrics.information import entropy
+from stochens.metrics.inputs import checked_probs
+from stochens.posterior.predictive import GaussianPredictive, Predictive
+from stochens_lab.data import columns_csv, columns_parquet
+from stochens_lab.npz import NUMBERS_AND_TEXT, read_file
+
+RESAMPLES = 300
+
+
+def measured(
+    p: Predictive | GaussianPredictive,
+    y: Tensor,
+    *,
+    reference: Predictive | None = None,
+    ood: Predictive | GaussianPredictive | None = None,
+    resamples: int = RESAMPLES,
+) -> dict[str, Interval]:
+    """Every measure of one prediction."""
+    if isinstance(p, GaussianPredictive):
+        return compare({"p": p}, y, resamples=resamples, show=False).rows["p"]
+    assert ood is None or isinstance(ood, Predictive)
+    far = None if ood is None else {"p": ood}
+    rows = compare({"p": p}, y, ood=far, resamples=resamples, show=False).rows["p"]
+    if reference is None:
+        return rows
+    near = closeness(p, reference, resamples=resamples)
+    if reference.draws is None and not reference.mutual_information.any():
+        del near["MI error"]  # probabilities alone do not tell it
+    return rows | near
+
+
+def from_plain(numbers: Mapping[str, float | None]) -> Interval:
+    """As JSON has it, which has no infinity: null."""
+    found = (numbers[end] for end in Interval._fields)
+    return Interval(*(math.inf if number is None else float(number) for number in found))
+
+
+def read_reference(path: Path, classes: tuple[str, ...], rows: int) -> Predictive:
+    """Probabilities [B, C] or draws [S, B, C] in .npy, or what `stochens predict` wrote."""
+    if not path.is_file():
+        raise InputError(f"{path} is not there")
+    suffix = path.suffix.lower()
+    if suffix == ".npy":
+        with reading(path):
+            probs = torch.from_numpy(read_file(path)["x"])
+        found = _from_draws(probs, path) if probs.dim() == 3 else _from_mean(probs, None, path)
+    elif suffix == ".npz":
+        with reading(path):
+            arrays = read_file(path, NUMBERS_AND_TEXT)
+        named = [str(name) for name in arrays.get("classes", [])]
+        _check_classes(named, classes, path)
+        with reading(path):  # texts, and numbers in another byte order, are no tensors
+            found = _of(arrays, path)
+    elif suffix in (".csv", ".parquet"):
+        names = [*(f"prob_{name}" for name in classes), "mutual_information"]
+        reader = columns_csv if suffix == ".csv" else columns_parquet
+        table = torch.from_numpy(reader.read(path, names, ()).x)
+        found = _from_mean(table[:, :-1], table[:, -1], path)
+    else:
+        raise InputError(f"{path}: a reference is .npy, or what stochens predict wrote")
+    if found.mean.shape != (rows, len(classes)):
+        raise InputError(
+            f"{path} is {list(found.mean.shape)}; for these data it must be "
+            f"[{rows}, {len(classes)}], row by row the same examples"
+        )
+    return found
+
+
+def _of(arrays: Mapping[str, Any], path: Path) -> Predictive:
+    if "prob" not in arrays:
+        raise InputError(f"{path} has no array prob; was it written by stochens predict?")
+    mi = arrays.get("mutual_information")
+    return _from_mean(
+        torch.from_numpy(arrays["prob"]), None if mi is None else torch.from_numpy(mi), path
+    )
+
+
+def _check_classes(found: list[str], classes: tuple[str, ...], path: Path) -> None:
+    if found and tuple(found) != classes:
+        raise InputError(f"{path} is of the classes {', '.join(found[:8])}, the run of others")
+
+
+def _from_draws(probs: Tensor, path: Path) -> Predictive:
+    return Predictive.of(checked_probs(probs, str(path), "[S, B, C]"))
+
+
+def _from_mean(mean: Tensor, mi: Tensor | None, path: Path) -> Predictive:
+    mean = checked_probs(mean, str(path))
+    whole = entropy(mean)
+    return Predictive(mean, whole if mi is None else whole - mi.double(), None)

@@ -1,0 +1,240 @@
+"""`stochens fit`: from a file and the name of a network to a run folder.
+
+RUN/run.json      what was asked, on what machine, how long it took, whether it is whole
+RUN/posterior/    the members (stochens.load reads it)
+RUN/schema/       columns, classes and scales, applied to all data that come later
+RUN/metrics.json  of the share that was held out, if one was; held-out.json says which rows
+RUN/checkpoints/  while it runs; --resume goes on from there
+"""
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from stochens.checks import probe_outputs
+from stochens.errors import InputError
+from stochens.files.storage import CHECKSUMS, DESCRIPTION, LOCK
+from stochens.members import builder
+from stochens.methods import METHODS, MethodLike
+from stochens.posterior.posterior import Posterior
+from stochens.randomness.seeds import derive
+from stochens.run.checkpoints import digest, refuse_other
+from stochens.samplers.swag import multiswa, multiswag
+from stochens.training.built import fresh
+from stochens.training.fit import fit
+from stochens.training.machines import home
+from stochens_lab.data.examples import Examples, Layout, first_read
+from stochens_lab.experiments.rows import Training, course
+from stochens_lab.experiments.runs import CHECKPOINTS, engine_of, finished, kept, opened, reached
+from stochens_lab.report.run_folder import (
+    METRICS,
+    RUN,
+    SAMPLER,
+    TRAINING,
+    Run,
+    RunFolder,
+    write_whole,
+)
+from stochens_lab.workflow.config import EXPERIMENT, RATED, TAILS, Config, method_name
+from stochens_lab.workflow.measures import measured
+from stochens_lab.workflow.model import Model
+from stochens_lab.workflow.prediction import predictive
+from stochens_lab.workflow.schema import Schema, learned
+
+POSTERIOR, SCHEMA = "posterior", "schema"
+HELD_OUT, HELD_OUT_FILE = "validation", "held-out.json"
+DATA = "data"  # in run.json: a digest of what the run was begun with
+SPLIT = 0x5B117  # a stream of its own among those of the seed
+RANK = 20  # what multiswag takes by itself
+UNEVEN = 100.0  # ratio of sizes among features from where on scaling is suggested
+
+Note = Callable[[str], None]
+
+
+class Prepared(NamedTuple):
+    """Data ready to learn from."""
+
+    schema: Schema
+    x: Tensor
+    y: Tensor
+    held: "HeldOut | None"  # what is not learned from
+
+    def digest(self) -> str:
+        """Of all that was read, as it is learned from and measured."""
+        apart = {} if self.held is None else {"held x": self.held.x, "held y": self.held.y}
+        return digest({"x": self.x, "y": self.y, **apart})
+
+
+class HeldOut(NamedTuple):
+    x: Tensor
+    y: Tensor  # in its own units
+    digest: str  # which rows of which data; runs with the same are compared on the same
+
+
+def prepare(config: Config, model: Model, note: Note) -> Prepared:
+    """Read, check and scale the data; nothing is written."""
+    file = _as_typed(config.data)
+    layout, examples = first_read(
+        file, targets=config.target, features=config.feature, drop=config.drop
+    )
+    rows, held = split(len(examples.x), config.validation, config.seed)
+    schema = learned(
+        layout,
+        examples,
+        file,
+        outputs=lambda few: _outputs(model, few, config.seed),
+        regression=config.regression,
+        normalise=config.normalise,
+        rows=rows,
+    )
+    if not config.normalise:
+        _advise(layout, examples, note)
+    x, y = schema.inputs(examples), schema.targets(examples, file)
+    if not len(held):
+        return Prepared(schema, x, y, None)
+    truth = schema.truth(examples, file)
+    apart = HeldOut(x[held], truth[held], digest({"y": truth, "rows": held}))
+    return Prepared(schema, x[rows], y[rows], apart)
+
+
+def _as_typed(path: str) -> Path:
+    """Shorter, where it lies below the current folder; errors name it."""
+    here = Path.cwd()
+    return Path(path).relative_to(here) if Path(path).is_relative_to(here) else Path(path)
+
+
+def split(size: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Rows to learn from and rows to hold out, by the seed alone."""
+    count = round(size * share)
+    if share and not 0 < count < size:
+        raise InputError(f"--validation {share} of {size} rows leaves {size - count} to learn from")
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(derive(seed, SPLIT)))
+    return order[count:].sort().values, order[:count].sort().values
+
+
+def _outputs(model: Model, few: Tensor, seed: int) -> int:
+    """How many outputs the network has."""
+    plain = fresh(builder(model), seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fit will say it
+        outputs = probe_outputs(plain, few)
+    if outputs.dim() != 2:
+        raise InputError(f"the network must return logits [B, C], got {tuple(outputs.shape)}")
+    return outputs.shape[1]
+
+
+def _advise(layout: Layout, examples: Examples, note: Note) -> None:
+    """A word where features are of very different sizes, which a network learns badly from."""
+    if layout.kind != "columns":
+        return
+    sizes = abs(examples.x).max(0)
+    sizes = sizes[sizes > 0]
+    if len(sizes) and max(sizes.max(), 1.0) / min(sizes.min(), 1.0) > UNEVEN:
+        note(
+            f"the features reach from {sizes.min():.3g} to {sizes.max():.3g}; --normalise brings "
+            "them to one size, which most networks need"
+        )
+
+
+def run(config: Config, model: Model, *, resume: bool = False, note: Note) -> Path:
+    """Train, keep and measure; returns the run's folder."""
+    device = reached(config.engine, config.address, config.device)
+    data = prepare(config, model, note)
+    steps = _steps(config, len(data.x))
+    if method_name(config) == "multiswag" and steps < 2 * RANK:
+        raise InputError(
+            f"--method multiswag takes {RANK} snapshots of the second half of training, which has "
+            f"{steps} steps in all; give it more --epochs, or a smaller --batch-size"
+        )
+    place = home(config.device)
+    new = not config.out.exists()
+    now = config.written()
+    before = Run(config.out).about if resume else {"config": now}
+    whose = {DATA: data.digest()}
+    if DATA in before:  # of a run that is older than this it is not known
+        refuse_other(whose, before, str(config.out))
+    # The model may yet be refused by the checkpoints: then what was asked for stays as it is.
+    asked = before["config"] if _begun(config.out) else now
+    with opened(config.out, EXPERIMENT, asked, device, resume=resume) as folder:
+        folder.say(**whose)
+        where = kept(folder, EXPERIMENT)
+        try:
+            with folder.timed("training"):
+                posterior = _trained(config, model, data, where)
+        except Exception:
+            if not resume and not where.exists():  # refused before the first step
+                _undo(config.out, new)
+            elif not _begun(config.out):
+                folder.say(config=before["config"])
+            raise
+        folder.say(config=now)
+        posterior = posterior.to("cpu")
+        data.schema.save(config.out / SCHEMA)
+        posterior.save(config.out / POSTERIOR, overwrite=True)
+        name = method_name(config)
+        told = {**course(posterior, Training(name, fit, steps)), "members": len(posterior)}
+        folder.put(TRAINING, (EXPERIMENT, name), told)
+        if data.held is not None:
+            with folder.timed(HELD_OUT):
+                _validate(folder, posterior.to(place), data, name)
+        return finished(folder)
+
+
+def _begun(out: Path) -> bool:
+    """Whether there is a checkpoint."""
+    return any((out / CHECKPOINTS).rglob(DESCRIPTION))
+
+
+def _trained(config: Config, model: Model, data: Prepared, where: Path) -> Posterior:
+    options: dict[str, Any] = {
+        "members": config.members,
+        "epochs": config.epochs,
+        "batch_size": config.batch_size or None,
+        "optimizer": config.optimizer,
+        "lr": config.lr,
+        "prior_precision": config.prior_precision,
+        "likelihood": config.likelihood,
+        "skip": config.skip,
+        "seed": config.seed,
+        "device": config.device,
+        "engine": engine_of(config.engine, config.address),
+        "checkpoint": where,
+    }
+    if config.schedule is not None:
+        options["schedule"] = config.schedule
+    name = method_name(config)
+    if name in TAILS:
+        tail = {"multiswa": multiswa, "multiswag": multiswag}[name]
+        return tail(model, (data.x, data.y), **options)
+    method: MethodLike = name
+    if name in RATED and config.rate is not None:
+        method = METHODS[name](p=config.rate)  # type: ignore[call-arg]
+    return fit(model, (data.x, data.y), method=method, **options)
+
+
+def _undo(out: Path, new: bool) -> None:
+    """Take back what a run wrote before it was found to be impossible."""
+    for name in (RUN, METRICS, TRAINING, SAMPLER, CHECKSUMS, LOCK):
+        (out / name).unlink(missing_ok=True)
+    if new:
+        out.rmdir()
+
+
+def _steps(config: Config, size: int) -> int:
+    return config.epochs * -(-size // min(config.batch_size or size, size))
+
+
+def _validate(folder: RunFolder, posterior: Posterior, data: Prepared, name: str) -> None:
+    """Measures of what was held out, and which rows those are, so that runs can be compared."""
+    assert data.held is not None
+    held = data.held
+    rows = measured(predictive(posterior, data.schema, held.x), held.y)
+    found = {metric: interval._asdict() for metric, interval in rows.items()}
+    folder.put(METRICS, (HELD_OUT, name, HELD_OUT), found)
+    about = {"rows": len(held.x), "digest": held.digest}
+    write_whole(folder.path / HELD_OUT_FILE, (json.dumps(about, indent=2) + "\n").encode())

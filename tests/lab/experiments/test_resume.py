@@ -1,0 +1,134 @@
+"""A run that was stopped and gone on with ends like one that was not."""
+
+import dataclasses
+import json
+import re
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+from tests.lab.experiments.test_digits import SMALL as DIGITS
+from tests.lab.experiments.test_toy import SMALL as TOY
+from typer.testing import CliRunner
+
+from stochens import InputError
+from stochens_lab.cli import app
+from stochens_lab.experiments import digits, toy
+from stochens_lab.report.run_folder import Run
+
+
+def stops_at(word: str):
+    def note(text: str) -> None:
+        if word in text:
+            raise KeyboardInterrupt
+
+    return note
+
+
+def same(one: Run, other: Run) -> None:
+    assert one.metrics == other.metrics
+    assert one.training == other.training
+    assert one.sampler == other.sampler
+    assert one.arrays.keys() == other.arrays.keys()
+    for name, array in one.arrays.items():
+        np.testing.assert_array_equal(array, other.arrays[name])
+    assert set(one.about["timings"]) == set(other.about["timings"])
+    assert one.about["complete"]
+    assert other.about["complete"]
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def test_toy(tmp_path):
+    """Stopped again and again, in the reference, between methods and inside the curve."""
+    small = TOY | {"sets": ("a",), "draws": 2, "seeds": 2}
+    whole = toy.run(toy.configured("quick", out=tmp_path / "whole", **small))
+    cut = tmp_path / "cut"
+    config = toy.configured("quick", out=cut, **small)
+    for k, word in enumerate(["draw 1: NUTS", "MultiSWA", "SE3, 20 steps", "regular, early"]):
+        with pytest.raises(KeyboardInterrupt):
+            toy.run(config, resume=k > 0, note=stops_at(word))
+        assert not Run(cut).about["complete"]
+        assert toy.resumed(cut) == config
+    toy.run(config, resume=True)
+    same(Run(cut), Run(whole))
+    toy.run(config, resume=True, note=stops_at("set a"))  # nothing is left to do
+    assert Run(cut).about["complete"]
+    assert not (cut / "checkpoints").exists()
+    assert sorted(p.name for p in cut.iterdir()) == sorted(p.name for p in whole.iterdir())
+
+
+def test_digits(tmp_path):
+    whole = digits.run(digits.configured("quick", out=tmp_path / "whole", **DIGITS))
+    cut = tmp_path / "cut"
+    with pytest.raises(KeyboardInterrupt):
+        digits.run(digits.configured("quick", out=cut, **DIGITS), note=stops_at("SE2"))
+    digits.run(digits.resumed(cut), resume=True)
+    same(Run(cut), Run(whole))
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """Runs that were stopped before they did anything."""
+    out = tmp_path_factory.mktemp("runs")
+    with pytest.raises(KeyboardInterrupt):
+        toy.run(toy.configured("quick", out=out / "toy", **TOY), note=stops_at("NUTS"))
+    with pytest.raises(KeyboardInterrupt):
+        digits.run(digits.configured("quick", out=out / "digits", **DIGITS), note=stops_at("HMC"))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "said"),
+    [
+        ("toy", ["--preset", "paper"], "preset = 'quick', which cannot be changed to 'paper'"),
+        ("toy", ["--sets", "b"], r"sets = .* which cannot be changed to \('b',\)"),
+        ("toy", ["--members", "77"], "members = .* which cannot be changed to 77"),
+        ("toy", ["--method", "SE3"], r"only = \(\), which cannot be changed to \('SE3',\)"),
+        ("toy", ["--draws", "7"], "draws = .* which cannot be changed to 7"),
+        ("toy", ["--seeds", "7"], "seeds = 1, which cannot be changed to 7"),
+        ("toy", ["--seed", "5"], "seed = 0, which cannot be changed to 5"),
+        ("toy", ["--jobs", "2"], "jobs = 1, which cannot be changed to 2"),
+        ("toy", ["--out", "elsewhere"], "leave --out elsewhere away"),
+        ("digits", ["--preset", "paper"], "preset = 'quick', which cannot be changed to 'paper'"),
+        ("digits", ["--members", "77"], "members = .* which cannot be changed to 77"),
+        ("digits", ["--seed", "5"], "seed = 0, which cannot be changed to 5"),
+        ("digits", ["--out", "elsewhere"], "leave --out elsewhere away"),
+        ("cifar", ["--out", "elsewhere"], "leave --out elsewhere away"),
+    ],
+)
+def test_options_that_differ_from_the_runs_own_are_refused(stopped, command, option, said):
+    told = CliRunner().invoke(app, [command, "--resume", str(stopped / command), *option])
+    assert isinstance(told.exception, InputError), told.output
+    assert re.search(said, str(told.exception))
+
+
+def test_options_that_are_the_runs_own_or_harmless_are_taken(stopped):
+    config = toy.resumed(stopped / "toy", seed=0, preset="quick", device="cpu", members=None)
+    assert config == dataclasses.replace(toy.resumed(stopped / "toy"), device="cpu")
+    config = digits.resumed(stopped / "digits", seed=0, device="cpu")
+    assert config == dataclasses.replace(digits.resumed(stopped / "digits"), device="cpu")
+    about = json.loads((stopped / "toy" / "run.json").read_text())
+    about["config"]["jobs"] = 3
+    other = stopped / "other"
+    shutil.copytree(stopped / "toy", other, ignore=shutil.ignore_patterns("SHA256SUMS"))
+    (other / "run.json").write_text(json.dumps(about))
+    assert toy.resumed(other, jobs=2).jobs == 2
+    with pytest.raises(InputError, match="jobs = 3, which cannot be changed to 1"):
+        toy.resumed(other, jobs=1)
+
+
+def test_a_run_of_something_else_is_refused(tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        toy.run(toy.configured("quick", out=out, **TOY), note=stops_at("NUTS"))
+    with pytest.raises(InputError, match="no run of stochens digits, but of 'toy'"):
+        digits.resumed(out)
+    with pytest.raises(InputError, match="is no saved folder"):
+        toy.resumed(tmp_path / "nowhere")

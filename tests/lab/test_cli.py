@@ -1,0 +1,138 @@
+"""Commands as a newcomer types them."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from tests.faults.test_workers import HEEDS
+from tests.lab.experiments.test_toy import SMALL
+from typer.testing import CliRunner
+
+import stochens
+from stochens_lab.cli import app, main
+from stochens_lab.experiments import toy
+from stochens_lab.report.run_folder import Run
+
+
+def run(*words: str, cwd=None) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "stochens_lab", *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300)
+
+
+def test_help_and_version():
+    help_page = run("--help")
+    assert help_page.returncode == 0
+    for command in ("toy", "digits", "report"):
+        assert command in help_page.stdout
+        assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
+    version = CliRunner().invoke(app, ["--version"])
+    assert version.output.strip() == f"stochens {stochens.__version__}"
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """`stochens toy` with its quick preset cut down to seconds."""
+    monkeypatch.setitem(toy.PRESETS, "quick", SMALL)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_toy_leaves_a_run_with_a_page(small, tmp_path):
+    out = tmp_path / "one"
+    done = CliRunner().invoke(app, ["toy", "--sets", "a", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    for word in ("NUTS, its own noise", "SE3", "Page:", "variance"):
+        assert word in done.output
+    for file in ("run.json", "metrics.json", "predictions.npz", "report.html", "figures/fig1.svg"):
+        assert (out / file).exists(), file
+    assert Run(out).about["complete"]
+    again = CliRunner().invoke(app, ["report", str(out)])
+    assert again.exit_code == 0
+    assert str(out / "report.html") in again.output.replace("\n", "")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_several_runs_on_one_page(small, tmp_path):
+    toy.run(toy.configured("quick", sets=("a",), out=tmp_path / "one"))
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    both = [str(tmp_path / name) for name in ("one", "two")]
+    page = tmp_path / "both.html"
+    done = CliRunner().invoke(app, ["report", *both, "-o", str(page)])
+    assert done.exit_code == 0, done.output
+    assert "one" in page.read_text()
+    assert "two" in page.read_text()
+
+
+def test_bad_words_are_one_line(tmp_path, monkeypatch, capsys):
+    def answer(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["stochens", *words])
+        with pytest.raises(SystemExit, match="2"):
+            main()
+        return capsys.readouterr().err
+
+    assert "--members" in answer("toy", "--members", "many")
+    assert "No such command" in answer("dmo")
+    (tmp_path / "letter").write_text("dear")
+    for words, said in (
+        (["toy", "--out", "/proc/nowhere"], "cannot write to /proc/nowhere"),
+        (["toy", "--out", str(tmp_path)], "is not empty"),
+        (["toy", "--preset", "quik", "--out", str(tmp_path / "new")], "did you mean 'quick'"),
+        (["report", str(tmp_path / "nowhere")], "is no saved folder"),
+        (["report", "a", "b"], "several runs need a place"),
+    ):
+        line = answer(*words)
+        assert line.startswith("error: ")
+        assert said in line
+    last = run(*words)  # as the shell sees it
+    assert (last.returncode, last.stderr) == (2, line)
+
+
+def test_work_that_fails_is_one_line_and_another_code(monkeypatch, capsys):
+    def fail() -> None:
+        raise stochens.Failed("all 2 members [0, 1] diverged")
+
+    monkeypatch.setattr(sys.modules["stochens_lab.cli.app"], "app", fail)
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    assert capsys.readouterr().err == "error: all 2 members [0, 1] diverged\n"
+
+
+def test_what_takes_seconds_to_import_waits_until_it_is_needed():
+    code = "import stochens_lab.cli, sys; print(*(m for m in sys.argv[1:] if m in sys.modules))"
+    slow = ["matplotlib", "scipy.stats", "sklearn", "pyarrow", "ray", "onnx", "arviz"]
+    found = subprocess.run([sys.executable, "-c", code, *slow], capture_output=True, text=True)
+    assert (found.stdout, found.stderr) == ("\n", "")
+
+
+def test_ctrl_c_leaves_a_run_that_can_be_shown(tmp_path):
+    out = tmp_path / "run"
+    endless = SMALL | {"langevin_steps": 10**6}  # the last row of all
+    code = (
+        "from stochens_lab.cli import main\nfrom stochens_lab.experiments import toy\n"
+        f"toy.PRESETS['quick'] = {endless}\nmain()"
+    )
+    command = [sys.executable, "-c", code, "toy", "--sets", "a", "--out", str(out)]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=HEEDS,
+    )
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline:  # until the first method is done
+        metrics = out / "metrics.json"
+        if metrics.exists() and "regular" in json.loads(metrics.read_text()).get("a", {}):
+            break
+        time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert "what is done is kept" in errors
+    assert not Run(out).about["complete"]
+    assert (out / "report.html").exists()

@@ -1,0 +1,68 @@
+"""Gradients of samplers: the preconditioner of SGMCMC, a running average of their squares, and the
+slope on all data that batches add up to."""
+
+import pytest
+import torch
+from torch import nn
+
+import stochens
+from stochens.samplers import langevin
+from stochens.samplers.problem import prepare
+from stochens.samplers.sgmcmc_steps import (
+    AVERAGING,
+    Gradient,
+    adapted,
+    data_term_for,
+    initial,
+    step_scale,
+)
+
+
+def test_an_average_of_equal_gradients_is_that_gradient():
+    """From the first one on: the zero that it began with is divided out by its weight."""
+    g = torch.tensor([[3.0, -0.5], [0.0, 20.0]], dtype=torch.float64)
+    state = initial(torch.zeros(2, 2, dtype=torch.float64))
+    assert state.weight == 0
+    for k in range(1, 6):
+        state = adapted(state, g, 10)
+        assert state.weight == pytest.approx(1 - AVERAGING**k, rel=1e-12)
+        torch.testing.assert_close(state.square / state.weight, (g / 10).square())
+
+
+def test_the_step_is_the_formulas():
+    """s = sqrt(lr / (N m)), m = sqrt(V) + sqrt(lambda) / N; m = 1 before there is any V."""
+    state = initial(torch.zeros(1, 2, dtype=torch.float64))
+    assert step_scale(state, 0.2, 50, 4.0) == pytest.approx((0.2 / 50) ** 0.5, rel=1e-12)
+    g = torch.tensor([[5.0, 0.0]], dtype=torch.float64)
+    found = step_scale(adapted(state, g, 50), 0.2, 50, 4.0)
+    m = torch.tensor([[0.1 + 2 / 50, 2 / 50]], dtype=torch.float64)
+    torch.testing.assert_close(found, (0.2 / (50 * m)).sqrt())
+
+
+@pytest.mark.parametrize("batch", [7, 10, 30])
+def test_the_slope_of_all_data_from_its_batches(batch):
+    """N nll and its slope where Langevin's members end, whatever the size of a batch, a short last
+    one too; against autograd on all of the data in float64."""
+    x, y = stochens.toy_set("b", n=30)
+    problem = prepare(
+        nn.Linear(2, 2), (x, y), chains=3, likelihood="categorical", start="prior",
+        prior_precision=1.0, seed=0, device="cpu", dtype=torch.float64, engine="vmap",
+    )  # fmt: skip
+    at, _ = langevin._beginning(problem)
+    gradient = Gradient(problem, data_term_for(problem)[0])
+    energy, slope = langevin._of_all(gradient, at, batch, 30, 0)
+    q = at.q.clone().requires_grad_()
+    logits = [x.double() @ row[:4].view(2, 2).T + row[4:] for row in q]  # weight, then bias
+    nll = torch.stack([nn.functional.cross_entropy(one, y, reduction="sum") for one in logits])
+    torch.testing.assert_close(energy, nll.detach())
+    torch.testing.assert_close(slope, torch.autograd.grad(nll.sum(), q)[0])
+
+
+@pytest.mark.parametrize(("last_step", "batch"), [(1.0, False), (0.1, True)])
+def test_a_larger_batch_is_a_remedy_where_there_are_batches(last_step, batch):
+    """Steps that shrink at the end are those of mini-batches."""
+    plan = langevin.Plan(None, 0.2, False, 1.0, 0.0, last_step, 1.0)
+    verdict = langevin.arrival.Verdict((1.5, 0.1), (1.2, 0.1), 0.0, None)
+    said = langevin._in_words(verdict, plan)
+    assert ("a larger batch_size" in said) is batch
+    assert "step_size=0.1" in said
