@@ -22,7 +22,7 @@ import stochens
 from stochens.networks import ResNet20FRN, SmallResNetFRN
 from stochens.training.advice import TrainingAdvice
 
-METHODS = {
+TRAININGS = {
     "regular": stochens.Regular(),
     "dropout": stochens.Dropout(0.1),
     "dropconnect": stochens.DropConnect(0.1),
@@ -88,7 +88,7 @@ def main() -> None:
     onnxruntime.set_default_logger_severity(3)
     found: dict[str, Any] = {}
     for network, (net, x, y, likelihood) in cases().items():
-        for name, method in METHODS.items():
+        for name, method in TRAININGS.items():
             one = measure(net, x, y, likelihood, method)
             found[f"{network}, {name}"] = one
             gaps = ", ".join(f"{k} {v:.1e}" for k, v in one["worst"].items())

@@ -15,7 +15,7 @@ import torch
 
 from stochens import toy_set
 from stochens_lab.experiments.toy import PRESETS
-from stochens_lab.experiments.toy_rows import METHODS
+from stochens_lab.experiments.toy_rows import TRAININGS
 
 FIVE = ("regular", "MultiSWA", "SE1", "SE2", "SE3")
 
@@ -35,7 +35,7 @@ def main() -> None:
             data = toy_set(set_name, n=points)
             began = time.perf_counter()
             options = {"members": members, "start": "default", "seed": 0, "device": args.device}
-            METHODS[method](data, steps=args.steps, **options)
+            TRAININGS[method](data, steps=args.steps, **options)
             seconds[f"{set_name} {method}"] = round(time.perf_counter() - began, 2)
             print(f"{set_name} {method:12} {seconds[f'{set_name} {method}']:8.1f} s", flush=True)
     total = sum(seconds.values())

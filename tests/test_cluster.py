@@ -362,7 +362,7 @@ def test_chains_and_other_members_are_the_same(cluster):
             )
             equal(alone, spread)
     torch.testing.assert_close(
-        spread.spread.variance["0.weight"], alone.spread.variance["0.weight"]
+        spread.spread.variance["0.weight"], alone.low_rank.variance["0.weight"]
     )
 
 

@@ -27,7 +27,7 @@ def test_every_number_is_its_metric():
     assert rows["a"]["accuracy"].value == metrics.accuracy(a.mean, Y)
     assert rows["a"]["NLL"].value == metrics.nll(a.mean, Y)
     assert rows["a"]["agreement"].value == metrics.agreement(a.mean, b.mean)
-    assert rows["a"]["variance"].value == metrics.variance(a.mean, b.mean)
+    assert rows["a"]["variance"].value == metrics.total_variation(a.mean, b.mean)
     assert rows["a"]["entropy error"].value == metrics.entropy_error(a.mean, b.mean)
     # float32 draws summed in another order
     expected = metrics.mi_error(a.probs, b.probs)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tests.methods.test_conformance import NETWORKS, inputs_of
-from tests.test_precision import BF16, CASES, LAYERS
+from tests.test_casts import BF16, CASES, LAYERS
 from torch import nn
 
 import stochens

@@ -10,7 +10,7 @@ from torch import nn
 
 import stochens
 from stochens import InputError
-from stochens.posterior.low_rank import Spread, draw
+from stochens.posterior.low_rank import LowRankGaussian, draw
 from stochens.samplers.swag import Tail
 
 
@@ -84,13 +84,15 @@ def test_sample_covariance_over_the_whole_vector_is_the_definition():
     """Sigma = 1/2 (diag + D D^T / (rank - 1)), between layers too."""
     torch.manual_seed(0)
     mean = {"a": torch.zeros(1, 2), "b": torch.ones(1, 1, 2)}
-    spread = Spread(
+    spread = LowRankGaussian(
         {name: torch.rand_like(p) for name, p in mean.items()},
         {name: torch.randn(1, 4, *p.shape[1:]) for name, p in mean.items()},
     )
     generator = torch.Generator().manual_seed(0)
     n = 40_000  # 40 draws of 1000 members that are all alike
-    alike = Spread(*({k: v.repeat_interleave(1000, 0) for k, v in part.items()} for part in spread))
+    alike = LowRankGaussian(
+        *({k: v.repeat_interleave(1000, 0) for k, v in part.items()} for part in spread)
+    )
     means = {name: p.repeat_interleave(1000, 0) for name, p in mean.items()}
     parts = [draw(means, alike, generator) for _ in range(40)]
     draws = torch.cat([torch.cat([p.flatten(1) for p in part.values()], 1) for part in parts])
@@ -112,7 +114,7 @@ def test_draws_differ_and_seeds_repeat(float64, xor):
     assert not torch.equal(p.probs[:3], p.probs[3:])
     assert torch.equal(p.probs, posterior.predict(xor[0], draws=2, seed=0).probs)
     chunked = stochens.multiswag(nn.Linear(2, 2), xor, chunk=2, **options)
-    for one, two in zip(posterior.spread, chunked.spread, strict=True):
+    for one, two in zip(posterior.low_rank, chunked.low_rank, strict=True):
         for name, value in one.items():
             within = trained(torch.float64, steps=36, rows=20)
             torch.testing.assert_close(two[name], value, **within)
@@ -143,7 +145,7 @@ def test_multiswa_averages_the_tail_of_each_member(float64, xor, method):
     for name, p in averaged.params.items():
         tail = torch.stack([params[name] for params in witness.seen[9:]])
         torch.testing.assert_close(p, tail.mean(0), **trained(torch.float64, steps=18, rows=20))
-    assert averaged.spread is None
+    assert averaged.low_rank is None
 
 
 @pytest.mark.parametrize("stop", range(13))
@@ -187,7 +189,7 @@ def test_low_rank_scale_in_one_dimension():
     """With one weight: variance = diag / 2 + sum d^2 / (2 (rank - 1))."""
     n = 20_000  # members that are all alike
     columns = torch.tensor([[[1.0], [-1.0], [2.0]]]).expand(n, 3, 1)
-    spread = Spread({"w": torch.full((n, 1), 4.0)}, {"w": columns})
+    spread = LowRankGaussian({"w": torch.full((n, 1), 4.0)}, {"w": columns})
     values = draw({"w": torch.zeros(n, 1)}, spread, torch.Generator().manual_seed(0))["w"]
     expected = 4 / 2 + 6 / (2 * 2)
     assert abs(values.var() - expected) < 5 * expected * math.sqrt(2 / n)

@@ -205,7 +205,7 @@ def _closeness(
 
 def _terms(p: Predictive, reference: Predictive) -> dict[str, Tensor]:
     """Example by example, each [B]."""
-    near = ("agreement", metrics.agreement), ("variance", metrics.variance)
+    near = ("agreement", metrics.agreement), ("total variation", metrics.total_variation)
     means = (*near, ("entropy error", metrics.entropy_error))
     found = {name: metrics.per_example(metric, p.mean, reference.mean) for name, metric in means}
     gap = p.mutual_information.cpu().double() - reference.mutual_information.cpu().double()

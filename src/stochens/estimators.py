@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from stochens import likelihoods
 from stochens.checks import renamed, whole
 from stochens.errors import Failed, InputError, Unsuited
-from stochens.likelihoods import Gaussian, Likelihood
+from stochens.likelihoods import GaussianLikelihood, Likelihood
 from stochens.methods import MethodLike
 from stochens.networks import MLP
 from stochens.private_names import check_sample_weight
@@ -201,7 +201,7 @@ def _rehearse(
                 members=1,
                 epochs=1,
                 likelihood=likelihood,
-                lost="keep",
+                on_divergence="keep",
                 seed=seed,
                 device="cpu",
                 engine="loop",
@@ -312,7 +312,7 @@ class StochasticEnsembleRegressor(RegressorMixin, _Ensemble):  # type: ignore[mi
         net: NetLike = None,
         *,
         hidden_layer_sizes: tuple[int, ...] = (50, 50),
-        likelihood: str | Gaussian = "gaussian",
+        likelihood: str | GaussianLikelihood = "gaussian",
         method: MethodLike | None = None,
         members: int = 20,
         epochs: int = 100,
@@ -358,7 +358,7 @@ class StochasticEnsembleRegressor(RegressorMixin, _Ensemble):  # type: ignore[mi
         """X [N, features], y [N] or [N, D], sample_weight [N]."""
         X, y = self._validated(X, y, y_numeric=True, multi_output=True)
         like = likelihoods.resolve(self.likelihood)
-        if not isinstance(like, Gaussian):
+        if not isinstance(like, GaussianLikelihood):
             raise InputError(f"a regressor needs a Gaussian likelihood, got {like.name!r}")
         columns = y.reshape(len(y), -1).astype(float)  # [N, D]
         scaler = StandardScaler(with_mean=self.standardize, with_std=self.standardize)

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from stochens import InputError
-from stochens.files import npz, storage
+from stochens.files import storage
+from stochens_lab import npz
 from stochens_lab.data import plain_pickle
 
 PLACE = Path(tempfile.mkdtemp()) / "saved"

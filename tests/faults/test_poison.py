@@ -73,7 +73,9 @@ class Poison(Watch):
         return spoilt
 
 
-def trained(engine: str, method: str, optimizer: str, collect=Watch, lost="keep") -> Posterior:
+def trained(
+    engine: str, method: str, optimizer: str, collect=Watch, on_divergence="keep"
+) -> Posterior:
     return stochens.fit(
         MLP(2, 6, 6, 2),
         stochens.toy_set("b", n=POINTS),
@@ -83,7 +85,7 @@ def trained(engine: str, method: str, optimizer: str, collect=Watch, lost="keep"
         batch_size=BATCH,
         optimizer=optimizer,
         engine=engine,
-        lost=lost,
+        on_divergence=on_divergence,
         collect=collect,
         device="cpu",
     )
@@ -110,7 +112,11 @@ def test_the_other_63_are_unchanged(engine, lost, member, step, where, value, me
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         found = trained(
-            engine, method, optimizer, lambda: left.pop() if left else Watch(), lost=lost
+            engine,
+            method,
+            optimizer,
+            lambda: left.pop() if left else Watch(),
+            on_divergence=lost,
         )
     assert poison[0].given
     told = [str(w.message) for w in said if "of 64 members diverged" in str(w.message)]

@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import Tensor
 
 from stochens.kernels import build, conv
-from stochens.kernels.conv_plan import Layer, Plan
+from stochens.kernels.conv_plan import LaunchPlan, Layer
 
 HERE = Path(__file__).parent
 LAUNCH = (
@@ -67,6 +67,6 @@ def compiled(name: str, source: str) -> conv.Kernel:
 
 
 @functools.cache
-def kernel(name: str, layer: Layer, plan: Plan, flags: int, device) -> conv.Kernel:
+def kernel(name: str, layer: Layer, plan: LaunchPlan, flags: int, device) -> conv.Kernel:
     """In the place of `conv.kernel`."""
     return compiled(name, conv.source(name, layer, plan, flags))

@@ -10,7 +10,7 @@ from tests.kernels import emulated, one_layer
 
 from stochens.kernels import conv, conv_reference, mlp
 from stochens.kernels.conv import Noise, Norm
-from stochens.kernels.conv_plan import TUNED, Layer, Plan, plan_for, share
+from stochens.kernels.conv_plan import TUNED, LaunchPlan, Layer, plan_for, share
 from stochens.kernels.conv_reference import fragments, image_fragments
 
 GPU = conv.available()
@@ -121,7 +121,7 @@ def test_a_plan_is_only_a_way_to_share_the_work_out(monkeypatch):
     tensors = call(*layer[:4], batch=5, tau=-1e3)
     dy = torch.randn_like(tensors["residual"]).bfloat16().double()
     known = expected(tensors, dy, noise=noise(0.3))
-    for plan in (Plan(2, 1, 1, 1), Plan(8, 2, 1, 2)):
+    for plan in (LaunchPlan(2, 1, 1, 1), LaunchPlan(8, 2, 1, 2)):
         monkeypatch.setattr(conv, "plan_for", lambda *_, plan=plan: plan)
         assert_equal(computed(tensors, dy, noise=noise(0.3)), known)
 

@@ -20,7 +20,6 @@ from tests.tolerance import rounding
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from stochens import metric_inputs
 from stochens.metrics import (
     accuracy,
     agreement,
@@ -40,15 +39,16 @@ from stochens.metrics import (
     per_example,
     risk_coverage,
     rmse,
-    variance,
+    total_variation,
 )
+from stochens.metrics import inputs as metric_inputs
 from stochens.metrics.ece_noise import excess
 from stochens.metrics.information import entropy, mutual_information
 
 ROUNDING = rounding(torch.float64, terms=10_000)  # of size one
 properties = settings(max_examples=50, deadline=None)  # a busy machine is no failure
 OF_LABELS = [accuracy, nll, brier, ece, aurc]
-OF_REFERENCE = [agreement, variance, entropy_error]
+OF_REFERENCE = [agreement, total_variation, entropy_error]
 
 
 def predictions(seed: int, size: int, classes: int, kind: str = "smooth") -> tuple[Tensor, Tensor]:
@@ -267,14 +267,14 @@ def test_risk_at_full_coverage_is_the_error_rate() -> None:
 
 
 @pytest.mark.parametrize("kind", ["smooth", "grid", "saturated"])
-def test_agreement_and_variance_agree_with_a_loop(kind: str) -> None:
+def test_agreement_and_total_variation_agree_with_a_loop(kind: str) -> None:
     probs, reference = predictions(7, 100, 6, kind)[0], predictions(8, 100, 6, kind)[0]
     same, total = 0, 0.0
     for p, r in zip(probs.tolist(), reference.tolist(), strict=True):
         same += p.index(max(p)) == r.index(max(r))
         total += 0.5 * sum(abs(a - b) for a, b in zip(p, r, strict=True))
     assert agreement(probs, reference) == pytest.approx(same / 100, abs=ROUNDING)
-    assert variance(probs, reference) == pytest.approx(total / 100, abs=ROUNDING)
+    assert total_variation(probs, reference) == pytest.approx(total / 100, abs=ROUNDING)
 
 
 def test_entropy_error_and_mi_error_average_over_examples() -> None:
@@ -407,12 +407,12 @@ def test_order_of_classes_does_not_matter(problem: tuple[Tensor, Tensor], random
 
 @properties
 @given(st.integers(0, 2**16), st.integers(1, 20), st.integers(1, 6), kinds)
-def test_variance_is_a_metric(seed: int, size: int, classes: int, kind: str) -> None:
+def test_total_variation_is_a_metric(seed: int, size: int, classes: int, kind: str) -> None:
     p, q, r = (predictions(seed + k, size, classes, kind)[0] for k in range(3))
-    assert variance(p, p) == 0.0
-    assert variance(p, q) == variance(q, p)
-    assert variance(p, r) <= variance(p, q) + variance(q, r) + ROUNDING
-    assert 0 <= variance(p, q) <= 1 + 1e-6  # float32 rows sum to one within 1e-6
+    assert total_variation(p, p) == 0.0
+    assert total_variation(p, q) == total_variation(q, p)
+    assert total_variation(p, r) <= total_variation(p, q) + total_variation(q, r) + ROUNDING
+    assert 0 <= total_variation(p, q) <= 1 + 1e-6  # float32 rows sum to one within 1e-6
     assert agreement(p, p) == 1.0
     assert agreement(p, q) == agreement(q, p)
     assert entropy_error(p, p) == mi_error(p[None], p[None]) == 0.0
@@ -435,7 +435,7 @@ def test_every_float_dtype_is_taken(dtype: torch.dtype) -> None:
     for metric in (accuracy, brier, ece, aurc):
         assert 0 <= metric(rounded, labels) <= 2
     # Two roundings to the dtype at most, each of half an eps relative to p <= 1, over 10 classes.
-    assert variance(rounded, probs) <= torch.finfo(dtype).eps
+    assert total_variation(rounded, probs) <= torch.finfo(dtype).eps
 
 
 def test_inputs_with_gradients_are_taken_and_left_alone() -> None:
@@ -682,7 +682,10 @@ NAN = torch.full((4, 2), math.nan)
         (lambda: nll(PROBS, LABELS + 1), r"labels must lie in 0..1 for probs \(4, 2\), got 1..2"),
         (lambda: nll(PROBS, LABELS - 1), r"got -1..0"),
         (lambda: agreement(PROBS, PROBS[:3]), r"probs and reference .* got \(4, 2\) and \(3, 2\)"),
-        (lambda: variance(PROBS, DRAWS), r"reference must be .*did you mean reference.mean\(0\)"),
+        (
+            lambda: total_variation(PROBS, DRAWS),
+            r"reference must be .*did you mean reference.mean\(0\)",
+        ),
         (lambda: mi_error(DRAWS, PROBS), r"reference_draws must be \[S, B, C\], got \(4, 2\)"),
         (lambda: mi_error(DRAWS, DRAWS[:, :2]), r"draws and reference_draws must share \[B, C\]"),
         (lambda: ood_auroc(PROBS, NAN), r"probs_out \(4, 2\) has NaN"),

@@ -26,11 +26,22 @@ from stochens.metrics import (
     ood_auroc,
     risk_coverage,
     rmse,
-    variance,
+    total_variation,
 )
 
 ROUNDING = rounding(torch.float64, terms=100, depth=10)  # of size one, on both sides
-OF_TWO = (accuracy, nll, brier, ece, aurc, agreement, variance, entropy_error, mi_error, ood_auroc)
+OF_TWO = (
+    accuracy,
+    nll,
+    brier,
+    ece,
+    aurc,
+    agreement,
+    total_variation,
+    entropy_error,
+    mi_error,
+    ood_auroc,
+)
 OF_TWO += (rmse, calibration_curve, risk_coverage)
 
 sides = st.shared(st.tuples(*[st.integers(1, 3)] * 3), key="S, B, C")
@@ -154,7 +165,7 @@ SPOIL = {
 )
 def test_right_tensors_spoilt_in_one_place_are_refused_or_measured(p, q, metric, how, first, value):
     labels = torch.arange(len(p)) % p.shape[1]
-    other = q if metric in (agreement, variance, entropy_error, ood_auroc) else labels
+    other = q if metric in (agreement, total_variation, entropy_error, ood_auroc) else labels
     if metric in (mi_error, rmse):
         p, other = p[None], (q[None] if metric is mi_error else q)
     if other is labels and not first and not abs(value) < 9:

@@ -18,7 +18,7 @@ from stochens.samplers import nuts as tree
 from stochens.samplers import trajectory
 from stochens.samplers.adaptation import windows
 from stochens.samplers.driver import reasonable_step
-from stochens.samplers.engines import Eager, choose, names, restored, tensors
+from stochens.samplers.engines import PlainRunner, choose, names, restored, tensors
 from stochens.samplers.problem import prepare
 from stochens.samplers.target import NetworkTarget, Target
 from stochens.samplers.trajectory import STATS, Record, Rules, State, initial
@@ -119,7 +119,7 @@ def sample(
     if inverse_mass is not None:
         state = state._replace(adaptation=state.adaptation._replace(inverse_mass=inverse_mass))
         state = trajectory.begin(state, torch.ones(len(start), dtype=torch.bool), rules)
-    runner = Eager(state, target, rules, record)
+    runner = PlainRunner(state, target, rules, record)
     while bool((runner.state().transition < warmup + samples).any()):
         runner.advance(10)
     return record.draws, {name: record.stats[..., i] for i, name in enumerate(STATS)}
@@ -151,7 +151,7 @@ def visits(
         state = trajectory.begin(state, torch.ones(len(start), dtype=torch.bool), rules)
     M, D = start.shape
     seen = Visits(*(start.new_full((M, transitions + 1, *k), math.nan) for k in ((D,), (), (D,))))
-    runner = Eager(state, target, rules, record)
+    runner = PlainRunner(state, target, rules, record)
     rows = torch.arange(M)
     while True:
         state = runner.state()
@@ -219,9 +219,9 @@ def lockstep(
     while bool((state.transition < end).any()) and done != blocks:
         copy = Record(record.draws.clone(), record.stats.clone())
         twin_state = restored([t.clone() for t in tensors(state)])
-        plain = Eager(state, target, rules, record)
+        plain = PlainRunner(state, target, rules, record)
         twin = choose("fused", problem, target, twin_state, rules, copy)
-        assert not isinstance(twin, Eager)
+        assert not isinstance(twin, PlainRunner)
         plain.advance(block)
         twin.advance(block)
         state = plain.state()

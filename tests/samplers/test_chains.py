@@ -81,7 +81,7 @@ def test_the_noise_of_the_reference_stands_in_every_comparison(run, data):
     weights = torch.full((3, 3), (1 - 0.5**0.5) / 3, dtype=torch.float64)
     weights.fill_diagonal_((1 + 2**0.5) / 3)
     means = torch.einsum("hk,kbc->hbc", weights, each)
-    expected = sum(metrics.variance(m, p.mean) for m in means) / 3
+    expected = sum(metrics.total_variation(m, p.mean) for m in means) / 3
     assert noise["variance"].value == pytest.approx(expected, rel=1e-4)  # float32 probabilities
     assert noise["variance"].low < noise["variance"].value < noise["variance"].high
 

@@ -10,7 +10,7 @@ import stochens
 from stochens import Failed, InputError
 from stochens.samplers import langevin_steps
 from stochens.samplers.diagnostics import SamplingWarning
-from stochens.samplers.langevin_steps import Plan, State
+from stochens.samplers.langevin_steps import State, StepRule
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*to leave the prior behind", "ignore:these members are not draws"
@@ -82,7 +82,7 @@ def test_engines_agree(float64, xor):
             torch.testing.assert_close(run.params[name], p, rtol=1e-9, atol=1e-11)
 
 
-PLAN = Plan(
+PLAN = StepRule(
     steps=100, step_size=0.1, fixed=False, friction=1.0, anneal=0.5, last_step=0.1, precision=1.0
 )
 

@@ -25,7 +25,7 @@ from stochens.randomness.hashed import DIRECTION, LEAF, MERGE, MOMENTUM
 from stochens.samplers import nuts as tree
 from stochens.samplers import trajectory
 from stochens.samplers.driver import reasonable_step
-from stochens.samplers.engines import Eager
+from stochens.samplers.engines import PlainRunner
 from stochens.samplers.trajectory import STATS, Point
 
 # The pieces ---------------------------------------------------------------------------------------
@@ -462,7 +462,7 @@ def test_a_chain_that_rests_does_not_move():
     start = torch.tensor(np.random.default_rng(3).normal(size=(2, 3)))
     rules = density.rules_for(0)
     record = density.empty(start, rules, 3)
-    runner = Eager(
+    runner = PlainRunner(
         density.begin(Density(energy), start, rules, step=0.4), Density(energy), rules, record
     )
     while bool((runner.state().transition < 3).any()):
@@ -534,7 +534,7 @@ def test_the_mass_is_found():
     rules = density.rules_for(60, max_depth=7)
     start = scale * torch.randn(24, 4, generator=torch.Generator().manual_seed(0)).double()
     record = density.empty(start, rules, 1)
-    runner = Eager(density.begin(target, start, rules), target, rules, record)
+    runner = PlainRunner(density.begin(target, start, rules), target, rules, record)
     while bool((runner.state().transition < 61).any()):
         runner.advance(10)
     ratio = runner.state().adaptation.inverse_mass / scale.square()  # [24, 4]
@@ -775,7 +775,7 @@ def test_an_interrupted_run_goes_on(phase, tmp_path, monkeypatch):
     options = {"chains": 3, "warmup": 20, "max_depth": 3, "engine": "vmap", "samples": 8}
     net, data = density.small_net(nn.Tanh, 2).double(), density.classes()
     whole = stochens.nuts(net, data, **options)
-    advance = Eager.advance
+    advance = PlainRunner.advance
     least = 12 if phase == "warm-up" else 25
 
     def interrupted(self, iterations):
@@ -786,7 +786,7 @@ def test_an_interrupted_run_goes_on(phase, tmp_path, monkeypatch):
 
     options["checkpoint"] = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(Eager, "advance", interrupted)
+        patch.setattr(PlainRunner, "advance", interrupted)
         if phase == "warm-up":
             with pytest.raises(KeyboardInterrupt, match="warm-up"):
                 stochens.nuts(net, data, **options)

@@ -23,7 +23,7 @@ from stochens.data import source
 from stochens.likelihoods import Likelihood, Numbers, mean_over_examples
 from stochens.training import freedom
 from stochens.training.freedom import noise_too_small
-from stochens_lab.workflow.config import Config, method_name
+from stochens_lab.workflow.config import FitConfig, method_name
 
 HELD_OUT = 2000
 LEVEL, Z = 0.95, 1.96
@@ -177,7 +177,7 @@ def test_classes_are_by_dropout_as_ever():
     [("categorical", "dropout"), ("gaussian", "regular"), ("heteroscedastic", "regular")],
 )
 def test_the_command_line_has_the_same_defaults(likelihood, name):
-    config = Config(model="a:b", data="c.csv", out=Path("d"), likelihood=likelihood)
+    config = FitConfig(model="a:b", data="c.csv", out=Path("d"), likelihood=likelihood)
     assert method_name(config) == name
     assert method_name(dataclasses.replace(config, method="SE1")) == "dropout"
 

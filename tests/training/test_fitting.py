@@ -195,7 +195,7 @@ def test_a_member_that_is_lost_does_not_harm_the_others(data, engine):
     healthy = fit(data, engine=engine)
     said = r"1 of 3 members diverged and are %s \(member 1 at step 0 with loss nan\)"
     with pytest.warns(UserWarning, match=said % "kept as they are"):
-        harmed = fit(data, start=start, lost="keep", engine=engine)
+        harmed = fit(data, start=start, on_divergence="keep", engine=engine)
     with pytest.warns(UserWarning, match=said % "left out"):
         fewer = fit(data, start=start, engine=engine)  # nothing to try again from
     assert fewer.members == (0, 2)
@@ -222,7 +222,7 @@ class Fragile(nn.Module):
 def test_lost_members_are_trained_again_from_other_seeds(data):
     options = {"members": 8, "epochs": 1, "lr": 1e-9}
     with pytest.warns(UserWarning, match="of 8 members diverged"):
-        kept = fit(data, lost="keep", net=Fragile, **options)
+        kept = fit(data, on_divergence="keep", net=Fragile, **options)
     fine = kept.params["layer.weight"].isfinite().flatten(1).all(1) & (
         kept.params["layer.bias"][:, 0] < 0
     )
@@ -230,7 +230,7 @@ def test_lost_members_are_trained_again_from_other_seeds(data):
     with pytest.warns(UserWarning, match=r"are trained again \(member \d at step 0") as again:
         tried = fit(data, net=Fragile, chunk=2, **options)
     with pytest.warns(UserWarning, match="are left out") as left:
-        dropped = fit(data, lost="drop", net=Fragile, **options)
+        dropped = fit(data, on_divergence="drop", net=Fragile, **options)
     assert {w.filename for w in (*again, *left)} == {__file__}  # the user's line
     assert dropped.members == tuple(fine.nonzero().flatten().tolist())
     assert len(tried) > len(dropped)

@@ -27,8 +27,8 @@ from stochens.kernels.conv_plan import (
     CREW,
     MOST_SHARED,
     QUAD,
+    LaunchPlan,
     Layer,
-    Plan,
     Tiles,
     plan_for,
     share,
@@ -45,7 +45,7 @@ Kernel = Callable[..., None]  # of (grid, block, args, shared_mem), as torch.cud
 # -- compiling ------------------------------------------------------------------------------------
 
 
-def source(name: str, layer: Layer, plan: Plan, flags: int) -> str:
+def source(name: str, layer: Layer, plan: LaunchPlan, flags: int) -> str:
     """A kernel's file, name.cu, for this layer."""
     defines = {
         "CIN": layer.inputs,
@@ -65,7 +65,7 @@ def source(name: str, layer: Layer, plan: Plan, flags: int) -> str:
 
 
 @functools.cache
-def kernel(name: str, layer: Layer, plan: Plan, flags: int, device: torch.device) -> Kernel:
+def kernel(name: str, layer: Layer, plan: LaunchPlan, flags: int, device: torch.device) -> Kernel:
     """One of `KERNELS`, compiled by NVRTC, which every CUDA build of torch brings along."""
     code = source(name, layer, plan, flags)
     with torch.cuda.device(device):
@@ -126,7 +126,7 @@ def _launch(
         run(grid, (threads, 1, 1), args, plan.shared(layer, name, residual=residual))
 
 
-def _plan(layer: Layer, name: str) -> Plan:
+def _plan(layer: Layer, name: str) -> LaunchPlan:
     plan = plan_for(layer, name)
     if plan is None:
         raise ValueError(f"no kernel for {layer}")

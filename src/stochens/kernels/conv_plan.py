@@ -41,7 +41,7 @@ class Layer(NamedTuple):
         return -(-self.inputs // BLOCK) * self.outputs // BLOCK
 
 
-class Plan(NamedTuple):
+class LaunchPlan(NamedTuple):
     """How a layer's work is shared out; conv.hpp's ROWS, UNITS, BLOCKS_PER_SM and PAIRS."""
 
     rows: int  # of an image, in the registers of a warp
@@ -76,7 +76,7 @@ class Plan(NamedTuple):
 class Tiles:
     """The constants of conv.hpp that follow from a layer and its plan."""
 
-    def __init__(self, layer: Layer, plan: Plan) -> None:
+    def __init__(self, layer: Layer, plan: LaunchPlan) -> None:
         height, width = layer.out
         self.layer = layer
         self.images = 2 if width <= 8 else 1  # two narrow ones fill a product
@@ -105,20 +105,20 @@ def _bytes(*shape: int) -> int:
 
 
 # Measured on an H200, 50 members, batch 64 (benchmarks/README.md); other shapes take `_guess`.
-TUNED: dict[tuple[str, Layer], Plan] = {
-    ("conv_forward", Layer(16, 32, 32, 32, 2)): Plan(8, 1, 2, 2),
-    ("conv_forward", Layer(16, 32, 32, 32, 2, 1)): Plan(4, 1, 2, 2),
-    ("conv_forward", Layer(32, 32, 16, 16)): Plan(8, 1, 2, 4),
-    ("conv_forward", Layer(32, 64, 16, 16, 2)): Plan(8, 1, 2, 8),
-    ("conv_backward", Layer(16, 32, 32, 32, 2)): Plan(4, 1, 2, 2),
-    ("conv_backward", Layer(32, 32, 16, 16)): Plan(8, 1, 2, 4),
-    ("conv_backward", Layer(32, 64, 16, 16, 2)): Plan(4, 1, 2, 8),
-    ("conv_backward", Layer(32, 64, 16, 16, 2, 1)): Plan(4, 1, 2, 8),
+TUNED: dict[tuple[str, Layer], LaunchPlan] = {
+    ("conv_forward", Layer(16, 32, 32, 32, 2)): LaunchPlan(8, 1, 2, 2),
+    ("conv_forward", Layer(16, 32, 32, 32, 2, 1)): LaunchPlan(4, 1, 2, 2),
+    ("conv_forward", Layer(32, 32, 16, 16)): LaunchPlan(8, 1, 2, 4),
+    ("conv_forward", Layer(32, 64, 16, 16, 2)): LaunchPlan(8, 1, 2, 8),
+    ("conv_backward", Layer(16, 32, 32, 32, 2)): LaunchPlan(4, 1, 2, 2),
+    ("conv_backward", Layer(32, 32, 16, 16)): LaunchPlan(8, 1, 2, 4),
+    ("conv_backward", Layer(32, 64, 16, 16, 2)): LaunchPlan(4, 1, 2, 8),
+    ("conv_backward", Layer(32, 64, 16, 16, 2, 1)): LaunchPlan(4, 1, 2, 8),
 }
 
 
 @functools.cache
-def plan_for(layer: Layer, name: str = "conv_forward") -> Plan | None:
+def plan_for(layer: Layer, name: str = "conv_forward") -> LaunchPlan | None:
     """A good way to share a layer out, or None where it does not fit."""
     known = layer.kernel in (1, 3) and layer.stride in (1, 2) and layer.outputs % BLOCK == 0
     image = layer.inputs == QUAD and (layer.kernel, layer.stride) == (3, 1)
@@ -129,10 +129,10 @@ def plan_for(layer: Layer, name: str = "conv_forward") -> Plan | None:
     return plan if fits and plan.threads(layer) <= MOST_THREADS else None
 
 
-def _guess(layer: Layer) -> Plan:
+def _guess(layer: Layer) -> LaunchPlan:
     pairs = next(n for n in (16, 8, 4, 2, 1) if layer.tiles % n == 0)
     for rows in (2, 4, 8):
-        plan = Plan(rows, 1, 1, pairs)
+        plan = LaunchPlan(rows, 1, 1, pairs)
         if plan.threads(layer) <= 256 or rows == 8:
             break
     return plan

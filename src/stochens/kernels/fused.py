@@ -25,7 +25,7 @@ ACTIVATIONS: dict[type[nn.Module], str] = {
 WIDEST = 128  # beyond it the BLAS behind vmap is as fast or faster (measured at width 100 and 256)
 
 
-class Step(NamedTuple):
+class ChainLayer(NamedTuple):
     """One layer of the chain, and the function after it."""
 
     prefix: str
@@ -81,7 +81,7 @@ def fused_forward(net: nn.Module, params: Params, x: Tensor, *, seed: int) -> Te
     )
 
 
-def _runs_here(steps: list[Step], x: Tensor) -> bool:
+def _runs_here(steps: list[ChainLayer], x: Tensor) -> bool:
     """Whether the kernel takes these inputs: float rows of the right width, on the CPU."""
     if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
         return False
@@ -89,9 +89,9 @@ def _runs_here(steps: list[Step], x: Tensor) -> bool:
     return x[0].numel() == width and mlp.available()  # else a Linear over the last of several axes
 
 
-def chain(net: nn.Module) -> list[Step] | None:
+def chain(net: nn.Module) -> list[ChainLayer] | None:
     """The network as linear layers with an activation after each, or None if it is not that."""
-    steps: list[Step] = []
+    steps: list[ChainLayer] = []
     modules = _in_order(net, "")
     if modules is None:
         return None
@@ -101,7 +101,7 @@ def chain(net: nn.Module) -> list[Step] | None:
         if type(module) in ACTIVATIONS and steps and steps[-1].activation == "identity":
             steps[-1] = steps[-1]._replace(activation=ACTIVATIONS[type(module)])
         elif _is_linear(module):
-            steps.append(Step(f"{name}." if name else "", module, "identity"))
+            steps.append(ChainLayer(f"{name}." if name else "", module, "identity"))
         else:
             return None
     shapes = [s.layer.get_parameter("weight").shape for s in steps]
@@ -142,13 +142,13 @@ def _is_linear(module: nn.Module) -> bool:
     return type(module) is nn.Linear
 
 
-def _weights(steps: list[Step], params: Params) -> tuple[list[Tensor], list[Tensor | None]]:
+def _weights(steps: list[ChainLayer], params: Params) -> tuple[list[Tensor], list[Tensor | None]]:
     """The weights and biases of one pass, [M, ...]: omega, or a draw where weights are noisy."""
     thetas = [_theta(step, params) for step in steps]
     return [theta["weight"] for theta in thetas], [theta.get("bias") for theta in thetas]
 
 
-def _theta(step: Step, params: Params) -> Params:
+def _theta(step: ChainLayer, params: Params) -> Params:
     layer = _around_weights(step.layer)
     names = layer.names if isinstance(layer, StochasticLayer) else ["weight", "bias"]
     omega = {n: params[step.prefix + n] for n in names if step.prefix + n in params}
@@ -166,7 +166,7 @@ class Noise(TypedDict):
     variances: list[mlp.Variance | None]
 
 
-def _noise(steps: list[Step], params: Params) -> Noise:
+def _noise(steps: list[ChainLayer], params: Params) -> Noise:
     """What the kernel does to the outputs of each layer."""
     return Noise(
         activation=[s.activation for s in steps],
@@ -175,7 +175,7 @@ def _noise(steps: list[Step], params: Params) -> Noise:
     )
 
 
-def _variance(step: Step, params: Params) -> mlp.Variance | None:
+def _variance(step: ChainLayer, params: Params) -> mlp.Variance | None:
     if not isinstance(step.layer, GaussianLayer):
         return None
     own = {n.removeprefix(step.prefix): p for n, p in params.items() if n.startswith(step.prefix)}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stochens.kernels import build, mlp
-from stochens.kernels.fused import Step, chain, likelihood_for
+from stochens.kernels.fused import ChainLayer, chain, likelihood_for
 from stochens.likelihoods import Likelihood
 
 SIZES = (
@@ -38,7 +38,7 @@ class Layers(NamedTuple):
     bias_at: tuple[int, ...]  # -1 where there is no bias
 
 
-def layers_of(steps: list[Step], shapes: Mapping[str, torch.Size]) -> Layers | None:
+def layers_of(steps: list[ChainLayer], shapes: Mapping[str, torch.Size]) -> Layers | None:
     """None unless the layers are exactly all the parameters there are."""
     offsets, at = {}, 0
     for name, shape in shapes.items():

@@ -31,7 +31,7 @@ log = logging.getLogger("stochens")
 PARTS = ("weight", "bias", "weight", "bias", "tau")  # of a convolution, then of its FRN
 
 
-class Step(NamedTuple):
+class ConvNorm(NamedTuple):
     """One convolution with its FRN: the next activation from `source`, plus `residual`."""
 
     conv: str  # its path in the network
@@ -109,7 +109,7 @@ def _runs_here(x: Tensor) -> bool:
 
 
 def run(
-    steps: tuple[Step, ...],
+    steps: tuple[ConvNorm, ...],
     params: Params,
     images: Tensor,  # [M, B, H, W, 4] bf16, as `conv.quads` gives them; M = 1: the same for all
     *,
@@ -126,12 +126,12 @@ def run(
     return torch.baddbmm(bias[:, None], pooled, weight.transpose(1, 2))
 
 
-def steps_of(net: nn.Module, image: tuple[int, ...]) -> tuple[Step, ...] | None:
+def steps_of(net: nn.Module, image: tuple[int, ...]) -> tuple[ConvNorm, ...] | None:
     """The network's convolutions in order, for images [H, W]; None if it is no ResNet20FRN."""
     if type(net) is not ResNet20FRN or not _as_written(net):
         return None
     height, width = image
-    steps: list[Step] = []
+    steps: list[ConvNorm] = []
 
     def add(path: str, norm: str, size: tuple[int, int], source: int, **options: Any) -> int:
         module = net.get_submodule(path)
@@ -143,7 +143,7 @@ def steps_of(net: nn.Module, image: tuple[int, ...]) -> tuple[Step, ...] | None:
         )
         rate = getattr(module, "output_rate", 0.0)
         options = {"residual": None, "silu": True, **options}
-        steps.append(Step(path, norm, layer, rate, source, **options))
+        steps.append(ConvNorm(path, norm, layer, rate, source, **options))
         return len(steps)
 
     h = add("conv", "norm", (height, width), 0)
@@ -202,7 +202,7 @@ def _taken(module: nn.Module) -> bool:
     return type(module) is DropConnectLayer
 
 
-def _fits(net: nn.Module, steps: tuple[Step, ...], params: Params) -> bool:
+def _fits(net: nn.Module, steps: tuple[ConvNorm, ...], params: Params) -> bool:
     names = {name for step in steps for name in step.names} | {"head.weight", "head.bias"}
     for path, layer in stochastic_layers(net).items():
         names |= {f"{path}.{name}" for name in layer.names}
@@ -210,7 +210,7 @@ def _fits(net: nn.Module, steps: tuple[Step, ...], params: Params) -> bool:
 
 
 @functools.cache
-def _compiled(steps: tuple[Step, ...], device: torch.device, *, backward: bool) -> bool:
+def _compiled(steps: tuple[ConvNorm, ...], device: torch.device, *, backward: bool) -> bool:
     """Whether the steps could be compiled; where not, vmap does the work."""
     try:
         compile_steps(steps, device, backward=backward)
@@ -223,7 +223,7 @@ def _compiled(steps: tuple[Step, ...], device: torch.device, *, backward: bool) 
 
 
 @functools.cache
-def compile_steps(steps: tuple[Step, ...], device: torch.device, *, backward: bool) -> None:
+def compile_steps(steps: tuple[ConvNorm, ...], device: torch.device, *, backward: bool) -> None:
     """Compile what the steps need, once, and all at the same time: seconds instead of a minute.
 
     For training, each member with images of its own; or, with no backward pass, for predictions,
@@ -253,7 +253,12 @@ class _Convolutions(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, steps: tuple[Step, ...], seed: Tensor, members: Tensor, x: Tensor, *params: Tensor
+        ctx: Any,
+        steps: tuple[ConvNorm, ...],
+        seed: Tensor,
+        members: Tensor,
+        x: Tensor,
+        *params: Tensor,
     ) -> Tensor:
         keep = any(ctx.needs_input_grad[4:])
         activations: list[Tensor] = [x]
@@ -288,7 +293,7 @@ class _Convolutions(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError("the convolution kernels have no second derivative")
-        steps: tuple[Step, ...] = ctx.steps
+        steps: tuple[ConvNorm, ...] = ctx.steps
         seed, members, *rest = ctx.saved_tensors
         many = len(steps)
         params, rest = rest[: 5 * many], rest[5 * many :]

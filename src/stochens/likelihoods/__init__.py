@@ -12,7 +12,7 @@ from stochens.likelihoods.classes import Categorical, Classes, Predictive
 from stochens.likelihoods.draws import Draws, Predicted
 from stochens.likelihoods.gaussian import (
     LOG_2_PI,
-    Gaussian,
+    GaussianLikelihood,
     GaussianPredictive,
     Gaussians,
     Heteroscedastic,
@@ -27,7 +27,7 @@ __all__ = [
     "Categorical",
     "Classes",
     "Draws",
-    "Gaussian",
+    "GaussianLikelihood",
     "GaussianPredictive",
     "Gaussians",
     "Heteroscedastic",

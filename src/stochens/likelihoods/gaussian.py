@@ -172,7 +172,7 @@ class Gaussians(Draws):
         return exported_moments(self.means, self.variances)
 
 
-class Gaussian(Likelihood):
+class GaussianLikelihood(Likelihood):
     """What the two regression likelihoods share: targets [N, D], mean and variance per output."""
 
     in_units: ClassVar[bool] = True
@@ -218,7 +218,7 @@ class Gaussian(Likelihood):
 
 
 @dataclasses.dataclass(frozen=True)
-class Homoscedastic(Gaussian):
+class Homoscedastic(GaussianLikelihood):
     """y ~ N(f(x), noise^2), one noise for all x: outputs [..., B, D].
 
     `noise` is fixed where it is given. Otherwise each member learns log noise^2 for each target, as
@@ -284,7 +284,7 @@ def _append_log_variance(net: nn.Module, _: Any, mean: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Heteroscedastic(Gaussian):
+class Heteroscedastic(GaussianLikelihood):
     """y ~ N(f(x), noise(x)^2): outputs [..., B, 2 D] are the D means, then the D log noise^2.
 
     >>> mean, variance = Heteroscedastic().moments(torch.zeros(4, 2))  # [B, 2 D]

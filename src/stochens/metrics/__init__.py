@@ -134,7 +134,7 @@ def agreement(probs: Tensor, reference: Tensor) -> Tensor:
 
 
 @_averages
-def variance(probs: Tensor, reference: Tensor) -> Tensor:
+def total_variation(probs: Tensor, reference: Tensor) -> Tensor:
     """Total variation = mean_b 1/2 sum_c |p_bc - r_bc|, in [0, 1].    probs, reference [B, C]
 
     >>> variance(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.75, 0.25]]))

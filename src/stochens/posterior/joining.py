@@ -11,7 +11,7 @@ from stochens.members import join, shared_by_all
 from stochens.posterior.chains import Chains
 from stochens.posterior.fingerprint import ROUNDING, differs, fingerprint
 from stochens.posterior.history import History
-from stochens.posterior.low_rank import join_spreads
+from stochens.posterior.low_rank import join_low_rank
 from stochens.posterior.posterior import Posterior
 
 SHARED = ("recipe", "likelihood", "data_size", "sample_weight", "prior_precision", "seed")
@@ -43,19 +43,19 @@ def join_posteriors(posteriors: Sequence[Posterior]) -> Posterior:
         }:
             raise InputError("posteriors are of different networks")
         _refuse_other_network(first, other)
-        if (first.spread is None) != (other.spread is None):
+        if (first.low_rank is None) != (other.low_rank is None):
             raise InputError("of the posteriors only some have SWAG's Gaussian around each member")
     ids = [member for posterior in posteriors for member in posterior.members]
     if len(set(ids)) < len(ids):
         raise InputError("a member is in two of the posteriors; train them with other member ids")
     histories = [p.history for p in posteriors if p.history is not None]
-    spreads = [p.spread for p in posteriors if p.spread is not None]
+    spreads = [p.low_rank for p in posteriors if p.low_rank is not None]
     return dataclasses.replace(
         first,
         params=join([p.params for p in posteriors]),
         members=tuple(ids),
         history=_together(histories) if len(histories) == len(posteriors) else None,
-        spread=join_spreads(spreads) if len(spreads) == len(posteriors) else None,
+        low_rank=join_low_rank(spreads) if len(spreads) == len(posteriors) else None,
         chains=None,
     )
 

@@ -10,47 +10,49 @@ from typing import NamedTuple
 import torch
 
 from stochens.members import Params, join, size, take
-from stochens.randomness.seeds import SPREAD, derive
+from stochens.randomness.seeds import LOW_RANK, derive
 
 
-class Spread(NamedTuple):
+class LowRankGaussian(NamedTuple):
     variance: Params  # diag, [M, ...]
     deviations: Params  # the columns of D, [M, rank, ...]
 
     def rank(self) -> int:
         return next(iter(self.deviations.values())).shape[1]
 
-    def each(self, change: Callable[[Params], Params]) -> "Spread":
-        return Spread(change(self.variance), change(self.deviations))
+    def each(self, change: Callable[[Params], Params]) -> "LowRankGaussian":
+        return LowRankGaussian(change(self.variance), change(self.deviations))
 
-    def take(self, members: slice | Sequence[int]) -> "Spread":
+    def take(self, members: slice | Sequence[int]) -> "LowRankGaussian":
         return self.each(lambda part: take(part, members))
 
 
-def draw(mean: Params, spread: Spread, generator: torch.Generator) -> Params:
+def draw(mean: Params, low_rank: LowRankGaussian, generator: torch.Generator) -> Params:
     """theta = mean + sqrt(variance / 2) z1 + D z2 / sqrt(2 (rank - 1)), one draw for each member.
 
     z2 is one vector of length rank for the whole network, so that layers covary as D says.
     """
-    rank = spread.rank()
+    rank = low_rank.rank()
     first = next(iter(mean.values()))
     z2 = torch.randn(size(mean), rank, generator=generator).to(first)  # [M, rank]
     theta = {}
     for name, centre in mean.items():
         z1 = torch.randn(centre.shape, generator=generator).to(centre)
-        theta[name] = centre + (spread.variance[name] / 2).sqrt() * z1
+        theta[name] = centre + (low_rank.variance[name] / 2).sqrt() * z1
         if rank > 1:
-            low_rank = torch.einsum("mr,mr...->m...", z2, spread.deviations[name])
-            theta[name] = theta[name] + low_rank / math.sqrt(2 * (rank - 1))
+            correlated = torch.einsum("mr,mr...->m...", z2, low_rank.deviations[name])
+            theta[name] = theta[name] + correlated / math.sqrt(2 * (rank - 1))
     return theta
 
 
-def params_of_draw(mean: Params, spread: Spread | None, number: int, *, seed: int) -> Params:
+def params_of_draw(
+    mean: Params, low_rank: LowRankGaussian | None, number: int, *, seed: int
+) -> Params:
     """Every member's parameters for one draw of a prediction; noise of layers comes on top."""
-    if spread is None:
+    if low_rank is None:
         return mean
-    return draw(mean, spread, torch.Generator().manual_seed(derive(seed, SPREAD, number)))
+    return draw(mean, low_rank, torch.Generator().manual_seed(derive(seed, LOW_RANK, number)))
 
 
-def join_spreads(blocks: list[Spread]) -> Spread:
-    return Spread(join([b.variance for b in blocks]), join([b.deviations for b in blocks]))
+def join_low_rank(blocks: list[LowRankGaussian]) -> LowRankGaussian:
+    return LowRankGaussian(join([b.variance for b in blocks]), join([b.deviations for b in blocks]))

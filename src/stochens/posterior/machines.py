@@ -30,10 +30,10 @@ def on_machines(
     where = room(ray, engine, device)
     if ask.bf16 and not where.gpu:
         raise InputError("bf16 is for CUDA, and the Ray cluster has no GPU")
-    spread = posterior.spread and posterior.spread.each(packed_all)
-    bare = dataclasses.replace(posterior, params={}, spread=None, history=None, chains=None)
+    low_rank = posterior.low_rank and posterior.low_rank.each(packed_all)
+    bare = dataclasses.replace(posterior, params={}, low_rank=None, history=None, chains=None)
     params = packed_all(posterior.params)
-    shared = (copy.deepcopy(bare).to("cpu"), params, spread, packed(x), ask, where.gpu)
+    shared = (copy.deepcopy(bare).to("cpu"), params, low_rank, packed(x), ask, where.gpu)
     batches = range(0, len(x), ask.rows)
     most = -(-len(batches) // (PIECES * where.slots))
     pieces = {
@@ -52,11 +52,11 @@ def on_machines(
 
 def _predict_piece(shared: Any, at: slice, report: Report) -> Any:
     """In a worker."""
-    bare, params, spread, x, ask, gpu = shared
+    bare, params, low_rank, x, ask, gpu = shared
     posterior = dataclasses.replace(
         bare,
         params=unpacked_all(params),
-        spread=spread and spread.each(unpacked_all),
+        low_rank=low_rank and low_rank.each(unpacked_all),
     )
     if gpu:
         posterior = posterior.to("cuda")

@@ -20,14 +20,14 @@ from stochens.posterior import saved
 from stochens.posterior.chains import Chains
 from stochens.posterior.export import Predictor, write
 from stochens.posterior.history import History
-from stochens.posterior.low_rank import Spread, params_of_draw
+from stochens.posterior.low_rank import LowRankGaussian, params_of_draw
 from stochens.posterior.machines import on_machines
 from stochens.posterior.reading import PIECE, Ahead, predict_blocks
 from stochens.posterior.recipe import Inputs, Recipe
 from stochens.posterior.shared_noise import noise_by_name, noise_requests
 from stochens.posterior.streaming import Ask, bytes_of_one, plan, predictive
 from stochens.posterior.trials import Trials
-from stochens.run.cluster.connect import Engines, asked
+from stochens.run.cluster.connect import Engines, ray_engine
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Posterior:
     prior_precision: float = 1.0
     seed: int = 0
     history: History | None = None
-    spread: Spread | None = None
+    low_rank: LowRankGaussian | None = None
     engine: Engine = "vmap"
     chains: Chains | None = None  # of a sampler: the members are its draws, chain after chain
     trials: Trials | None = None  # of method="auto": what led to the method
@@ -111,7 +111,7 @@ class Posterior:
         Threads may predict and train at the same time, and each gets what it would get alone; only
         what draws from torch's own generator meanwhile, as building a network does, can change it.
         """
-        cluster = None if engine is None else asked(engine)
+        cluster = None if engine is None else ray_engine(engine)
         streamed = cluster is None and isinstance(x, (Dataset, DataLoader))
         blocks = input_blocks(x) if streamed else iter([inputs(x)])
         if noise not in ("fresh", "shared"):
@@ -155,7 +155,7 @@ class Posterior:
             self.likelihood,
             x,
             ask,
-            spread=self.spread,
+            low_rank=self.low_rank,
             engine=self.engine,
             first_row=first_row,
         )
@@ -186,8 +186,8 @@ class Posterior:
         """
         noise = self.noise_inputs(example, draws=draws, seed=seed)
         params = self.params
-        if self.spread is not None:
-            each = (params_of_draw(params, self.spread, k, seed=seed) for k in range(draws))
+        if self.low_rank is not None:
+            each = (params_of_draw(params, self.low_rank, k, seed=seed) for k in range(draws))
             params = join(list(each))
         predictor = Predictor(self.net, params, self.likelihood, noise, draws * len(self))
         about = {"posterior": repr(self), "draws": str(draws), "seed": str(seed)}
@@ -265,7 +265,7 @@ class Posterior:
             self,
             params=take(self.params, members),
             members=tuple(torch.tensor(self.members)[members].tolist()),
-            spread=self.spread and self.spread.take(members),
+            low_rank=self.low_rank and self.low_rank.take(members),
             history=self.history and self.history.take(members),
             chains=None,  # some of the draws are no chain
         )
@@ -281,9 +281,11 @@ class Posterior:
 
     def to(self, device: torch.device | str) -> "Posterior":
         """The same posterior on another device; this one stays where it is."""
-        spread = self.spread and self.spread.each(lambda part: move(part, device))
+        low_rank = self.low_rank and self.low_rank.each(lambda part: move(part, device))
         net = copy.deepcopy(self.net).to(device)  # a module moves in place
-        return dataclasses.replace(self, net=net, params=move(self.params, device), spread=spread)
+        return dataclasses.replace(
+            self, net=net, params=move(self.params, device), low_rank=low_rank
+        )
 
     def save(self, path: Any, *, overwrite: bool = False) -> None:
         """Write one folder of safetensors and JSON; `stochens.load(path, net)` reads it back."""

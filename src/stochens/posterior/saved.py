@@ -12,7 +12,7 @@ from stochens.methods import MethodLike, resolve, stochastic
 from stochens.posterior.chains import Chains
 from stochens.posterior.fingerprint import differs, fingerprint
 from stochens.posterior.history import History
-from stochens.posterior.low_rank import Spread
+from stochens.posterior.low_rank import LowRankGaussian
 from stochens.posterior.recipe import Inputs, Recipe, kept, made_again
 from stochens.posterior.trials import Trials
 from stochens.randomness.seeds import derive, seeded
@@ -34,8 +34,8 @@ def tensors(posterior: Any) -> dict[str, Tensor]:
     kinds: dict[str, dict[str, Tensor]] = {"params": posterior.params, "shared": shared}
     if posterior.history is not None:
         kinds["history"] = posterior.history._asdict()
-    if posterior.spread is not None:
-        kinds |= {f"spread.{part}": v for part, v in posterior.spread._asdict().items()}
+    if posterior.low_rank is not None:
+        kinds |= {f"low_rank.{part}": v for part, v in posterior.low_rank._asdict().items()}
     if posterior.chains is not None:
         kinds |= posterior.chains.tensors()
     if (outputs := fingerprint(posterior.net, posterior.params, posterior.inputs)) is not None:
@@ -105,7 +105,7 @@ def read(
             "prior_precision": about["prior_precision"],
             "seed": about["seed"],
             "history": History(**kinds["history"]) if "history" in kinds else None,
-            "spread": _spread(kinds, names),
+            "low_rank": _low_rank(kinds, names),
             "engine": about["engine"],
             "chains": Chains.read(kinds, about.get("chains")),
             "inputs": inputs,
@@ -113,11 +113,11 @@ def read(
         }
 
 
-def _spread(kinds: dict[str, Params], names: list[str]) -> Spread | None:
-    if "spread.variance" not in kinds:
+def _low_rank(kinds: dict[str, Params], names: list[str]) -> LowRankGaussian | None:
+    if "low_rank.variance" not in kinds:
         return None
-    parts = (kinds[f"spread.{field}"] for field in Spread._fields)
-    return Spread(*({name: part[name] for name in names} for part in parts))
+    parts = (kinds[f"low_rank.{field}"] for field in LowRankGaussian._fields)
+    return LowRankGaussian(*({name: part[name] for name in names} for part in parts))
 
 
 def _refuse_another(wanted: Params, found: Params, path: Any) -> None:

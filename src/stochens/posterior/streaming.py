@@ -14,7 +14,7 @@ from stochens.kernels.resnet import resnet_forward
 from stochens.likelihoods import Likelihood
 from stochens.members import Engine, Params, device_of, forward, size, take
 from stochens.methods import stochastic_layers
-from stochens.posterior.low_rank import Spread, params_of_draw
+from stochens.posterior.low_rank import LowRankGaussian, params_of_draw
 from stochens.posterior.predictive import Sums
 from stochens.posterior.shared_noise import noise_of_draw, noise_requests
 from stochens.randomness.noise import same_noise
@@ -90,7 +90,7 @@ def predictive(
     x: Tensor,
     ask: Ask,
     *,
-    spread: Spread | None,
+    low_rank: LowRankGaussian | None,
     engine: Engine,
     first_row: int = 0,
 ) -> Any:
@@ -112,7 +112,7 @@ def predictive(
     requests = (noise_requests(net, x[:1]) if ask.shared_noise else None) or None
     with torch.no_grad():
         for number in range(draws):
-            theta = params_of_draw(params, spread, number, seed=seed)
+            theta = params_of_draw(params, low_rank, number, seed=seed)
             own = None if requests is None else noise_of_draw(requests, members, number, seed=seed)
             for first in range(0, members, chunk):
                 block = take(theta, slice(first, first + chunk))

@@ -27,15 +27,15 @@ Words = Callable[[Tensor, Tensor, int, Shape], Tensor]
 Kind = Literal["uniform", "normal"]
 
 
-class Source(Protocol):
+class NoiseSource(Protocol):
     def mask(self, keep: float, shape: Shape, like: Tensor) -> Tensor: ...
     def normal(self, like: Tensor) -> Tensor: ...
 
 
-_sources: dict[int, Source] = {}  # of each thread that has one; torch.compile sees it empty
+_sources: dict[int, NoiseSource] = {}  # of each thread that has one; torch.compile sees it empty
 
 
-def _source(*, fresh: bool = False) -> Source | None:
+def _source(*, fresh: bool = False) -> NoiseSource | None:
     source = _sources.get(threading.get_ident()) if _sources else None
     return None if fresh and isinstance(source, _Same) else source
 
@@ -58,7 +58,7 @@ def normal(like: Tensor, *, fresh: bool = False) -> Tensor:
 
 
 @contextlib.contextmanager
-def _from(source: Source) -> Iterator[None]:
+def _from(source: NoiseSource) -> Iterator[None]:
     thread = threading.get_ident()
     before = _sources.get(thread)
     _sources[thread] = source

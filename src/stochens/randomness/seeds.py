@@ -17,7 +17,9 @@ _MASK = (1 << 64) - 1
 CACHED = 1 << 16  # numbers of a permutation made at a time, so that they stay in the cache
 
 # What a stream of random numbers is for. The numbers are part of every saved run: never reuse one.
-INITIALISATION, SECOND_SET, DATA_ORDER, NOISE, PREDICTION, SPREAD, SAMPLER, RETRY, TRIALS = range(9)
+INITIALISATION, SECOND_SET, DATA_ORDER, NOISE, PREDICTION, LOW_RANK, SAMPLER, RETRY, TRIALS = range(
+    9
+)
 
 
 def derive(seed: int, *purpose: int) -> int:

@@ -45,7 +45,7 @@ def rule(rules: Rules) -> Arrive:
     return fixed.arrive if rules.length else nuts.arrive
 
 
-class Eager:
+class PlainRunner:
     """Plain torch, one operation after the other: the reference that the others are held to."""
 
     def __init__(self, state: State, target: Target, rules: Rules, record: Record) -> None:
@@ -61,7 +61,7 @@ class Eager:
             self._state = arrive(self._state, to, self._rules, self._record, look)
 
 
-class Graph:
+class GraphRunner:
     """The same operations, recorded once as a CUDA graph and replayed: Python is not in the loop.
 
     What follows a leapfrog step is hundreds of small operations, which torch.compile makes few.
@@ -134,8 +134,8 @@ def choose(
                 "a compiler, not this network here; use engine='auto'"
             )
     if state.key.device.type == "cuda" and problem.engine != "loop":
-        return Graph(state, target, rules, record)
-    return Eager(state, target, rules, record)
+        return GraphRunner(state, target, rules, record)
+    return PlainRunner(state, target, rules, record)
 
 
 class Compiled:

@@ -36,7 +36,7 @@ from stochens.run.progress import Show, progress_bar
 from stochens.samplers import arrival, langevin_steps
 from stochens.samplers.arrival import Ends
 from stochens.samplers.diagnostics import SamplingWarning
-from stochens.samplers.langevin_steps import Plan, State
+from stochens.samplers.langevin_steps import State, StepRule
 from stochens.samplers.problem import Problem, Start, prepare
 from stochens.samplers.sgmcmc_steps import Gradient, batches, data_term_for
 from stochens.samplers.target import unflatten
@@ -153,7 +153,7 @@ def _walked(
     engine: Engines,
     progress: Show,
     checkpoint: str | Path | None,
-) -> tuple[Posterior, Plan, Problem]:
+) -> tuple[Posterior, StepRule, Problem]:
     """All members, those that diverged too, with how they ended as `chains`. Where a cluster is to
     walk, none of them has."""
     whole_or_none(steps=steps, batch_size=batch_size)
@@ -178,7 +178,7 @@ def _walked(
     N = len(problem.x)
     batch = min(batch_size or N, N)
     mini = batch < N
-    plan = Plan(
+    plan = StepRule(
         steps=steps,
         step_size=usual_step(N) if step_size is None else step_size,
         fixed=step_size is not None,
@@ -247,7 +247,7 @@ def _beginning(problem: Problem) -> tuple[State, Tensor]:
 
 
 def _step(
-    plan: Plan,
+    plan: StepRule,
     at: State,
     gradient: Gradient,
     rows: Tensor | None,
@@ -296,7 +296,7 @@ def _refuse_bad_start(energy: Tensor, ids: tuple[int, ...]) -> None:
 # What comes of it ---------------------------------------------------------------------------------
 
 
-def _judged(posterior: Posterior, plan: Plan, sizes: dict[str, int]) -> Posterior:
+def _judged(posterior: Posterior, plan: StepRule, sizes: dict[str, int]) -> Posterior:
     """The members that did not diverge, with a warning where they are not draws."""
     assert posterior.chains is not None
     ended = {name: t.double() for name, t in posterior.chains.state.items()}
@@ -332,14 +332,14 @@ def _report_divergence(fine: Tensor, ids: tuple[int, ...], why: str) -> None:
         )
 
 
-def _smaller_steps(plan: Plan) -> str:
+def _smaller_steps(plan: StepRule) -> str:
     if plan.fixed:
         return f"step_size = {plan.step_size:.3g} is too large; try {plan.step_size / 2:.3g}"
     larger = "" if plan.last_step == 1 else ", a larger batch_size"
     return f"try step_size={plan.step_size / 10:.2g}{larger} or a larger prior_precision"
 
 
-def _too_short(plan: Plan, ended: dict[str, Tensor]) -> str | None:
+def _too_short(plan: StepRule, ended: dict[str, Tensor]) -> str | None:
     """Of members who were stopped on the way, or had no time to lose the width of the prior."""
     u, time, needed = ended["u"], ended["time"], plan.time_needed(ended["curvature"])
     if bool((u < 1).any()):
@@ -365,7 +365,7 @@ def _up(steps: float) -> int:
     return math.ceil(steps / tens) * int(tens)
 
 
-def _in_words(verdict: arrival.Verdict, plan: Plan) -> str:
+def _in_words(verdict: arrival.Verdict, plan: StepRule) -> str:
     (virial, error), (kinetic, spread) = verdict.virial, verdict.kinetic
     where = "" if verdict.place is None else f", most clearly in {verdict.place!r}"
     judged = "" if math.isnan(virial) else f"the virial is {virial:.3g} +- {error:.2g} and "

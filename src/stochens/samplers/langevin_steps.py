@@ -30,7 +30,7 @@ REACH = 0.1  # of 1 / omega: how far apart are the two gradients that give the c
 Slope = Callable[[Tensor], Tensor]  # q [M, D] -> N dnll/dq [M, D], on the rows of a step
 
 
-class Plan(NamedTuple):
+class StepRule(NamedTuple):
     """What every step is."""
 
     steps: int | None  # None: as many as a member's time takes
@@ -116,7 +116,7 @@ def initial(q: Tensor, p: Tensor, v: Tensor) -> State:
     return State(q, p, torch.zeros_like(q), v, zero, zero.clone(), zero.clone())
 
 
-def moved(plan: Plan, at: State, n: Tensor, slope: Slope) -> State:
+def moved(plan: StepRule, at: State, n: Tensor, slope: Slope) -> State:
     """The next state of all members; those that are done stay where they are. n [M, D]: noise."""
     h = plan.size(at)  # [M]
     pace = plan.pace(at, h)
@@ -136,7 +136,7 @@ def moved(plan: Plan, at: State, n: Tensor, slope: Slope) -> State:
     return State(*(_where(going, b, a) for a, b in zip(at, new, strict=True)))
 
 
-def _force(plan: Plan, at: State) -> Tensor:
+def _force(plan: StepRule, at: State) -> Tensor:
     """g = beta s + lambda q"""
     return plan.weight(at.u).to(at.q).unsqueeze(1) * at.s + plan.precision * at.q
 
@@ -145,7 +145,7 @@ def _where(rows: Tensor, one: Tensor, other: Tensor) -> Tensor:
     return torch.where(rows if one.dim() == 1 else rows.unsqueeze(1), one, other)
 
 
-def looked(plan: Plan, at: State, slope: Slope) -> State:
+def looked(plan: StepRule, at: State, slope: Slope) -> State:
     """One step of the power method on the likelihood's curvature, v <- A v / |A v|, by the
     difference to the gradient of the step before, on the same rows."""
     omega = plan.frequency(at.curvature)

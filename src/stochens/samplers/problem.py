@@ -31,7 +31,7 @@ from stochens.posterior.posterior import Posterior
 from stochens.posterior.recipe import Inputs, Recipe
 from stochens.randomness.seeds import seeded
 from stochens.run.checkpoints import digest
-from stochens.run.cluster.connect import Engines, Ray, asked
+from stochens.run.cluster.connect import Engines, Ray, ray_engine
 from stochens.run.cluster.folder import refuse_url
 from stochens.training.built import built
 from stochens.training.engines import ENGINES, choose_engine, place_for, refuse_unknown
@@ -137,7 +137,7 @@ def prepare(
     positive(prior_precision=prior_precision)
     if not isinstance(chains, Iterable):
         whole(**{which: chains})
-    ids, seed, cluster = member_ids(chains, which), whole_seed(seed), asked(engine)
+    ids, seed, cluster = member_ids(chains, which), whole_seed(seed), ray_engine(engine)
     way = cluster.within if cluster is not None else str(engine)
     refuse_unknown(way, engines)
     machines = None

@@ -21,7 +21,7 @@ from stochens.run.progress import Show, progress_bar
 from stochens.samplers.diagnostics import SamplingWarning, warn_of_trouble
 from stochens.samplers.problem import Problem, Start, prepare
 from stochens.samplers.sgmcmc_steps import (
-    Plan,
+    Cycle,
     Progress,
     Record,
     data_term_for,
@@ -180,13 +180,13 @@ def _quietly(**options: Any) -> Posterior:
         return sgmcmc(**options)
 
 
-def _warn_unless_cold(posterior: Posterior, problem: Problem, plan: Plan) -> None:
+def _warn_unless_cold(posterior: Posterior, problem: Problem, plan: Cycle) -> None:
     """At temperature 0 chains descend to modes, and are not meant to mix."""
     if plan.temperature > 0:
         warn_of_trouble(posterior, problem.x, stacklevel=4)
 
 
-def _settings(kind: str, problem: Problem, plan: Plan, batch_size: int | None) -> dict[str, Any]:
+def _settings(kind: str, problem: Problem, plan: Cycle, batch_size: int | None) -> dict[str, Any]:
     """What a run that goes on must share with the one before it."""
     own = plan._asdict()
     if plan.cycles is None:
@@ -235,7 +235,7 @@ def _plan(
     preconditioner: str | None,
     cycles: int | None,
     temperature: float,
-) -> Plan:
+) -> Cycle:
     """The options, checked against each other."""
     check_known("kind", kind, KINDS)
     if preconditioner not in (None, *PRECONDITIONERS):
@@ -263,7 +263,7 @@ def _plan(
             )
     elif cycles is not None:
         raise InputError(f"cycles are for kind='csghmc', got cycles = {cycles!r} with {kind!r}")
-    return Plan(
+    return Cycle(
         lr=float(rate),
         momentum=float(beta),
         temperature=float(temperature),
@@ -278,7 +278,7 @@ def _plan(
 # What comes of it ---------------------------------------------------------------------------------
 
 
-def _report_divergence(draws: Tensor, plan: Plan, ids: tuple[int, ...]) -> None:
+def _report_divergence(draws: Tensor, plan: Cycle, ids: tuple[int, ...]) -> None:
     """draws [M, made, D]; a chain that is NaN once stays so."""
     finite = draws.isfinite().all(2)  # [M, made]
     lost = (~finite[:, -1]).nonzero().flatten().tolist()
@@ -295,7 +295,7 @@ def _report_divergence(draws: Tensor, plan: Plan, ids: tuple[int, ...]) -> None:
 def _result(
     kind: str,
     problem: Problem,
-    plan: Plan,
+    plan: Cycle,
     record: Record,
     at: Progress,
     settings: dict[str, Any],

@@ -53,7 +53,7 @@ class Moment(NamedTuple):
     draws: bool  # what it leads to is kept
 
 
-class Plan(NamedTuple):
+class Cycle(NamedTuple):
     """The whole run of a chain: (burn-in, draws) once, or in every cycle."""
 
     lr: float
@@ -81,7 +81,7 @@ class Plan(NamedTuple):
         the same: a descent ends where gradients vanish, and that says nothing of their size in the
         draws.
 
-        >>> plan = Plan(0.1, 0.9, 1.0, None, burn_in=2, thin=1, samples=4, cycles=2)
+        >>> plan = Cycle(0.1, 0.9, 1.0, None, burn_in=2, thin=1, samples=4, cycles=2)
         >>> [round(plan.at(k).lr, 3) for k in range(8)]
         [0.1, 0.085, 0.05, 0.015, 0.1, 0.085, 0.05, 0.015]
         >>> [plan.at(k).draws for k in range(4)]
@@ -174,7 +174,7 @@ DataTerm = Callable[[Params, Tensor | None, int | Tensor], Tensor]
 
 def run(
     problem: Problem,
-    plan: Plan,
+    plan: Cycle,
     start: Progress,
     data_term: DataTerm,
     batch_size: int,
@@ -215,7 +215,7 @@ def _kept(at: Progress, record: Record) -> dict[str, Tensor]:
     return {**at.named(), **made}
 
 
-def _step(problem: Problem, plan: Plan, state: State, g: Tensor, key: Tensor, step: int) -> State:
+def _step(problem: Problem, plan: Cycle, state: State, g: Tensor, key: Tensor, step: int) -> State:
     now, N = plan.at(step), len(problem.x)
     if now.adapts:
         state = adapted(state, g, N)

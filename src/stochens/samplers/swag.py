@@ -8,7 +8,7 @@ from torch import nn
 
 from stochens.errors import InputError
 from stochens.members import Builder, Params
-from stochens.posterior.low_rank import Spread
+from stochens.posterior.low_rank import LowRankGaussian
 from stochens.posterior.posterior import Posterior
 from stochens.training.fit import fit
 
@@ -29,7 +29,7 @@ def multiswa(
 
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
     >>> posterior = multiswa(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), members=3, epochs=4)
-    >>> posterior.spread is None, posterior.predict(x).probs.shape
+    >>> posterior.low_rank is None, posterior.predict(x).probs.shape
     (True, torch.Size([3, 40, 2]))
     """
     return _fit_tail(net, data, average_from, snapshots, None, options)
@@ -139,7 +139,7 @@ class Tail:
         found = (part(f"deviations/{k}/") for k in range(self.rank or 0))
         self.deviations = [deviation for deviation in found if deviation]
 
-    def finish(self, params: Params) -> tuple[Params, Spread | None]:
+    def finish(self, params: Params) -> tuple[Params, LowRankGaussian | None]:
         mean = {name: self.mean[name] for name in params}  # in their order, not a file's
         if self.rank is None:
             return mean, None
@@ -147,4 +147,4 @@ class Tail:
         columns = {
             name: torch.stack([d[name] for d in self.deviations], dim=1) for name in params
         }  # [M, rank, ...]
-        return mean, Spread(variance, columns)
+        return mean, LowRankGaussian(variance, columns)

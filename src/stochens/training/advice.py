@@ -13,7 +13,7 @@ from stochens.likelihoods import (
     LOG_2_PI,
     Categorical,
     Draws,
-    Gaussian,
+    GaussianLikelihood,
     Gaussians,
     Likelihood,
     Numbers,
@@ -29,7 +29,7 @@ from stochens.training.schedules import schedule_named
 
 ENOUGH = 0.5  # how far each parameter should be able to move, where weights are of order 1
 FEW_STEPS = 100  # of an optimiser whose steps have no largest size
-FAR = 10.0  # of targets from 0, and their spread: such ones take long to be reached
+FAR = 10.0  # of targets from 0, and their low_rank: such ones take long to be reached
 ROUNDING = 1e-4  # of probabilities that sum to 1
 MEND = "more epochs, a smaller batch_size or a larger lr may be needed"
 EPOCHS = 10  # from which on the last one's NLL is that of the parameters at the end
@@ -70,7 +70,7 @@ def usual_method(like: Likelihood) -> str:
     >>> usual_method(Categorical()), usual_method(Heteroscedastic())
     ('dropout', 'regular')
     """
-    return "regular" if isinstance(like, Gaussian) else "dropout"
+    return "regular" if isinstance(like, GaussianLikelihood) else "dropout"
 
 
 def advise_after(
@@ -86,7 +86,11 @@ def advise_after(
     said = None
     noisy = bool(stochastic_layers(net))
     given = isinstance(like, Categorical) or getattr(like, "noise", None) is not None
-    if isinstance(like, Gaussian) and not (given or noisy) and len(trained.history.nll) >= EPOCHS:
+    if (
+        isinstance(like, GaussianLikelihood)
+        and not (given or noisy)
+        and len(trained.history.nll) >= EPOCHS
+    ):
         # first: where the network follows the noise, a learned one that is on its way down to what
         # is left of it is not too large, and more epochs would make it worse
         said = _followed(settings, like, trained, data, net)
@@ -122,7 +126,7 @@ def _not_arrived(
 
 
 def _followed(
-    settings: Settings, like: Gaussian, trained: Trained, data: Source, net: nn.Module
+    settings: Settings, like: GaussianLikelihood, trained: Trained, data: Source, net: nn.Module
 ) -> str | None:
     """Whether the noise that was learned is too small, since the network follows that of its data;
     measured on the first member."""

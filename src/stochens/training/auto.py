@@ -47,7 +47,7 @@ RULES = ("held-out", "kl", "both")
 SHARE = 4  # a trial has this part of the epochs of the whole training
 SHARED = (  # options of `fit` that trials depend on, as they are given
     *("members", "epochs", "batch_size", "optimizer", "schedule", "weight_decay", "kl_weight"),
-    *("prior_precision", "skip", "start", "repulsion", "lost", "seed", "bf16"),
+    *("prior_precision", "skip", "start", "repulsion", "on_divergence", "seed", "bf16"),
 )
 Fit = Callable[..., Posterior]
 

@@ -10,7 +10,7 @@ import torch
 from stochens.errors import Failed, Unsuited
 from stochens.members import Params, take
 from stochens.posterior.history import History
-from stochens.posterior.low_rank import Spread
+from stochens.posterior.low_rank import LowRankGaussian
 from stochens.run.cluster.tasks import outside
 from stochens.training.loop import Lost, Trained
 
@@ -75,17 +75,19 @@ class Gathered:
     def __init__(self, members: int) -> None:
         self._members = members
         self._params: Params = {}
-        self._spread: Spread | None = None
+        self._low_rank: LowRankGaussian | None = None
         self._histories: list[History] = []
         self._lost: dict[int, Lost] = {}
 
     def add(self, block: Trained, first: int) -> None:
         """A block whose members have the places from `first` on."""
         self._params = self._placed(self._params, block.params, first)
-        if block.spread is not None:
-            before = self._spread or Spread({}, {})
-            parts = zip(before, block.spread, strict=True)
-            self._spread = Spread(*(self._placed(all_, part, first) for all_, part in parts))
+        if block.low_rank is not None:
+            before = self._low_rank or LowRankGaussian({}, {})
+            parts = zip(before, block.low_rank, strict=True)
+            self._low_rank = LowRankGaussian(
+                *(self._placed(all_, part, first) for all_, part in parts)
+            )
         self._histories.append(block.history)
         self._lost |= block.lost
 
@@ -100,7 +102,7 @@ class Gathered:
         return all_
 
     def result(self) -> Trained:
-        return Trained(self._params, self._spread, History.join(self._histories), self._lost)
+        return Trained(self._params, self._low_rank, History.join(self._histories), self._lost)
 
 
 def _tidy_up() -> None:
@@ -127,8 +129,8 @@ def _replaced(trained: Trained, again: Trained, ids: tuple[int, ...]) -> Trained
         trained.params[name][rows] = p
     for mine, other in zip(trained.history, again.history, strict=True):
         mine[:, rows] = other
-    if trained.spread is not None and again.spread is not None:
-        for one, other_part in zip(trained.spread, again.spread, strict=True):
+    if trained.low_rank is not None and again.low_rank is not None:
+        for one, other_part in zip(trained.low_rank, again.low_rank, strict=True):
             for name, t in other_part.items():
                 one[name][rows] = t
     return trained._replace(lost=again.lost)
@@ -143,7 +145,7 @@ def without_lost(trained: Trained, ids: tuple[int, ...]) -> tuple[Trained, tuple
         raise AllLost(f"all {len(ids)} members diverged; a smaller lr usually mends it")
     left = Trained(
         take(trained.params, rows),
-        trained.spread and trained.spread.take(rows),
+        trained.low_rank and trained.low_rank.take(rows),
         trained.history.take(rows),
         {},
     )

@@ -28,7 +28,7 @@ from stochens.posterior.joining import join_posteriors
 from stochens.posterior.posterior import Posterior
 from stochens.posterior.recipe import Inputs, Recipe
 from stochens.run.checkpoints import EVERY
-from stochens.run.cluster.connect import Engines, Ray, asked
+from stochens.run.cluster.connect import Engines, Ray, ray_engine
 from stochens.run.cluster.folder import refuse_url
 from stochens.run.memory import member_bytes, members_that_fit
 from stochens.run.progress import Log, Show, log_to
@@ -65,7 +65,7 @@ def fit(
     skip: str | Sequence[str] = (),
     start: str | Params = "default",
     repulsion: float | None = None,
-    lost: str = "retry",
+    on_divergence: str = "retry",
     seed: int = 0,
     device: str | torch.device | None = None,
     bf16: bool | None = None,
@@ -111,9 +111,9 @@ def fit(
         would stay alike are refused.
     repulsion: sigma of the repulsive force between members; None for none (its value at machine
         precision). It couples the members.
-    lost: what becomes of members whose loss or parameters are no numbers any more: "retry" (they
-        are trained again from other seeds, three times at most, and then left out), "drop" (left
-        out) or "keep". The others are the same in any case.
+    on_divergence: what becomes of members whose loss or parameters are no numbers any more:
+        "retry" (they are trained again from other seeds, three times at most, and then left out),
+        "drop" (left out) or "keep". The others are the same in any case.
     bf16: the network in bfloat16, on CUDA; parameters, loss and optimiser stay as they are. None:
         only where ResNet20FRN's kernels serve (a Hopper GPU, data in memory, no sample_weight,
         engine="auto"), which know no other; False or STOCHENS_KERNELS=off in the environment is
@@ -138,7 +138,7 @@ def fit(
     refuse_renamed(options, "fit", temperature="kl_weight")
     if isinstance(method, Auto) or method == "auto":
         return _after_trials(method if isinstance(method, Auto) else Auto(), options)
-    ids, seed, cluster = member_ids(members), whole_seed(seed), asked(engine)
+    ids, seed, cluster = member_ids(members), whole_seed(seed), ray_engine(engine)
     way = cluster.within if cluster is not None else str(engine)
     _refuse_bad(options, cluster)
     like = likelihoods.resolve(likelihood)
@@ -218,13 +218,15 @@ def fit(
     if start in ("default", "prior"):  # who goes on from somewhere may need a few steps only
         advise(settings, work.steps, like, y, outputs)
     del params
-    again = lost == "retry" and isinstance(start, str) and repulsion is None
+    again = on_divergence == "retry" and isinstance(start, str) and repulsion is None
     trained = work.done(first, ids, again=again, progress=progress, log=write_log)
     if trained.lost:
-        report_lost(trained.lost, ids, "kept as they are" if lost == "keep" else "left out")
-    if lost != "keep":
+        report_lost(
+            trained.lost, ids, "kept as they are" if on_divergence == "keep" else "left out"
+        )
+    if on_divergence != "keep":
         trained, ids = without_lost(trained, ids)
-    if not (trained.lost and lost == "keep"):
+    if not (trained.lost and on_divergence == "keep"):
         warn_alike(trained.params, ids)
     advise_after(settings, work.steps, like, trained, on_device, template.eval(), rules)
     return Posterior(
@@ -238,7 +240,7 @@ def fit(
         prior_precision=prior_precision,
         seed=seed,
         history=trained.history,
-        spread=trained.spread,
+        low_rank=trained.low_rank,
         engine=settings.engine,
         inputs=Inputs.of(given.x),
     )
@@ -248,7 +250,7 @@ def _after_trials(auto: Auto, options: dict[str, Any]) -> Posterior:
     """By the method that short trials favour."""
     whole(epochs=options["epochs"])  # before the trials
     member_ids(options["members"])
-    if asked(options["engine"]) is None:
+    if ray_engine(options["engine"]) is None:
         refuse_url(options["checkpoint"])
     rest = {k: v for k, v in options.items() if k not in ("net", "data", "method")}
     return fit_best(fit, options["net"], options["data"], auto, rest)
@@ -264,13 +266,15 @@ def _refuse_bad(options: dict[str, Any], cluster: Ray | None) -> None:
     whole_or_none(**named("batch_size", "chunk"))
     positive(**named("prior_precision"))
     not_negative(**named("kl_weight", "weight_decay"))
-    every, repulsion, lost = (options[name] for name in ("checkpoint_every", "repulsion", "lost"))
+    every, repulsion, on_divergence = (
+        options[name] for name in ("checkpoint_every", "repulsion", "on_divergence")
+    )
     if not every >= 0:
         raise InputError(f"checkpoint_every must not be negative, got {every!r}")
     if repulsion is not None:
         positive(repulsion=repulsion)
-    if lost not in ("retry", "drop", "keep"):
-        raise InputError(f"lost must be 'retry', 'drop' or 'keep', got {lost!r}")
+    if on_divergence not in ("retry", "drop", "keep"):
+        raise InputError(f"on_divergence must be 'retry', 'drop' or 'keep', got {on_divergence!r}")
     if cluster is None:
         refuse_url(options["checkpoint"])
     elif repulsion is not None:

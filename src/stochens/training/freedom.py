@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from stochens.data import Source
-from stochens.likelihoods import Gaussian
+from stochens.likelihoods import GaussianLikelihood
 from stochens.members import Params, forward
 from stochens.randomness.seeds import seeded
 
@@ -20,7 +20,7 @@ WIDEST = 3000  # of its rows or its columns: the eigenvalues of so many take sec
 
 
 def noise_too_small(
-    net: nn.Module, member: Params, like: Gaussian, data: Source, precision: float
+    net: nn.Module, member: Params, like: GaussianLikelihood, data: Source, precision: float
 ) -> float | None:
     """The true noise over the learned one, about, for a member's parameters (no member axis).
 

@@ -21,7 +21,7 @@ from stochens.kernels.resnet import resnet_nll
 from stochens.likelihoods import Likelihood, learned_noise
 from stochens.members import Engine, Params, flatten, size
 from stochens.posterior.history import History, Recorder
-from stochens.posterior.low_rank import Spread
+from stochens.posterior.low_rank import LowRankGaussian
 from stochens.randomness.noise import member_noise
 from stochens.randomness.seeds import NOISE, derive, member_seed, permutations, seeded
 from stochens.run.checkpoints import Keeper
@@ -29,7 +29,7 @@ from stochens.run.progress import Bar, Log
 from stochens.training.schedules import optimizer_named, restarts, schedule_named
 from stochens.training.shares import Shares
 from stochens.training.snapshot import Held, put_back, taken
-from stochens.training.step import Batch, Eager, Loss, LossOf, ShareOf, Step, replayed
+from stochens.training.step import Batch, EagerStep, Loss, LossOf, ShareOf, Step, replayed
 
 
 class Collector(Protocol):
@@ -37,7 +37,7 @@ class Collector(Protocol):
 
     def update(self, params: Params, *, step: int, steps: int) -> None: ...
 
-    def finish(self, params: Params) -> tuple[Params, Spread | None]: ...
+    def finish(self, params: Params) -> tuple[Params, LowRankGaussian | None]: ...
 
     def state(self) -> Params:
         """To go on with later; `restore` takes it back."""
@@ -78,7 +78,7 @@ class Lost(NamedTuple):
 
 class Trained(NamedTuple):
     params: Params
-    spread: Spread | None
+    low_rank: LowRankGaussian | None
     history: History
     lost: dict[int, Lost]  # by member
 
@@ -113,7 +113,7 @@ def train(
         noise=learned_noise(likelihood),
         capturable=_recordable(data, settings),
     )
-    move: Step = Eager(params, loss_of, optimizer, recorder, share_of)
+    move: Step = EagerStep(params, loss_of, optimizer, recorder, share_of)
     net.train()
     draws = _draws(loss_of, params, data, settings)
     held = Held(params, optimizer, recorder, collector, settings.device if draws else None)
@@ -125,7 +125,7 @@ def train(
         done, began = step, time.monotonic()
         for epoch, batches in _epochs(data, members, settings, first=step):
             for batch in batches:
-                if step == done and isinstance(move, Eager) and _recordable(data, settings):
+                if step == done and isinstance(move, EagerStep) and _recordable(data, settings):
                     move = replayed(move, batch)
                 if step in fresh:
                     move.restart()
@@ -145,8 +145,8 @@ def train(
             keep(step, lambda: taken(step, held))  # noqa: B023, called at once
         keep.now(steps, lambda: taken(steps, held))
     trained = {name: p.detach() for name, p in params.items()}
-    averaged, spread = (trained, None) if collector is None else collector.finish(trained)
-    return Trained(averaged, spread, recorder.history(), _lost(members, averaged, recorder))
+    averaged, low_rank = (trained, None) if collector is None else collector.finish(trained)
+    return Trained(averaged, low_rank, recorder.history(), _lost(members, averaged, recorder))
 
 
 def _lost(members: tuple[int, ...], params: Params, recorder: Recorder) -> dict[int, Lost]:

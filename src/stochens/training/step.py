@@ -27,7 +27,7 @@ class Loss(NamedTuple):
 
     minimised: Tensor  # mean NLL + kl_weight * KL / N, times the step's share (shares.py)
     nll: Tensor
-    kl: Tensor  # the training KL loss, in nats
+    negative_elbo: Tensor  # N * NLL + KL in nats, the "KL loss" of the paper
 
 
 # of the step with that number, which inside a CUDA graph is a tensor [1]
@@ -44,7 +44,7 @@ class Step(Protocol):
         """Forget what the optimiser remembers."""
 
 
-class Eager:
+class EagerStep:
     """One operation after the other."""
 
     def __init__(
@@ -70,7 +70,7 @@ class Eager:
         loss = self._loss_of(self.params, batch, number)
         loss.minimised.sum().backward()  # summed: each member has its own gradient, whole
         share = self.share_of(batch)
-        self.recorder.step(loss.nll.detach(), loss.kl.detach(), number, share)
+        self.recorder.step(loss.nll.detach(), loss.negative_elbo.detach(), number, share)
         for group in self.optimizer.param_groups:
             group["weight_decay"] = self._decay * share
         if self.recorder.any_lost:
@@ -98,7 +98,7 @@ class Eager:
 class Replayed:
     """The same, recorded as a CUDA graph: one for each size of batch."""
 
-    def __init__(self, step: Eager, batch: Batch) -> None:
+    def __init__(self, step: EagerStep, batch: Batch) -> None:
         self._step = step
         device = step.recorder.sums.device
         self._number = torch.zeros(1, dtype=torch.int64, device=device)
@@ -134,7 +134,7 @@ class Replayed:
         self._graphs[_size(batch)] = graph, rows
 
 
-def replayed(step: Eager, batch: Batch) -> Step:
+def replayed(step: EagerStep, batch: Batch) -> Step:
     """`step` as a CUDA graph, or as it is where the network does something no graph can hold."""
     try:
         return Replayed(step, batch)
@@ -150,7 +150,7 @@ def _size(batch: Batch) -> int | None:
 
 
 @contextlib.contextmanager
-def _undone(step: Eager) -> Iterator[None]:
+def _undone(step: EagerStep) -> Iterator[None]:
     """Leaves everything as it was, but for the optimiser's state, which exists then."""
     held = [p.detach() for p in step.params.values()]
     held += [step.recorder.sums, step.recorder.lost_at, step.recorder.lost_by]

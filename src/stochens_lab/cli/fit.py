@@ -26,7 +26,7 @@ from stochens_lab.cli.own import (
 from stochens_lab.data.examples import LIKELY
 from stochens_lab.report.run_folder import RUN, Run
 from stochens_lab.workflow import training
-from stochens_lab.workflow.config import EXPERIMENT, Config, configured, method_name, resumed
+from stochens_lab.workflow.config import EXPERIMENT, FitConfig, configured, method_name, resumed
 from stochens_lab.workflow.fitted import model_of, named
 from stochens_lab.workflow.measures import from_plain
 from stochens_lab.workflow.model import imported
@@ -144,7 +144,7 @@ def fit(
     _tell(config, json)
 
 
-def _tell(config: Config, as_json: bool) -> None:
+def _tell(config: FitConfig, as_json: bool) -> None:
     """What came of it."""
     found, schema = Run(config.out), Schema.load(config.out / training.SCHEMA)
     held = found.metrics.get(training.HELD_OUT, {}).get(method_name(config), {})

@@ -28,7 +28,7 @@ from stochens_lab.data.corruptions import CORRUPTIONS, INTENSITIES, corrupt
 from stochens_lab.data.hmc_reference import check_aligned, hmc_reference
 from stochens_lab.data.image_sets import SETS, normalised
 from stochens_lab.data.images import find, load_images
-from stochens_lab.experiments.cifar_config import Config
+from stochens_lab.experiments.cifar_config import CifarConfig
 from stochens_lab.experiments.cifar_measures import (
     closeness_to,
     corrupted_mean,
@@ -47,7 +47,7 @@ from stochens_lab.experiments.cifar_members import (
     saved,
     to_begin_with,
 )
-from stochens_lab.experiments.cifar_rows import METHODS, RULES, Block, Net, block_of, row_name
+from stochens_lab.experiments.cifar_rows import RULES, TRAININGS, Block, Net, block_of, row_name
 from stochens_lab.experiments.rows import Training, course
 from stochens_lab.experiments.runs import (
     CHECKPOINTS,
@@ -73,28 +73,28 @@ WHERE = {"device", "engine", "address"}
 CHANGEABLE = {"data", "members", "minutes", "inferences", "corruptions"} | WHERE
 
 
-def configured(data: Path | None, **changes: Any) -> Config:
+def configured(data: Path | None, **changes: Any) -> CifarConfig:
     """The defaults, with some of the fields changed; None leaves one as it is."""
     if data is None:
         raise InputError("where are the images? Give their folder: --data DIR")
-    return Config(data=data, **{name: v for name, v in changes.items() if v is not None})
+    return CifarConfig(data=data, **{name: v for name, v in changes.items() if v is not None})
 
 
-def resumed(path: Path, **changes: Any) -> Config:
+def resumed(path: Path, **changes: Any) -> CifarConfig:
     """What the run in this folder is made of; only what leaves its members alone may change."""
     before = stopped_run(path, "cifar")
     before["data"] = Path(before["data"])
     if before.get("start") is not None:
         before["start"] = Path(before["start"])
-    return made_again(Config, taken_over(path, before, changes, CHANGEABLE))
+    return made_again(CifarConfig, taken_over(path, before, changes, CHANGEABLE))
 
 
-def check(config: Config) -> None:
+def check(config: CifarConfig) -> None:
     """Everything that is wrong with the options alone."""
     if config.name not in NAMES:
         raise InputError(f"name must be one of {', '.join(NAMES)}, got {config.name!r}")
-    if config.method not in METHODS:
-        raise InputError(f"method must be one of {', '.join(METHODS)}, got {config.method!r}")
+    if config.method not in TRAININGS:
+        raise InputError(f"method must be one of {', '.join(TRAININGS)}, got {config.method!r}")
     check_node(config.node)
     RULES[config.method](config)  # its rate
     rate_for("sgd", config.lr)
@@ -117,7 +117,7 @@ def check(config: Config) -> None:
 
 
 def run(
-    config: Config, *, resume: bool = False, note: Callable[[str], None] = lambda text: None
+    config: CifarConfig, *, resume: bool = False, note: Callable[[str], None] = lambda text: None
 ) -> Path:
     """Train what is missing, predict, compare; returns the run folder."""
     check(config)
@@ -155,7 +155,7 @@ class Images:
     classes: int
 
 
-def _images(config: Config) -> Images:
+def _images(config: CifarConfig) -> Images:
     x, y, names = load_images(config.data, config.name, "train")
     if config.images is not None and config.images > len(x):
         raise InputError(f"images = {config.images}, but there are {len(x)} to train on")
@@ -169,7 +169,7 @@ def _images(config: Config) -> Images:
     return Images((x[few], y[few]), (x_test[test], y_test[test]), others, len(names))
 
 
-def _reference(config: Config, images: Images) -> Tensor | None:
+def _reference(config: CifarConfig, images: Images) -> Tensor | None:
     """HMC's probabilities for the test images, proved to be in their order; None if not there."""
     if config.name != "cifar10":
         return None  # none were published in this form
@@ -189,7 +189,7 @@ def _reference(config: Config, images: Images) -> Tensor | None:
 
 
 def _trained(
-    config: Config,
+    config: CifarConfig,
     folder: RunFolder,
     images: Images,
     net: Net,
@@ -234,7 +234,7 @@ def _trained(
 
 
 def _measure(
-    config: Config,
+    config: CifarConfig,
     folder: RunFolder,
     images: Images,
     reference: Tensor | None,
@@ -255,7 +255,7 @@ def _measure(
     folder.arrays[f"{config.name}/points/labels-test"] = y_test.numpy()
     folder.predictive((config.name, row, "test"), p)
     _put(folder, (config.name, row, "test"), of_labelled(p, y_test, config.resamples))
-    told = course(ensemble, Training(row, METHODS[config.method], _steps(config, images)))
+    told = course(ensemble, Training(row, TRAININGS[config.method], _steps(config, images)))
     told["members curve"] = members_curve(p.probs, len(ensemble), y_test, reference, MEMBER_COUNTS)
     if reference is not None:
         _put(folder, (config.name, row, "test"), closeness_to(p.mean, reference, config.resamples))
@@ -277,11 +277,11 @@ def _measure(
         _corrupted(config, folder, images, row, device, predicted, note)
 
 
-def _steps(config: Config, images: Images) -> int:
+def _steps(config: CifarConfig, images: Images) -> int:
     return config.epochs * -(-len(images.train[0]) // config.batch_size)
 
 
-def _keep_reference(config: Config, folder: RunFolder, probs: Tensor, labels: Tensor) -> None:
+def _keep_reference(config: CifarConfig, folder: RunFolder, probs: Tensor, labels: Tensor) -> None:
     """Its own row; of the published predictions only the mean is known."""
     prefix = f"{config.name}/{REFERENCE}/test"
     p = Predictive(probs, probs.new_zeros(len(probs)), None)
@@ -293,7 +293,7 @@ def _keep_reference(config: Config, folder: RunFolder, probs: Tensor, labels: Te
 
 
 def _corrupted(
-    config: Config,
+    config: CifarConfig,
     folder: RunFolder,
     images: Images,
     row: str,

@@ -7,7 +7,7 @@ PAPER_IMAGES = 40_960  # of 50,000, which the authors trained on
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class CifarConfig:
     """What a run is made of. The defaults are the paper's and its authors' code's."""
 
     data: Path

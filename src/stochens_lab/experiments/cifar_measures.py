@@ -23,7 +23,7 @@ def closeness_to(probs: Tensor, reference: Tensor, resamples: int) -> dict[str, 
     """probs, reference [B, C]: of the published reference only the mean is known."""
     measures = {
         "agreement": metrics.agreement,
-        "variance": metrics.variance,
+        "variance": metrics.total_variation,
         "entropy error": metrics.entropy_error,
     }
     return {
@@ -114,5 +114,5 @@ def _of_mean(mean: Tensor, labels: Tensor, reference: Tensor | None) -> dict[str
     }
     if reference is not None:
         found["agreement"] = float(metrics.agreement(mean, reference))
-        found["variance"] = float(metrics.variance(mean, reference))
+        found["variance"] = float(metrics.total_variation(mean, reference))
     return found

@@ -10,7 +10,7 @@ from stochens.methods import stochastic
 from stochens.posterior.joining import join_posteriors
 from stochens.posterior.posterior import Posterior, load
 from stochens.run.cluster.tasks import runs
-from stochens_lab.experiments.cifar_config import Config
+from stochens_lab.experiments.cifar_config import CifarConfig
 from stochens_lab.experiments.cifar_rows import RULES, Net
 
 BLOCKS = "members"  # the folder of the blocks
@@ -56,7 +56,7 @@ def _numbers(name: str) -> list[int]:
 
 
 def to_begin_with(
-    start: Path, copy: Path, options: Config, net: Net, ids: list[int]
+    start: Path, copy: Path, options: CifarConfig, net: Net, ids: list[int]
 ) -> Posterior | None:
     """The members with these numbers in the run `start`, or in the copy of them that a run which
     was stopped has of its own; None where none is needed. Nothing is written."""
@@ -81,7 +81,7 @@ def _copied(copy: Path, net: Net, ids: list[int]) -> Posterior | None:
     return _some(there, ids) if set(ids) <= set(there.members) else None
 
 
-def _found(start: Path, options: Config, net: Net, ids: list[int]) -> Posterior:
+def _found(start: Path, options: CifarConfig, net: Net, ids: list[int]) -> Posterior:
     blocks = list(saved(start, net, "cpu").values())
     if not blocks:
         raise InputError(f"start = {start}, but there are no members of a run")

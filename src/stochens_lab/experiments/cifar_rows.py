@@ -16,7 +16,7 @@ from stochens.samplers.langevin import langevin, usual_step
 from stochens.samplers.sgmcmc import sgmcmc
 from stochens.samplers.swag import multiswa
 from stochens.training.fit import fit
-from stochens_lab.experiments.cifar_config import Config
+from stochens_lab.experiments.cifar_config import CifarConfig
 from stochens_lab.experiments.runs import engine_of
 
 Net = Callable[[], nn.Module]
@@ -38,10 +38,10 @@ class Block(NamedTuple):
     start: Params | None = None  # what to begin with, [len(ids), ...]
 
 
-Make = Callable[[Config, Block], Posterior]
+Make = Callable[[CifarConfig, Block], Posterior]
 
 
-def _common(options: Config, block: Block) -> dict[str, Any]:
+def _common(options: CifarConfig, block: Block) -> dict[str, Any]:
     return {
         "members": block.ids,
         "epochs": options.epochs,
@@ -57,14 +57,14 @@ def _common(options: Config, block: Block) -> dict[str, Any]:
     }
 
 
-def _engine(options: Config, device: str) -> Engines:
+def _engine(options: CifarConfig, device: str) -> Engines:
     """The kernels have all but two convolutions at each node, which torch.compile does fastest."""
     two = options.method == "np-dropout" and options.node == "position"
     within = "compile" if two and device.startswith("cuda") else "auto"
     return engine_of(options.engine, options.address, within=within)
 
 
-def _by_fit(options: Config, block: Block) -> Posterior:
+def _by_fit(options: CifarConfig, block: Block) -> Posterior:
     return fit(
         block.net,
         block.data,
@@ -75,7 +75,7 @@ def _by_fit(options: Config, block: Block) -> Posterior:
     )
 
 
-def _by_swa(options: Config, block: Block) -> Posterior:
+def _by_swa(options: CifarConfig, block: Block) -> Posterior:
     """From scratch, or from members that are trained: then all of it is the tail."""
     return multiswa(
         block.net,
@@ -86,7 +86,7 @@ def _by_swa(options: Config, block: Block) -> Posterior:
     )
 
 
-def _by_sghmc(options: Config, block: Block) -> Posterior:
+def _by_sghmc(options: CifarConfig, block: Block) -> Posterior:
     """Chains of CYCLES draws each, as many as make the block; its members are those draws."""
     chains = -(-len(block.ids) // CYCLES)
     steps = options.epochs * -(-len(block.data[0]) // options.batch_size) // CYCLES  # of a cycle
@@ -113,7 +113,7 @@ def _by_sghmc(options: Config, block: Block) -> Posterior:
     return dataclasses.replace(first, members=tuple(block.ids), seed=options.seed)
 
 
-def _by_langevin(options: Config, block: Block) -> Posterior:
+def _by_langevin(options: CifarConfig, block: Block) -> Posterior:
     """Each member carried from the prior to the posterior, in as many steps as training has."""
     usual = usual_step(len(block.data[0]))
     return langevin(
@@ -132,7 +132,7 @@ def _by_langevin(options: Config, block: Block) -> Posterior:
     )
 
 
-RULES: dict[str, Callable[[Config], Method]] = {  # what the members' layers follow
+RULES: dict[str, Callable[[CifarConfig], Method]] = {  # what the members' layers follow
     "regular": lambda options: Regular(),
     "multiswa": lambda options: Regular(),
     "dropout": lambda options: Dropout(options.rate, node=options.node),
@@ -141,7 +141,7 @@ RULES: dict[str, Callable[[Config], Method]] = {  # what the members' layers fol
     "csghmc": lambda options: Regular(),
     "langevin": lambda options: Regular(),
 }
-METHODS: dict[str, Make] = {
+TRAININGS: dict[str, Make] = {
     "regular": _by_fit,
     "multiswa": _by_swa,
     "dropout": _by_fit,
@@ -161,12 +161,12 @@ ROWS = {  # as the paper names them
 }
 
 
-def row_name(options: Config) -> str:
+def row_name(options: CifarConfig) -> str:
     """As the paper has it, and what differs from the authors' choice of nodes."""
     noted = options.node == "channel" and options.method in ("dropout", "np-dropout")
     return ROWS[options.method].format(rate=options.rate) + (" by channel" if noted else "")
 
 
-def block_of(options: Config, block: Block) -> Posterior:
+def block_of(options: CifarConfig, block: Block) -> Posterior:
     """The block's members, trained."""
-    return METHODS[options.method](options, block)
+    return TRAININGS[options.method](options, block)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from stochens import metrics
-from stochens.comparison import OWN_NOISE, closeness, compare, own_noise
+from stochens.comparison import OWN_NOISE, compare
 from stochens.errors import InputError
 from stochens.members import Params
 from stochens.metrics import Interval
@@ -37,6 +37,7 @@ from stochens_lab.experiments.runs import (
     stopped_run,
     taken_over,
 )
+from stochens_lab.report.closeness import closeness, own_noise
 from stochens_lab.report.run_folder import METRICS, SAMPLER, TRAINING, RunFolder
 
 SET = "digits"
@@ -51,7 +52,7 @@ DIAGNOSED = 100  # test digits whose predictions tell of the chains
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class DigitsConfig:
     """What a run is made of. Presets are in PRESETS."""
 
     preset: str = "quick"
@@ -89,9 +90,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def configured(preset: str | None = None, **changes: Any) -> Config:
+def configured(preset: str | None = None, **changes: Any) -> DigitsConfig:
     """A preset, with some of its fields changed; None leaves one as it is."""
-    return Config(**fields(PRESETS, preset, changes))
+    return DigitsConfig(**fields(PRESETS, preset, changes))
 
 
 Data = tuple[Tensor, Tensor]  # x [N, 1, 8, 8], y [N]
@@ -102,17 +103,17 @@ def _by_langevin(net: nn.Module, data: Data, **options: Any) -> Posterior:
     return langevin(net, data, step_size=usual_step(len(data[0])), **options)
 
 
-METHODS = ENSEMBLES | {"langevin": _by_langevin}
+TRAININGS = ENSEMBLES | {"langevin": _by_langevin}
 
 
-def resumed(path: Path, **changes: Any) -> Config:
+def resumed(path: Path, **changes: Any) -> DigitsConfig:
     """That of a run that was stopped; only where it is worked on may change."""
     before = stopped_run(path, "digits")
-    return made_again(Config, taken_over(path, before, changes, {"device", "address"}))
+    return made_again(DigitsConfig, taken_over(path, before, changes, {"device", "address"}))
 
 
 def run(
-    config: Config, *, resume: bool = False, note: Callable[[str], None] = lambda text: None
+    config: DigitsConfig, *, resume: bool = False, note: Callable[[str], None] = lambda text: None
 ) -> Path:
     """Sample, train, predict, compare; everything goes to the run folder, which is returned.
 
@@ -141,7 +142,7 @@ def run(
             _put(folder, NOISE_ROW, noise)
         folder.write()
 
-        for name, train in METHODS.items():
+        for name, train in TRAININGS.items():
             steps = config.langevin_steps if name == "langevin" else config.steps
             note(f"{name}: {config.members} members, {steps} steps")
             with folder.timed(f"{SET}/{name}"):
@@ -164,7 +165,7 @@ def run(
         return finished(folder)
 
 
-def _common(config: Config) -> dict[str, Any]:
+def _common(config: DigitsConfig) -> dict[str, Any]:
     """What all methods and HMC have in common."""
     return {
         "prior_precision": PRIOR_PRECISION,
@@ -174,7 +175,7 @@ def _common(config: Config) -> dict[str, Any]:
     }
 
 
-def _images(config: Config) -> tuple[Data, dict[str, Tensor], Tensor]:
+def _images(config: DigitsConfig) -> tuple[Data, dict[str, Tensor], Tensor]:
     """What to train on, the images of each domain, and the labels of those that have any."""
     x, y, x_test, y_test = digits(seed=config.seed)
     if not 1 <= config.images <= len(x):
@@ -193,12 +194,12 @@ def _images(config: Config) -> tuple[Data, dict[str, Tensor], Tensor]:
 # The reference ------------------------------------------------------------------------------------
 
 
-def sample(net: nn.Module, data: Data, config: Config, folder: RunFolder) -> Posterior:
+def sample(net: nn.Module, data: Data, config: DigitsConfig, folder: RunFolder) -> Posterior:
     """Full-batch HMC from members that no ensemble has, brought to the size of the prior."""
     sd = PRIOR_PRECISION**-0.5
     ids = range(config.members, config.members + config.chains)
     common, start = _common(config), kept(folder, "start")
-    trained = METHODS["regular"](
+    trained = TRAININGS["regular"](
         net, data, steps=config.steps, members=ids, checkpoint=start, **common
     )
     return hmc(

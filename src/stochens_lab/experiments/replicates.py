@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit  # scipy.stats takes a second to import
 
-from stochens.comparison import LEVEL, closeness, own_noise
-from stochens.metrics import Interval, variance
+from stochens.comparison import LEVEL
+from stochens.metrics import Interval, total_variation
 from stochens.posterior.predictive import Predictive
+from stochens_lab.report.closeness import closeness, own_noise
 from stochens_lab.report.run_folder import METRICS, TRAINING, RunFolder
 
 Key = tuple[str, str, str]  # set, method, domain
@@ -38,7 +39,7 @@ class Replicates:
 
     def curve(self, key: Key, steps: int, p: Predictive, reference: Predictive) -> None:
         """Its distance after so many steps of training."""
-        distance = variance(p.mean, reference.mean)
+        distance = total_variation(p.mean, reference.mean)
         self._curves.setdefault(key, {}).setdefault(steps, []).append(distance)
 
     def distance(self, set_name: str, steps: int, value: float) -> None:

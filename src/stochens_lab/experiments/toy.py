@@ -37,7 +37,7 @@ from stochens_lab.experiments.runs import (
     stopped_run,
     taken_over,
 )
-from stochens_lab.experiments.toy_rows import METHODS, SIZES, rows_of
+from stochens_lab.experiments.toy_rows import SIZES, TRAININGS, rows_of
 from stochens_lab.report.run_folder import SAMPLER, TRAINING, RunFolder
 
 REFERENCE, NOISE = "NUTS", "NUTS" + OWN_NOISE
@@ -48,7 +48,7 @@ CURVES = ("regular", "SE3")  # whose course over training steps is told
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class ToyConfig:
     """What a run is made of. Presets are in PRESETS."""
 
     preset: str = "quick"
@@ -104,22 +104,22 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def configured(preset: str | None = None, **changes: Any) -> Config:
+def configured(preset: str | None = None, **changes: Any) -> ToyConfig:
     """A preset, with some of its fields changed; None leaves one as it is."""
-    return Config(**fields(PRESETS, preset, changes))
+    return ToyConfig(**fields(PRESETS, preset, changes))
 
 
-def resumed(path: Path, **changes: Any) -> Config:
+def resumed(path: Path, **changes: Any) -> ToyConfig:
     """That of a run that was stopped; only where it is worked on may change."""
     found = stopped_run(path, "toy")
     found |= {k: tuple(v) for k, v in found.items() if isinstance(v, list)}
     changeable = {"device", "address"}
     if found.get("jobs", 1) > 1 and (changes.get("jobs") or 1) > 1:
         changeable.add("jobs")  # one alone keeps its work elsewhere, and would begin anew
-    return made_again(Config, taken_over(path, found, changes, changeable))
+    return made_again(ToyConfig, taken_over(path, found, changes, changeable))
 
 
-def trainings(config: Config, set_name: str) -> list[Training]:
+def trainings(config: ToyConfig, set_name: str) -> list[Training]:
     """The rows that are asked for."""
     return rows_of(
         set_name,
@@ -132,7 +132,7 @@ def trainings(config: Config, set_name: str) -> list[Training]:
 
 
 def run(
-    config: Config, *, resume: bool = False, note: Callable[[str], None] = lambda text: None
+    config: ToyConfig, *, resume: bool = False, note: Callable[[str], None] = lambda text: None
 ) -> Path:
     """Sample, train, predict, compare; everything goes to the run folder, which is returned.
 
@@ -158,7 +158,7 @@ def run(
         return finished(folder)
 
 
-def _parts(config: Config) -> list[Config]:
+def _parts(config: ToyConfig) -> list[ToyConfig]:
     """A run for each set, inside the run's folder."""
     return [
         dataclasses.replace(config, sets=(name,), jobs=1, out=config.out / PARTS / name)
@@ -176,7 +176,7 @@ class Draw:
 
 
 def _one_set(
-    config: Config,
+    config: ToyConfig,
     folder: RunFolder,
     replicates: Replicates,
     set_name: str,
@@ -214,7 +214,7 @@ def _one_set(
 
 
 def _sampled(
-    config: Config,
+    config: ToyConfig,
     folder: RunFolder,
     replicates: Replicates,
     set_name: str,
@@ -250,7 +250,7 @@ def _sampled(
 
 
 def _ensembles(
-    config: Config, folder: RunFolder, set_name: str, row: Training, draws: list[Draw]
+    config: ToyConfig, folder: RunFolder, set_name: str, row: Training, draws: list[Draw]
 ) -> Iterator[tuple[Draw, Posterior]]:
     """`seeds` independent ensembles of each data draw, trained together: a member depends on its
     own number alone, so this is the same as so many trainings, in fewer and larger steps."""
@@ -292,7 +292,7 @@ def _as_few(reference: Posterior, members: int) -> Posterior:
     return reference.take(slice(0, min(first, every * members), every))
 
 
-def _places(config: Config) -> dict[str, Tensor]:
+def _places(config: ToyConfig) -> dict[str, Tensor]:
     """Test points of each domain, and the grids of its maps."""
     places = {
         domain: uniform_points(config.test_points, half_side=side, seed=config.seed)
@@ -322,7 +322,7 @@ def _keep_reference(
 
 
 def _curve(
-    config: Config,
+    config: ToyConfig,
     folder: RunFolder,
     replicates: Replicates,
     set_name: str,
@@ -334,7 +334,7 @@ def _curve(
     for steps in config.curve:
         for name in CURVES:
             note(f"set {set_name}: {name}, {steps} steps")
-            row = Training(name, METHODS[name], steps)
+            row = Training(name, TRAININGS[name], steps)
             for draw, posterior in _ensembles(config, folder, set_name, row, draws):
                 for domain in DOMAINS:
                     p = posterior.predict(places[domain], keep_draws=False)

@@ -30,7 +30,7 @@ def _by_langevin(batch_size: int | None) -> OnToy:
     return train
 
 
-METHODS = {name: _on_toy(ensemble) for name, ensemble in ENSEMBLES.items()}
+TRAININGS = {name: _on_toy(ensemble) for name, ensemble in ENSEMBLES.items()}
 
 
 def rows_of(
@@ -44,14 +44,14 @@ def rows_of(
 ) -> list[Training]:
     """Schedule T (the authors'), Q (from the prior), the control that is stopped early, and the
     Langevin ensemble; `only` those that are named, where any are."""
-    rows = [Training(name, train, steps) for name, train in METHODS.items()]
+    rows = [Training(name, train, steps) for name, train in TRAININGS.items()]
     if prior_steps is not None:
         rows += [
-            Training(f"{name}, Q", METHODS[name], prior_steps, "prior")
+            Training(f"{name}, Q", TRAININGS[name], prior_steps, "prior")
             for name in ("regular", "SE3", "gaussian")
         ]
     early = min(EARLY[set_name], steps)
-    rows.append(Training("regular, early", METHODS["regular"], early, "prior"))
+    rows.append(Training("regular, early", TRAININGS["regular"], early, "prior"))
     by_langevin = _by_langevin(langevin_batch)
     rows.append(Training("langevin", by_langevin, langevin_steps, "prior", replicas=False))
     for name in only:

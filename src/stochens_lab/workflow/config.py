@@ -28,7 +28,7 @@ CHANGEABLE = {"model", "data", "device", "address"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class FitConfig:
     model: str
     data: str
     out: Path
@@ -62,7 +62,7 @@ class Config:
         return dataclasses.asdict(self) | {"out": str(self.out)}
 
 
-def configured(model: str | None, data: Path | None, out: Path | None, **given: Any) -> Config:
+def configured(model: str | None, data: Path | None, out: Path | None, **given: Any) -> FitConfig:
     """From the options that were typed; None leaves one as it is."""
     for name, value in (("--model", model), ("--data", data), ("--out", out)):
         if value is None:
@@ -73,25 +73,25 @@ def configured(model: str | None, data: Path | None, out: Path | None, **given: 
     assert data is not None
     assert out is not None
     fields = {name: value for name, value in given.items() if value is not None}
-    config = Config(model=model, data=str(data.resolve()), out=out, **fields)
+    config = FitConfig(model=model, data=str(data.resolve()), out=out, **fields)
     check(config)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} is not empty; choose another folder")
     return config
 
 
-def resumed(path: Path, **changes: Any) -> Config:
+def resumed(path: Path, **changes: Any) -> FitConfig:
     """What the run in this folder was asked for; only what leaves its members alone may change."""
     before = stopped_run(path, EXPERIMENT)
     _check_types(before, path)
     if changes.get("data") is not None:
         changes["data"] = str(Path(changes["data"]).resolve())
-    config = made_again(Config, taken_over(path, before, changes, CHANGEABLE))
+    config = made_again(FitConfig, taken_over(path, before, changes, CHANGEABLE))
     check(config)
     return config
 
 
-def check(config: Config) -> None:
+def check(config: FitConfig) -> None:
     """Everything that is wrong with the options alone."""
     check_name(config.model)
     check_known("--likelihood", config.likelihood, LIKELIHOODS)
@@ -115,7 +115,7 @@ def check(config: Config) -> None:
     engine_of(config.engine, config.address)
 
 
-def method_name(config: Config) -> str:
+def method_name(config: FitConfig) -> str:
     """dropout for SE1, and so on; where none was named, the one that suits the likelihood."""
     if config.method is None:
         return usual_method(LIKELIHOODS[config.likelihood]())
@@ -124,7 +124,7 @@ def method_name(config: Config) -> str:
 
 def _check_types(fields: dict[str, Any], path: Path) -> None:
     """run.json is a file like any other: what it says may be anything. Lists become tuples."""
-    for field in dataclasses.fields(Config):
+    for field in dataclasses.fields(FitConfig):
         if field.name not in fields:
             continue
         value = fields[field.name]

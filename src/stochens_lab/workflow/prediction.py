@@ -130,7 +130,7 @@ def check_out(out: Path, *inputs: Path) -> None:
     if any(out.exists() and out.samefile(given) for given in inputs):
         raise InputError(f"{out} is the data; write the predictions elsewhere")
     if out.suffix.lower() == ".parquet":
-        pyarrow_parquet("tables")
+        pyarrow_parquet()
 
 
 def write(columns: Table, schema: Schema, out: Path) -> None:
@@ -148,7 +148,7 @@ def write(columns: Table, schema: Schema, out: Path) -> None:
         writer.writerows(zip(*(map(str, column) for column in flat.values()), strict=True))
         content.write(text.getvalue().encode())
     else:
-        parquet = pyarrow_parquet("tables")
+        parquet = pyarrow_parquet()
         import pyarrow
 
         parquet.write_table(pyarrow.table(flattened(columns, schema)), content)

@@ -40,7 +40,7 @@ from stochens_lab.report.run_folder import (
     RunFolder,
     write_whole,
 )
-from stochens_lab.workflow.config import EXPERIMENT, RATED, TAILS, Config, method_name
+from stochens_lab.workflow.config import EXPERIMENT, RATED, TAILS, FitConfig, method_name
 from stochens_lab.workflow.measures import measured
 from stochens_lab.workflow.model import Model
 from stochens_lab.workflow.prediction import predictive
@@ -76,7 +76,7 @@ class HeldOut(NamedTuple):
     digest: str  # which rows of which data; runs with the same are compared on the same
 
 
-def prepare(config: Config, model: Model, note: Note) -> Prepared:
+def prepare(config: FitConfig, model: Model, note: Note) -> Prepared:
     """Read, check and scale the data; nothing is written."""
     file = _as_typed(config.data)
     layout, examples = first_read(
@@ -141,7 +141,7 @@ def _advise(layout: Layout, examples: Examples, note: Note) -> None:
         )
 
 
-def run(config: Config, model: Model, *, resume: bool = False, note: Note) -> Path:
+def run(config: FitConfig, model: Model, *, resume: bool = False, note: Note) -> Path:
     """Train, keep and measure; returns the run's folder."""
     device = reached(config.engine, config.address, config.device)
     data = prepare(config, model, note)
@@ -190,7 +190,7 @@ def _begun(out: Path) -> bool:
     return any((out / CHECKPOINTS).rglob(DESCRIPTION))
 
 
-def _trained(config: Config, model: Model, data: Prepared, where: Path) -> Posterior:
+def _trained(config: FitConfig, model: Model, data: Prepared, where: Path) -> Posterior:
     options: dict[str, Any] = {
         "members": config.members,
         "epochs": config.epochs,
@@ -225,7 +225,7 @@ def _undo(out: Path, new: bool) -> None:
         out.rmdir()
 
 
-def _steps(config: Config, size: int) -> int:
+def _steps(config: FitConfig, size: int) -> int:
     return config.epochs * -(-size // min(config.batch_size or size, size))
 
 

@@ -82,7 +82,7 @@ def test_the_reference_has_its_own_row_and_distances(data, tmp_path, monkeypatch
     run = Run(cifar.run(configured(data, tmp_path / "run", method="regular")))
     mean = torch.from_numpy(run.arrays["cifar10/regular/test/mean"])
     found = run.metrics["cifar10"]["regular"]["test"]["variance"]["value"]
-    assert found == pytest.approx(float(metrics.variance(mean, probs)))
+    assert found == pytest.approx(float(metrics.total_variation(mean, probs)))
     assert run.metrics["cifar10"]["HMC"]["test"]["accuracy"]["value"] == 1.0
     assert "MI" not in run.metrics["cifar10"]["HMC"]["test"]
     assert "agreement" in run.training["cifar10"]["regular"]["members curve"]
@@ -266,7 +266,7 @@ def test_curves_are_those_of_smaller_ensembles():
     more = inferences_curve(probs, 4, y, probs[0], (1, 2, 3, 4))
     assert more["draws"] == [1, 2, 3]
     assert more["variance"][1] == pytest.approx(
-        float(metrics.variance(probs[:8].mean(0), probs[0]))
+        float(metrics.total_variation(probs[:8].mean(0), probs[0]))
     )
 
 

@@ -42,8 +42,8 @@ def run(tmp_path_factory):
 
 def test_every_method_is_measured_in_every_domain(run):
     rows = run.metrics["digits"]
-    assert set(rows) == {*digits.METHODS, digits.REFERENCE, digits.NOISE_ROW}
-    for method in digits.METHODS:
+    assert set(rows) == {*digits.TRAININGS, digits.REFERENCE, digits.NOISE_ROW}
+    for method in digits.TRAININGS:
         for domain in digits.LABELLED:
             assert set(rows[method][domain]) == OWN | CLOSENESS
         assert set(rows[method]["photographs"]) == CLOSENESS | {"OOD AUROC"}
@@ -65,8 +65,8 @@ def test_metrics_are_those_of_the_predictions_kept(run):
 def test_the_run_tells_of_training_sampler_and_time(run):
     assert run.about["complete"]
     assert run.about["config"]["images"] == 30
-    assert set(run.about["timings"]) == {f"digits/{m}" for m in (*digits.METHODS, "HMC")}
-    assert set(run.training["digits"]) == set(digits.METHODS)
+    assert set(run.about["timings"]) == {f"digits/{m}" for m in (*digits.TRAININGS, "HMC")}
+    assert set(run.training["digits"]) == set(digits.TRAININGS)
     for method, about in run.training["digits"].items():
         minimised = set() if method == "langevin" else {"loss", "loss_sd", "course"}
         assert set(about) == {"steps", "start", "kl", *minimised}
@@ -93,7 +93,7 @@ def test_a_stopped_run_can_be_read(tmp_path, monkeypatch):
     def stop(*_, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(digits.METHODS, "MultiSWA", stop)
+    monkeypatch.setitem(digits.TRAININGS, "MultiSWA", stop)
     with pytest.raises(KeyboardInterrupt):
         quietly(out=tmp_path / "run")
     left = Run(tmp_path / "run")

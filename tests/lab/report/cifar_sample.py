@@ -92,7 +92,7 @@ def _measures(p: Predictive, labels: torch.Tensor, hmc: torch.Tensor | None) -> 
     }
     if hmc is not None:
         found["agreement"] = float(metrics.agreement(p.mean, hmc))
-        found["variance"] = float(metrics.variance(p.mean, hmc))
+        found["variance"] = float(metrics.total_variation(p.mean, hmc))
         found["entropy error"] = float(metrics.entropy_error(p.mean, hmc))
     return found
 

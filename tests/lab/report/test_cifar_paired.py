@@ -49,7 +49,7 @@ def test_distances_are_those_of_the_metrics_and_scipy():
     assert found["accuracy"] == pytest.approx(abs(metrics.accuracy(p, y) - metrics.accuracy(r, y)))
     assert found["NLL"] == pytest.approx(abs(metrics.nll(p, y) - metrics.nll(r, y)))
     assert found["agreement"] == pytest.approx(1 - metrics.agreement(p, r))
-    assert found["variance"] == pytest.approx(metrics.variance(p, r))
+    assert found["variance"] == pytest.approx(metrics.total_variation(p, r))
     pair = entropy(p).numpy(), entropy(r).numpy()
     assert found[ENTROPY] == pytest.approx(wasserstein_distance(*pair), abs=ROUNDING)
     assert found[ENTROPY] == pytest.approx(distance(*pair), abs=ROUNDING)
@@ -70,7 +70,7 @@ def test_the_interval_of_a_difference_is_that_of_its_terms():
     """Agreement and variance are means, so the normal interval of the differences is known."""
     one, other = problem(2, size=2000)
     a, b = distances(one, resamples=4000), distances(other, resamples=4000)
-    for name, metric in (("agreement", metrics.agreement), ("variance", metrics.variance)):
+    for name, metric in (("agreement", metrics.agreement), ("variance", metrics.total_variation)):
         terms = metrics.per_example(metric, one[0], one[1])
         gain = terms - metrics.per_example(metric, other[0], other[1])
         gain = gain if name == "agreement" else -gain

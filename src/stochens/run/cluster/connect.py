@@ -51,10 +51,10 @@ _given: dict[str, str] = {}
 Engines = str | Ray  # what `engine` may be
 
 
-def asked(engine: Engines) -> Ray | None:
+def ray_engine(engine: Engines) -> Ray | None:
     """The cluster that `engine` asks for, or None.
 
-    >>> asked("auto") is None, asked("ray")
+    >>> ray_engine("auto") is None, ray_engine("ray")
     (True, Ray(address=None, cpus=1, tries=4, within='auto'))
     """
     if isinstance(engine, Ray):

@@ -67,7 +67,7 @@ def distances(given: Images, *, resamples: int = RESAMPLES, seed: int = 0) -> Di
         metrics.per_example(metrics.accuracy, p, y) - metrics.per_example(metrics.accuracy, r, y),
         metrics.per_example(metrics.nll, p, y) - metrics.per_example(metrics.nll, r, y),
         1 - metrics.per_example(metrics.agreement, p, r),
-        metrics.per_example(metrics.variance, p, r),
+        metrics.per_example(metrics.total_variation, p, r),
     ]
     columns = torch.stack(terms, 1).numpy()  # [B, 4]
     apart = _Apart(entropy(p).numpy(), entropy(r).numpy())
