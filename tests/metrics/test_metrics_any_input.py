@@ -121,7 +121,7 @@ def test_distances_to_a_reference_by_hand(p, q):
     apart = sum(abs(x - y) for a, b in rows for x, y in zip(a, b, strict=True)) / 2 / n
     errors = sum(abs(h(a) - h(b)) for a, b in rows) / n
     assert agreement(p, q) == pytest.approx(same, abs=ROUNDING)
-    assert variance(p, q) == pytest.approx(apart, abs=ROUNDING)
+    assert total_variation(p, q) == pytest.approx(apart, abs=ROUNDING)
     assert entropy_error(p, q) == pytest.approx(errors, abs=ROUNDING)
     pairs = [(-max(a), -max(b)) for a, _ in rows for _, b in rows]
     larger = sum(1.0 if b > a else 0.5 if a == b else 0.0 for a, b in pairs)
