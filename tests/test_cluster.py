@@ -170,8 +170,8 @@ def test_a_driver_without_a_gpu_may_ask_for_the_clusters(no_gpu_here, tmp_path, 
     with pytest.raises(InputError, match="--device must be cpu or cuda, got 'tpu'"):
         own.configured(**asked, device="tpu", engine="ray")
     monkeypatch.setattr(runs, "connect", lambda engine: GPUs(1))
-    assert runs.reached("ray", None, "cuda") == runs.reached("ray", None, None) == "cuda"
-    assert runs.reached("ray", None, "cpu") == runs.reached("auto", None, None) == "cpu"
+    assert runs.find_device("ray", None, "cuda") == runs.find_device("ray", None, None) == "cuda"
+    assert runs.find_device("ray", None, "cpu") == runs.find_device("auto", None, None) == "cpu"
     by_ray = {"engine": "ray"}
     with RunFolder(tmp_path / "run", experiment="toy", config=by_ray, device="cuda") as folder:
         folder.write()

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from stochens.casts import after_casts, with_casts
 from stochens.errors import InputError
 from stochens.private_names import reset_of
-from stochens.randomness.noise import given, one_by_one, over_members
+from stochens.randomness.noise import one_by_one, over_members, replay_noise
 from stochens.randomness.seeds import INITIALISATION, member_seed, seeded
 
 Params = dict[str, Tensor]
@@ -110,7 +110,7 @@ def builder(net: nn.Module | Builder) -> Factory:
     _refuse_unresettable(net)
 
     def rebuild() -> nn.Module:
-        fresh = copied(net)
+        fresh = copy_network(net)
         for p in trainable(fresh).values():
             p.data.fill_(math.nan)
         _reset(fresh)
@@ -126,7 +126,7 @@ def builder(net: nn.Module | Builder) -> Factory:
     return Factory(rebuild, _reset)
 
 
-def copied(net: nn.Module) -> nn.Module:
+def copy_network(net: nn.Module) -> nn.Module:
     """A copy of the network, which must not hold what has none: a tensor with a history, a lock."""
     try:
         return copy.deepcopy(net)
@@ -277,7 +277,7 @@ def _run(
         everywhere = {place: member[name] for place, name in places.items() if name in member}
         # Tied by us: functional_call's own tying swaps a module with two names twice, and then
         # puts the wrong tensor back.
-        with contextlib.nullcontext() if noise is None else given(own):
+        with contextlib.nullcontext() if noise is None else replay_noise(own):
             outputs: Tensor = functional_call(net, everywhere, (x,), tie_weights=False)
         return outputs
 

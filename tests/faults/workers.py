@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stochens import InputError
-from stochens_lab.experiments.runs import opened
+from stochens_lab.experiments.runs import open_run
 from stochens_lab.report.run_folder import METRICS
 
 
@@ -20,7 +20,7 @@ class Part:
 
 def run(part: Part, *, resume: bool = False, note: Callable[[str], None] = print) -> Path:
     """What is done before a kill stays: the number of times that it was begun."""
-    with opened(part.out, "toy", {}, "cpu", resume=resume) as folder:
+    with open_run(part.out, "toy", {}, "cpu", resume=resume) as folder:
         times = folder._tables[METRICS].get(part.out.name, 0) + 1
         folder.put(METRICS, (part.out.name,), times)
         folder.write()

@@ -209,7 +209,7 @@ def test_philox_against_known_answers():
 
 
 def test_a_share_of_the_rate_is_dropped():
-    kept = conv_reference.kept(torch.Size((2, 8, 16, 32, 32)), noise(0.3))
+    kept = conv_reference.keep_mask(torch.Size((2, 8, 16, 32, 32)), noise(0.3))
     n = kept.numel()
     assert abs(float(kept.float().mean()) - 0.7) < 5 * (0.21 / n) ** 0.5
     neighbours = (kept[..., 1:] & kept[..., :-1]).float().mean()

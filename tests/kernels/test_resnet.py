@@ -11,7 +11,7 @@ from torch import nn
 import stochens
 from stochens import DropConnect, Dropout, Gaussian, NPDropout, Regular, methods, objective
 from stochens.kernels import conv, mlp, resnet
-from stochens.kernels.drawn import all_drawn
+from stochens.kernels.draw_weights import draw_all_weights
 from stochens.likelihoods import Categorical
 from stochens.members import builder, forward, forward_each, init, trainable
 from stochens.networks import FRN, ResidualBlock, ResNet20FRN, SmallResNetFRN
@@ -171,7 +171,7 @@ def test_outputs_and_gradients_are_those_of_vmap(method, monkeypatch):
     for way in ("kernels", "vmap"):
         own = {name: p.clone().requires_grad_() for name, p in params.items()}
         with seeded(0, DEVICE):
-            theta = all_drawn(net, own)
+            theta = draw_all_weights(net, own)
         if way == "vmap":
             outputs = forward_each(plain, theta, x)
         else:
@@ -251,7 +251,7 @@ def test_predictions_are_those_of_vmap(here):
 def test_every_weight_is_drawn_by_its_layer():
     net = stochens.stochastic(ResNet20FRN(), DropConnect(0.2))
     params = init(builder(ResNet20FRN), members=range(3), seed=0)
-    theta = all_drawn(net, params)
+    theta = draw_all_weights(net, params)
     assert set(theta) == set(params)
     assert theta["head.weight"] is params["head.weight"]  # the output layer has no noise
     w, drawn = params["blocks.4.conv1.weight"], theta["blocks.4.conv1.weight"]

@@ -12,7 +12,7 @@ from stochens import DropConnect, Dropout, Gaussian, InputError, NPDropout
 from stochens.members import forward
 from stochens.networks import SmallResNetFRN
 from stochens.posterior.shared_noise import noise_of_draw, noise_requests
-from stochens.randomness.noise import bernoulli, drawn, given, recorded
+from stochens.randomness.noise import bernoulli, draw_noise, record_noise, replay_noise
 
 METHODS = [
     "regular",
@@ -74,15 +74,15 @@ def test_noise_by_hand():
     """Dropout with a mask that is written down."""
     layer = stochens.stochastic(nn.Linear(2, 2), Dropout(0.5, rates={"*": 0.5}))
     x = torch.randn(5, 2)
-    with given([torch.tensor([[0.2, 0.7]])]):
+    with replay_noise([torch.tensor([[0.2, 0.7]])]):
         got = layer(x)
     torch.testing.assert_close(got, layer.plain(x) * torch.tensor([2.0, 0.0]))
 
 
 def test_requests_are_drawn_by_their_kind():
-    with recorded() as asked:
+    with record_noise() as asked:
         bernoulli(0.5, (1, 1000), torch.zeros(1))
-    (u,) = drawn(asked, 3, seed=0)
+    (u,) = draw_noise(asked, 3, seed=0)
     assert u.shape == (3, 1, 1000)
     assert u.min() >= 0
     assert u.max() < 1
@@ -111,7 +111,7 @@ def test_what_cannot_be_shared_is_refused():
         posterior.predict(x, noise="shared")
     with pytest.raises(InputError, match="noise must be 'fresh' or 'shared'"):
         posterior.predict(x, noise="none")
-    with given([]), pytest.raises(InputError, match="more than 0 times"):
+    with replay_noise([]), pytest.raises(InputError, match="more than 0 times"):
         bernoulli(0.5, (1,), torch.zeros(1))
 
 

@@ -174,12 +174,14 @@ def test_the_power_method_finds_the_stiffest_direction():
     q, p, v = (torch.randn(2, 6, generator=generator).double() for _ in range(3))
     at = langevin_steps.initial(q, p, v)._replace(s=slope(q))
     for _ in range(10):
-        at = langevin_steps.looked(PLAN, at, slope)
+        at = langevin_steps.measure_curvature(PLAN, at, slope)
     # on a grid of 2^(1/4), rounded up
     assert ((at.curvature >= 900 * (1 - 1e-9)) & (at.curvature <= 900 * 2**0.25)).all()
     assert ((at.v @ turn[:, 0]).abs() > 0.999).all()
     done = at._replace(u=torch.ones_like(at.u))
-    assert torch.equal(langevin_steps.looked(PLAN, done, lambda q: 1e9 * q).curvature, at.curvature)
+    assert torch.equal(
+        langevin_steps.measure_curvature(PLAN, done, lambda q: 1e9 * q).curvature, at.curvature
+    )
 
 
 def test_a_step_is_baoab():
@@ -193,7 +195,7 @@ def test_a_step_is_baoab():
     one = torch.ones(1, 1).double()
     at = langevin_steps.initial(q * one, p * one, one)
     at = at._replace(s=slope(q * one), u=torch.full_like(at.u, u))
-    made = langevin_steps.moved(plan, at, n * one, slope)
+    made = langevin_steps.move_members(plan, at, n * one, slope)
     h, sigma, beta = 0.1, 0.5, (u / 0.5) ** 2
     c = math.exp(-h)
     p -= h / 2 * sigma * (beta * slope(q) + 4 * q)
@@ -210,7 +212,7 @@ def test_a_step_is_baoab():
 
 def test_a_member_that_is_done_stays():
     at = resting([0.0, 0.0])._replace(u=torch.tensor([1.0, 0.5]).double())
-    made = langevin_steps.moved(PLAN, at, torch.ones(2, 1).double(), lambda q: q)
+    made = langevin_steps.move_members(PLAN, at, torch.ones(2, 1).double(), lambda q: q)
     assert made.q[0] == 0
     assert made.q[1] != 0
     assert made.time.tolist() == [0.0, 0.1]

@@ -15,8 +15,8 @@ from stochens.training.machines import (
     _part,
     _report_failures,
     _size,
-    checked_here,
-    home,
+    local_device,
+    members_to_check,
     packed_data,
     refuse_resume,
     unpacked_data,
@@ -64,9 +64,9 @@ def test_a_block_has_its_rows_of_the_start(posterior):
 
 
 def test_one_member_stands_for_all_where_no_start_is_given_for_each(posterior):
-    assert checked_here((4, 5, 6), "prior", Ray()) == (4,)
-    assert checked_here((4, 5, 6), posterior.params, Ray()) == (4, 5, 6)
-    assert checked_here((4, 5, 6), "prior", None) == (4, 5, 6)
+    assert members_to_check((4, 5, 6), "prior", Ray()) == (4,)
+    assert members_to_check((4, 5, 6), posterior.params, Ray()) == (4, 5, 6)
+    assert members_to_check((4, 5, 6), "prior", None) == (4, 5, 6)
     refuse_resume(None)
     with pytest.raises(InputError, match="resume is for one machine"):
         refuse_resume(posterior)
@@ -74,7 +74,7 @@ def test_one_member_stands_for_all_where_no_start_is_given_for_each(posterior):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_what_was_made_on_a_gpu_elsewhere_comes_home_to_the_cpu():
-    assert home("cuda") == home(None) == home("cpu") == torch.device("cpu")
+    assert local_device("cuda") == local_device(None) == local_device("cpu") == torch.device("cpu")
 
 
 def test_data_travels_as_arrays_and_comes_back():

@@ -38,7 +38,7 @@ def conv_frn_silu(
         ]
     )
     if noise.threshold:
-        z = z * kept(z.shape, noise) * (65536 / (65536 - noise.threshold))
+        z = z * keep_mask(z.shape, noise) * (65536 / (65536 - noise.threshold))
     n = z * torch.rsqrt(z.square().mean((-2, -1), keepdim=True) + EPS)
     gamma, beta, tau = (p[:, None, :, None, None] for p in (gamma, beta, tau))
     above = gamma * n + beta
@@ -47,7 +47,7 @@ def conv_frn_silu(
     return F.silu(u) if silu else u
 
 
-def kept(shape: torch.Size, noise: Noise) -> Tensor:
+def keep_mask(shape: torch.Size, noise: Noise) -> Tensor:
     """Which elements [M, B, C, H, W] are not dropped: 16 random bits each, at least the threshold.
 
     Element (c, h, w) has half-word c % 2 of word 2 (h % 2) + c % 4 / 2 of the draw numbered

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from stochens.kernels import mlp
 from stochens.kernels.changed import changed
-from stochens.kernels.drawn import drawn
+from stochens.kernels.draw_weights import draw_weights
 from stochens.likelihoods import Categorical, Heteroscedastic, Homoscedastic, Likelihood
 from stochens.members import Params, size
 from stochens.methods import StochasticLayer
@@ -152,7 +152,7 @@ def _theta(step: ChainLayer, params: Params) -> Params:
     layer = _around_weights(step.layer)
     names = layer.names if isinstance(layer, StochasticLayer) else ["weight", "bias"]
     omega = {n: params[step.prefix + n] for n in names if step.prefix + n in params}
-    return drawn(layer, omega)
+    return draw_weights(layer, omega)
 
 
 def _around_weights(layer: nn.Module) -> nn.Module:

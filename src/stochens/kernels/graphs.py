@@ -11,7 +11,7 @@ from torch import Tensor
 WARM_UP = 3  # runs before a recording, so that libraries have made what they make once
 
 
-def recorded(work: Callable[[], object], *, pool: Any = None) -> torch.cuda.CUDAGraph:
+def record_graph(work: Callable[[], object], *, pool: Any = None) -> torch.cuda.CUDAGraph:
     """`work` as a graph on the current device. It has run a few times then: undo what that did."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -42,7 +42,7 @@ class Replayed:
 
         self._device = inputs[0].device
         with torch.cuda.device(self._device):
-            self._graph = recorded(work)
+            self._graph = record_graph(work)
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         for own, given in zip(self._inputs, inputs, strict=True):

@@ -16,7 +16,7 @@ from stochens.kernels import conv
 from stochens.kernels.changed import changed
 from stochens.kernels.conv import Kept, Noise, Norm
 from stochens.kernels.conv_plan import QUAD, Layer, plan_for
-from stochens.kernels.drawn import all_drawn
+from stochens.kernels.draw_weights import draw_all_weights
 from stochens.likelihoods import Likelihood
 from stochens.members import Params, size, trainable
 from stochens.methods import StochasticLayer, stochastic_layers
@@ -68,7 +68,7 @@ def resnet_forward(
         return None
     if not _compiled(steps, x.device, backward=False):
         return None
-    return run(steps, all_drawn(net, params), conv.quads(x[None]), seed=seed)
+    return run(steps, draw_all_weights(net, params), conv.quads(x[None]), seed=seed)
 
 
 def resnet_nll(
@@ -97,7 +97,7 @@ def resnet_nll(
     def nll(params: Params, rows: Tensor | None, step: int | Tensor) -> Tensor:
         everything = rows is None
         batch = images.expand(len(ids), *images.shape) if everything else images[rows]
-        theta = all_drawn(net, params)
+        theta = draw_all_weights(net, params)
         outputs = run(steps, theta, batch.contiguous(), seed=first + step, members=ids)
         return likelihood.nll(outputs, y.expand(len(ids), *y.shape) if everything else y[rows])
 

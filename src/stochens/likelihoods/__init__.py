@@ -4,7 +4,7 @@ from stochens.errors import check_known
 from stochens.likelihoods.base import (
     Likelihood,
     check_distribution,
-    drawn,
+    draws_of,
     mean_over_examples,
     refuse_unstated,
 )
@@ -38,7 +38,7 @@ __all__ = [
     "Predicted",
     "Predictive",
     "check_distribution",
-    "drawn",
+    "draws_of",
     "learned_noise",
     "mean_over_examples",
     "resolve",

@@ -99,7 +99,7 @@ def refuse_unstated(likelihood: Likelihood) -> None:
         raise InputError(_unstated(likelihood))
 
 
-def drawn(likelihood: Likelihood, outputs: Tensor) -> Draws:
+def draws_of(likelihood: Likelihood, outputs: Tensor) -> Draws:
     """`likelihood.distribution`, held against the outputs [S, B, C]."""
     outputs = wide(outputs)
     found = likelihood.distribution(outputs)
@@ -120,7 +120,7 @@ def drawn(likelihood: Likelihood, outputs: Tensor) -> Draws:
 
 def check_distribution(likelihood: Likelihood, outputs: Tensor) -> None:
     """Whether predictions can be made of the outputs [B, C]; said before training."""
-    found = drawn(likelihood, outputs.unsqueeze(0))
+    found = draws_of(likelihood, outputs.unsqueeze(0))
     found.terms(*found.centre())
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor, nn
 
 from stochens.errors import Unsuited
-from stochens.members import Params, copied, watch
+from stochens.members import Params, copy_network, watch
 from stochens.methods.base import Method, StochasticLayer, register
 from stochens.methods.patterns import matches, refuse_unmatched
 from stochens.methods.reach import owners, weights
@@ -34,7 +34,7 @@ def stochastic(
       (2): Linear(in_features=10, out_features=2, bias=True)
     )
     """
-    net = copied(net)
+    net = copy_network(net)
     skip = (skip,) if isinstance(skip, str) else tuple(skip)
     output = output if output is not None else next(reversed(layers_of(net)), None)
     for rule in resolve(method):

@@ -63,14 +63,14 @@ class Chains:
             count=count,
             stats=together(lambda part: part.stats),
             state=together(lambda part: part.state),
-            settings={**first.settings, "chains": told(ids)},
+            settings={**first.settings, "chains": count_or_list(ids)},
         )
 
 
-def told(ids: Sequence[int]) -> int | list[int]:
+def count_or_list(ids: Sequence[int]) -> int | list[int]:
     """Chains as one would ask for them: how many, where they are the first, or else which.
 
-    >>> told([0, 1, 2]), told([7, 8])
+    >>> count_or_list([0, 1, 2]), count_or_list([7, 8])
     (3, [7, 8])
     """
     return len(ids) if list(ids) == list(range(len(ids))) else list(ids)

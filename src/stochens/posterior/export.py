@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from stochens.errors import InputError
-from stochens.likelihoods import Likelihood, drawn
+from stochens.likelihoods import Likelihood, draws_of
 from stochens.members import Params, forward, size
 from stochens.private_names import ONNX_LOG, scan
 from stochens.version import __version__
@@ -73,7 +73,7 @@ class _All(nn.Module):
 
         rows = (torch.arange(self._draws) % self._count).unsqueeze(1)  # [S, 1]
         _, outputs = self._scan(draw, x.new_zeros(()), [rows, *noise.values()])  # [S, B, C]
-        return tuple(drawn(self._likelihood, outputs).exported().values())
+        return tuple(draws_of(self._likelihood, outputs).exported().values())
 
 
 def output_names(predictor: Predictor, x: Tensor) -> list[str]:
@@ -83,7 +83,7 @@ def output_names(predictor: Predictor, x: Tensor) -> list[str]:
     noise = [t[:1] for t in predictor.noise.values()]
     with torch.no_grad():
         outputs = forward(net, one, x[:1].cpu(), engine="loop", noise=noise)  # [1, 1, C]
-    return list(drawn(predictor.likelihood, outputs).exported())
+    return list(draws_of(predictor.likelihood, outputs).exported())
 
 
 def program(predictor: Predictor, x: Tensor) -> Any:

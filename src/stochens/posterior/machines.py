@@ -10,7 +10,7 @@ from stochens.errors import InputError
 from stochens.members import device_of
 from stochens.posterior.predictive import join_rows
 from stochens.posterior.streaming import Ask
-from stochens.run.cluster.arrays import packed, packed_all, unpacked, unpacked_all
+from stochens.run.cluster.arrays import pack_all, pack_array, unpack_all, unpack_array
 from stochens.run.cluster.connect import Ray, connect, room
 from stochens.run.cluster.tasks import cut_evenly, run_pieces
 from stochens.run.progress import Report
@@ -30,10 +30,10 @@ def on_machines(
     where = room(ray, engine, device)
     if ask.bf16 and not where.gpu:
         raise InputError("bf16 is for CUDA, and the Ray cluster has no GPU")
-    low_rank = posterior.low_rank and posterior.low_rank.each(packed_all)
+    low_rank = posterior.low_rank and posterior.low_rank.each(pack_all)
     bare = dataclasses.replace(posterior, params={}, low_rank=None, history=None, chains=None)
-    params = packed_all(posterior.params)
-    shared = (copy.deepcopy(bare).to("cpu"), params, low_rank, packed(x), ask, where.gpu)
+    params = pack_all(posterior.params)
+    shared = (copy.deepcopy(bare).to("cpu"), params, low_rank, pack_array(x), ask, where.gpu)
     batches = range(0, len(x), ask.rows)
     most = -(-len(batches) // (PIECES * where.slots))
     pieces = {
@@ -55,12 +55,12 @@ def _predict_piece(shared: Any, at: slice, report: Report) -> Any:
     bare, params, low_rank, x, ask, gpu = shared
     posterior = dataclasses.replace(
         bare,
-        params=unpacked_all(params),
-        low_rank=low_rank and low_rank.each(unpacked_all),
+        params=unpack_all(params),
+        low_rank=low_rank and low_rank.each(unpack_all),
     )
     if gpu:
         posterior = posterior.to("cuda")
-    part = unpacked(x)[at]
+    part = unpack_array(x)[at]
     found = posterior._predictive(part, ask, first_row=at.start)
     report(len(part), len(part), None)
     return found

@@ -13,7 +13,7 @@ from stochens.likelihoods import (
     NumberPredictive,
     Predicted,
     Predictive,
-    drawn,
+    draws_of,
 )
 
 __all__ = ["GaussianPredictive", "NumberPredictive", "Predicted", "Predictive", "Sums", "join_rows"]
@@ -45,7 +45,7 @@ class Sums:
         self.kind: Draws | None = None
 
     def add(self, outputs: Tensor, *, rows: slice, first_draw: int) -> None:
-        said = drawn(self.likelihood, outputs)
+        said = draws_of(self.likelihood, outputs)
         if rows.start not in self.centres:
             self.centres[rows.start] = said.centre()
         terms = said.terms(*self.centres[rows.start])

@@ -13,7 +13,7 @@ from stochens.likelihoods import Likelihood
 from stochens.methods import METHODS, Method
 
 
-def described(part: Method | Likelihood) -> dict[str, Any]:
+def describe_fully(part: Method | Likelihood) -> dict[str, Any]:
     """By its name and options, as JSON can hold them."""
     return {"name": part.name, "options": part.options()}
 
@@ -21,11 +21,11 @@ def described(part: Method | Likelihood) -> dict[str, Any]:
 Part = TypeVar("Part", Method, Likelihood)
 
 
-def kept(part: Part, known: Mapping[str, type[Part]]) -> dict[str, Any]:
+def describe_part(part: Part, known: Mapping[str, type[Part]]) -> dict[str, Any]:
     """The same for a file, with its class where that is the user's own and none of the `known`."""
     own = type(part)
     try:
-        about: dict[str, Any] = json.loads(json.dumps(described(part)))
+        about: dict[str, Any] = json.loads(json.dumps(describe_fully(part)))
     except (AttributeError, TypeError, ValueError) as error:
         raise InputError(
             f"{own.__qualname__} cannot be saved: {error}. It needs a name, and options() that "
@@ -34,7 +34,7 @@ def kept(part: Part, known: Mapping[str, type[Part]]) -> dict[str, Any]:
     return about if known.get(part.name) is own else about | {"class": own.__qualname__}
 
 
-def made_again(
+def rebuild_part(
     then: dict[str, Any], given: Part | None, known: Mapping[str, type[Part]], what: str, path: Any
 ) -> Part:
     """That of which `kept` gave `then`; who made their own must give it."""
@@ -45,7 +45,7 @@ def made_again(
             f"{path} was made with a {what} of your own, {then.get('class', then['name'])}; "
             f"give it: stochens.load(path, net, {what}=...)"
         )
-    now = kept(given, known)
+    now = describe_part(given, known)
     for key, value in then.items():
         if now.get(key) != value:
             raise InputError(
@@ -65,7 +65,7 @@ class Recipe:
 
     def description(self) -> dict[str, Any]:
         """As JSON can hold it."""
-        methods = [kept(method, METHODS) for method in self.methods]
+        methods = [describe_part(method, METHODS) for method in self.methods]
         return {"methods": methods, "skip": list(self.skip), "output": self.output}
 
     @classmethod
@@ -77,7 +77,7 @@ class Recipe:
             raise InputError(f"{path} was made with {len(then)} methods, not {len(now)}")
         pairs = zip(then, now, strict=True)
         return cls(
-            methods=tuple(made_again(a, b, METHODS, "method", path) for a, b in pairs),
+            methods=tuple(rebuild_part(a, b, METHODS, "method", path) for a, b in pairs),
             skip=tuple(about["skip"]),
             output=about["output"],
         )

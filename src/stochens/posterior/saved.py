@@ -7,13 +7,13 @@ from torch import Tensor, nn
 from stochens.errors import InputError
 from stochens.files import storage
 from stochens.likelihoods import LIKELIHOODS, Likelihood
-from stochens.members import Builder, Params, builder, copied, shared_by_all, trainable
+from stochens.members import Builder, Params, builder, copy_network, shared_by_all, trainable
 from stochens.methods import MethodLike, resolve, stochastic
 from stochens.posterior.chains import Chains
 from stochens.posterior.fingerprint import differs, fingerprint
 from stochens.posterior.history import History
 from stochens.posterior.low_rank import LowRankGaussian
-from stochens.posterior.recipe import Inputs, Recipe, kept, made_again
+from stochens.posterior.recipe import Inputs, Recipe, describe_part, rebuild_part
 from stochens.posterior.trials import Trials
 from stochens.randomness.seeds import derive, seeded
 
@@ -47,7 +47,7 @@ def _description(posterior: Any) -> dict[str, Any]:
     """Everything else."""
     return {
         **posterior.recipe.description(),
-        "likelihood": kept(posterior.likelihood, LIKELIHOODS),
+        "likelihood": describe_part(posterior.likelihood, LIKELIHOODS),
         "members": list(posterior.members),
         "data_size": posterior.data_size,
         "sample_weight": posterior.sample_weight,
@@ -73,11 +73,11 @@ def read(
     params, common = kinds.get("params", {}), kinds.get("shared", {})
     with storage.reading(path):
         recipe = Recipe.read(about, None if method is None else resolve(method), path)
-        likelihood = made_again(about["likelihood"], likelihood, LIKELIHOODS, "likelihood", path)
+        likelihood = rebuild_part(about["likelihood"], likelihood, LIKELIHOODS, "likelihood", path)
         seed = derive(about["seed"])  # the same as in `fit`
     with seeded(seed):
         # A module as it is: its weights are overwritten, and it need not be one that resets them.
-        template = copied(net).cpu() if isinstance(net, nn.Module) else builder(net)()
+        template = copy_network(net).cpu() if isinstance(net, nn.Module) else builder(net)()
         for name in likelihood.adds()[:1]:
             if name in params:
                 template = likelihood.prepare(template, params[name])

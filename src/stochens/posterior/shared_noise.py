@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from stochens.conversions import AlwaysDropout
 from stochens.errors import InputError
 from stochens.members import watch
-from stochens.randomness.noise import Request, drawn, recorded
+from stochens.randomness.noise import Request, draw_noise, record_noise
 from stochens.randomness.seeds import PREDICTION, derive
 
 
@@ -20,14 +20,14 @@ def noise_requests(net: nn.Module, x: Tensor) -> list[Request]:
                 f"{path} is the network's own dropout, whose noise cannot be given from "
                 "outside; leave noise to the method (method='dropout')"
             )
-    with recorded() as requests:
+    with record_noise() as requests:
         watch(net, x.to(next(net.parameters()).device), {})
     return requests
 
 
 def noise_of_draw(requests: list[Request], members: int, number: int, *, seed: int) -> list[Tensor]:
     """That of one draw of every member, each [M, ...]."""
-    return drawn(requests, members, seed=derive(seed, PREDICTION, number))
+    return draw_noise(requests, members, seed=derive(seed, PREDICTION, number))
 
 
 def noise_by_name(

@@ -212,11 +212,11 @@ class _Given:
 
 
 @contextlib.contextmanager
-def given(tensors: Sequence[Tensor]) -> Iterator[None]:
+def replay_noise(tensors: Sequence[Tensor]) -> Iterator[None]:
     """Inside, the k-th request gets the k-th tensor, which must broadcast to what is asked for;
     a mask is where its numbers, from U(0, 1), are below the share that is kept.
 
-    >>> with given([torch.tensor([[0.2, 0.7]])]):
+    >>> with replay_noise([torch.tensor([[0.2, 0.7]])]):
     ...     bernoulli(0.5, (3, 2), torch.zeros(3, 2))
     tensor([[ True, False]])
     """
@@ -238,14 +238,14 @@ class _Recorded:
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[list[Request]]:
+def record_noise() -> Iterator[list[Request]]:
     """Inside, noise is drawn as ever, and what is asked for is noted."""
     source = _Recorded()
     with _from(source):
         yield source.found
 
 
-def drawn(requests: Sequence[Request], count: int, *, seed: int) -> list[Tensor]:
+def draw_noise(requests: Sequence[Request], count: int, *, seed: int) -> list[Tensor]:
     """`count` draws of everything that was asked for, each [count, *shape], float32 on the CPU."""
     generator = torch.Generator().manual_seed(seed)
     draw = {"uniform": torch.rand, "normal": torch.randn}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stochens.errors import InputError
-from stochens.kernels.graphs import recorded
+from stochens.kernels.graphs import record_graph
 from stochens.kernels.nuts import CpuChains, CudaChains, kernel_for
 from stochens.private_names import copy_all
 from stochens.samplers import fixed, nuts
@@ -77,10 +77,10 @@ class GraphRunner:
             copy_all(self._static, tensors(new))
 
         try:
-            self._graph = recorded(functools.partial(step, compiled_rule(rules)))
+            self._graph = record_graph(functools.partial(step, compiled_rule(rules)))
         except Exception as error:  # whatever the compiler stumbles over, torch itself can do it
             log.info("chains run without torch.compile: %s", error)
-            self._graph = recorded(functools.partial(step, rule(rules)))
+            self._graph = record_graph(functools.partial(step, rule(rules)))
         # warming up and recording moved the chains too
         copy_all([*self._static, *record], before)
 

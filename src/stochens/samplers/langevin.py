@@ -25,7 +25,7 @@ from stochens.checks import positive, whole_or_none
 from stochens.errors import Failed, InputError
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder, flatten
-from stochens.posterior.chains import Chains, told
+from stochens.posterior.chains import Chains, count_or_list
 from stochens.posterior.joining import join_posteriors
 from stochens.posterior.posterior import Posterior
 from stochens.randomness.hashed import MOMENTUM, normal
@@ -226,7 +226,7 @@ def _walked(
         count=len(ids),
         stats={},
         state={name: t.cpu() for name, t in ended.items()},
-        settings={"chains": told(ids)},
+        settings={"chains": count_or_list(ids)},
     )
     posterior = dataclasses.replace(problem.posterior(params), members=ids, chains=chains)
     return posterior, plan, problem
@@ -263,10 +263,10 @@ def _step(
         _refuse_bad_start(energy, problem.ids)
         at = at._replace(s=s)
     n = normal(key, torch.full_like(key, step), MOMENTUM, at.q.shape[1]).to(at.q)
-    at = langevin_steps.moved(plan, at, n, slope)
+    at = langevin_steps.move_members(plan, at, n, slope)
     often = step < 2 * langevin_steps.EVERY  # until the power method has found its direction
     if often or step % langevin_steps.EVERY == 0:
-        at = langevin_steps.looked(plan, at, slope)
+        at = langevin_steps.measure_curvature(plan, at, slope)
     return at
 
 

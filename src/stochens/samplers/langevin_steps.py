@@ -116,7 +116,7 @@ def initial(q: Tensor, p: Tensor, v: Tensor) -> State:
     return State(q, p, torch.zeros_like(q), v, zero, zero.clone(), zero.clone())
 
 
-def moved(plan: StepRule, at: State, n: Tensor, slope: Slope) -> State:
+def move_members(plan: StepRule, at: State, n: Tensor, slope: Slope) -> State:
     """The next state of all members; those that are done stay where they are. n [M, D]: noise."""
     h = plan.size(at)  # [M]
     pace = plan.pace(at, h)
@@ -145,7 +145,7 @@ def _where(rows: Tensor, one: Tensor, other: Tensor) -> Tensor:
     return torch.where(rows if one.dim() == 1 else rows.unsqueeze(1), one, other)
 
 
-def looked(plan: StepRule, at: State, slope: Slope) -> State:
+def measure_curvature(plan: StepRule, at: State, slope: Slope) -> State:
     """One step of the power method on the likelihood's curvature, v <- A v / |A v|, by the
     difference to the gradient of the step before, on the same rows."""
     omega = plan.frequency(at.curvature)

@@ -25,7 +25,7 @@ from stochens.members import (
     trainable,
 )
 from stochens.methods import stochastic_layers
-from stochens.posterior.chains import told
+from stochens.posterior.chains import count_or_list
 from stochens.posterior.joining import join_chains, join_posteriors
 from stochens.posterior.posterior import Posterior
 from stochens.posterior.recipe import Inputs, Recipe
@@ -33,9 +33,9 @@ from stochens.randomness.seeds import seeded
 from stochens.run.checkpoints import digest
 from stochens.run.cluster.connect import Engines, Ray, ray_engine
 from stochens.run.cluster.folder import refuse_url
-from stochens.training.built import built
 from stochens.training.engines import ENGINES, choose_engine, place_for, refuse_unknown
-from stochens.training.machines import checked_here, home, over_machines, refuse_resume
+from stochens.training.machines import local_device, members_to_check, over_machines, refuse_resume
+from stochens.training.network import build_network
 from stochens.training.starts import refuse_other_shapes
 
 Start = str | Params | Posterior
@@ -100,7 +100,7 @@ class Problem(NamedTuple):
         first = next(iter(self.start.values()))
         shapes = ", ".join(f"{name} {tuple(shape)}" for name, shape in self.shapes.items())
         return {
-            "chains": told(self.ids),
+            "chains": count_or_list(self.ids),
             "seed": self.seed,
             "prior_precision": self.prior_precision,
             "dtype": str(first.dtype),
@@ -145,8 +145,8 @@ def prepare(
         refuse_url(checkpoint)
     else:
         refuse_resume(resume)
-        machines = Machines(cluster, which, ids, home(device))
-        ids = checked_here(ids, start, cluster)
+        machines = Machines(cluster, which, ids, local_device(device))
+        ids = members_to_check(ids, start, cluster)
     if dtype not in (None, torch.float32, torch.float64):
         raise InputError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
     like = likelihoods.resolve(likelihood)
@@ -158,7 +158,9 @@ def prepare(
         raise InputError("samplers take one data set, not Replicas; give (x, y)")
     y = like.check_targets(given.y)
     x, y = (t.to(dtype) if dtype and t.is_floating_point() else t for t in (given.x, y))
-    plain, build, few, _ = built(net, like, x, y, seed, dtype=dtype, refuse=_refuse_no_density)
+    plain, build, few, _ = build_network(
+        net, like, x, y, seed, dtype=dtype, refuse=_refuse_no_density
+    )
     params = _start(plain.eval(), build, start, ids, seed, prior_precision)
     own_rows = batch_size is not None and batch_size < len(x)
     # on the CPU, where all of these are

@@ -29,7 +29,7 @@ from stochens.samplers.driver import reasonable_step, run
 from stochens.samplers.engines import choose
 from stochens.samplers.problem import Problem, Start, prepare
 from stochens.samplers.rounding import rounding_trouble
-from stochens.samplers.snapshot import Snapshot, continued, empty, found, refuse_both
+from stochens.samplers.snapshot import Snapshot, check_continues, empty, find_snapshot, refuse_both
 from stochens.samplers.target import NetworkTarget, Target, unflatten
 from stochens.samplers.trajectory import STATS, Record, Rules, State, initial
 
@@ -211,12 +211,12 @@ def _sample(
     own = problem.begun(step_size=step_size) if checkpoint is not None else {}
     with kept_in(checkpoint, FORMAT, {**settings, **own}) as keep:
         refuse_both(resume, keep.found, checkpoint)
-        snapshot = found(resume, keep.found, settings)
+        snapshot = find_snapshot(resume, keep.found, settings)
         if snapshot is None:
             state = _beginning(problem, target, rules, step_size)
             record = empty(state, rules, samples)
         else:
-            state, record = continued(snapshot, rules, samples, problem.x.device)
+            state, record = check_continues(snapshot, rules, samples, problem.x.device)
         runner = choose(problem.way, problem, target, state, rules, record)
         total = record.stats.shape[1] * len(problem.ids)
         with progress_bar(sampler, total=total, show=progress) as bar:

@@ -133,7 +133,7 @@ def step_scale(state: State, lr: float, data_size: int, precision: float) -> Ten
     return torch.rsqrt(m * (data_size / lr))
 
 
-def moved(
+def move_chains(
     state: State, g: Tensor, s: Tensor | float, momentum: float, kick: Tensor | float
 ) -> State:
     """p <- beta p - s g + kick;   q <- q + s p"""
@@ -225,7 +225,7 @@ def _step(problem: Problem, plan: Cycle, state: State, g: Tensor, key: Tensor, s
         # n is a function of (seed, chain, step): a chain is the same in any company, on any device
         n = normal(key, torch.full_like(key, step), MOMENTUM, g.shape[1]).to(g)  # [M, D]
         kick = math.sqrt(2 * (1 - plan.momentum) * now.temperature) * n
-    return moved(state, g, s, plan.momentum, kick)
+    return move_chains(state, g, s, plan.momentum, kick)
 
 
 class Gradient:

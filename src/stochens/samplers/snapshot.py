@@ -38,7 +38,7 @@ def refuse_both(resume: object, found: object, folder: object) -> None:
         )
 
 
-def found(
+def find_snapshot(
     resume: Posterior | None, kept: dict[str, Tensor] | None, settings: dict[str, Any]
 ) -> Snapshot | None:
     """The run to go on with, if there is one: that of a posterior, or one from a checkpoint."""
@@ -62,7 +62,7 @@ def _with_draws(posterior: Posterior, warmup: int) -> dict[str, Tensor]:
     return {**chains.state, "draws": draws, "stats": torch.cat([before, after], dim=1)}
 
 
-def continued(
+def check_continues(
     snapshot: Snapshot, rules: Rules, samples: int, device: torch.device
 ) -> tuple[State, Record]:
     """The run where it was, with room for so many samples."""

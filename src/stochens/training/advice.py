@@ -17,7 +17,7 @@ from stochens.likelihoods import (
     Gaussians,
     Likelihood,
     Numbers,
-    drawn,
+    draws_of,
     learned_noise,
 )
 from stochens.members import forward, size, take
@@ -162,7 +162,7 @@ def _counted_twice(
         one = take(trained.params, slice(k, k + 1))
         with torch.no_grad(), seeded(0, x.device):
             outputs = [forward(net, one, x, engine=settings.engine) for _ in range(draws)]
-        said.append(drawn(like, torch.cat(outputs).double()))  # of [draws, B, C]
+        said.append(draws_of(like, torch.cat(outputs).double()))  # of [draws, B, C]
     if not _learns_scale(said):
         return None
     moments = (each.terms(*each.centre())[:2] for each in said)  # mean and variance, [draws, B, D]

@@ -27,14 +27,14 @@ from stochens.methods import (
     resolve,
 )
 from stochens.posterior.posterior import Posterior
-from stochens.posterior.recipe import described
+from stochens.posterior.recipe import describe_fully
 from stochens.posterior.trials import Trial, Trials, worth
 from stochens.randomness.seeds import TRIALS, derive, seeded
 from stochens.run.checkpoints import digest
 from stochens.run.progress import live
-from stochens.training.outcomes import Outcome, kept_outcomes
+from stochens.training.outcomes import Outcome, open_outcomes
 from stochens.training.schedules import rate_for
-from stochens.training.starts import begun_from
+from stochens.training.starts import start_network
 
 RATES = (0.02, 0.05, 0.1, 0.2)
 CANDIDATES: tuple[Method, ...] = (
@@ -147,7 +147,7 @@ def run(
     settings = {} if place is None else _settings(net, auto, own, like, part, held, weights)
     candidates = {label(method): method for method in auto.candidates}
     reasons: list[Unsuited | Failed] = []
-    with kept_outcomes(list(candidates), place, settings) as outcomes:
+    with open_outcomes(list(candidates), place, settings) as outcomes:
         for name, method in candidates.items():
             if name in outcomes.found:
                 continue  # kept by a run that was stopped
@@ -182,7 +182,7 @@ def _settings(
 ) -> dict[str, Any]:
     """What trials that go on must share with those before them; how they are run is no part."""
     with seeded(own["seed"]):
-        plain = builder(begun_from(net, own["start"]))()
+        plain = builder(start_network(net, own["start"]))()
     begun = {"begun": digest(trainable(plain))} if own["start"] == "module" else {}
     data = {"x": part.x, "y": part.y, "held x": held.x, "held y": held.y, "of held": weights}
     if part.weights is not None:
@@ -193,10 +193,10 @@ def _settings(
         **begun,
         "network": str(plain),
         "shared": digest(shared_by_all(plain)),
-        "likelihood": described(like),
+        "likelihood": describe_fully(like),
         "data": digest(data),
         "draws": auto.draws,
-        "candidates": [[described(m) for m in resolve(c)] for c in auto.candidates],
+        "candidates": [[describe_fully(m) for m in resolve(c)] for c in auto.candidates],
     }
 
 

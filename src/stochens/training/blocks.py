@@ -117,7 +117,7 @@ def tried_again(trained: Trained, ids: tuple[int, ...], train: Again) -> Trained
     for attempt in range(1, TRIES + 1):
         if not trained.lost:
             break
-        report_lost(trained.lost, ids, "trained again")
+        warn_diverged(trained.lost, ids, "trained again")
         trained = _replaced(trained, train(tuple(trained.lost), attempt), ids)
     return trained
 
@@ -136,7 +136,7 @@ def _replaced(trained: Trained, again: Trained, ids: tuple[int, ...]) -> Trained
     return trained._replace(lost=again.lost)
 
 
-def without_lost(trained: Trained, ids: tuple[int, ...]) -> tuple[Trained, tuple[int, ...]]:
+def drop_diverged(trained: Trained, ids: tuple[int, ...]) -> tuple[Trained, tuple[int, ...]]:
     """What is left, and whose it is."""
     if not trained.lost:
         return trained, ids
@@ -152,7 +152,7 @@ def without_lost(trained: Trained, ids: tuple[int, ...]) -> tuple[Trained, tuple
     return left, tuple(ids[row] for row in rows)
 
 
-def report_lost(lost: dict[int, Lost], ids: tuple[int, ...], what: str) -> None:
+def warn_diverged(lost: dict[int, Lost], ids: tuple[int, ...], what: str) -> None:
     """One warning that names them."""
     if not lost:
         return

@@ -35,14 +35,14 @@ from stochens.run.progress import Log, Show, log_to
 from stochens.training.advice import advise, advise_after, usual_method
 from stochens.training.alike import refuse_alike, warn_alike
 from stochens.training.auto import Auto, fit_best
-from stochens.training.blocks import report_lost, without_lost
-from stochens.training.built import built
+from stochens.training.blocks import drop_diverged, warn_diverged
 from stochens.training.engines import choose_engine, place_for
-from stochens.training.folder import identity, size_kept
+from stochens.training.folder import identity, saved_block_size
 from stochens.training.loop import Collector, Settings, all_at_once
-from stochens.training.machines import checked_here, home, over_machines
+from stochens.training.machines import local_device, members_to_check, over_machines
+from stochens.training.network import build_network
 from stochens.training.schedules import rate_for, schedule_named
-from stochens.training.starts import begun_from, first_params, refuse_other_shapes
+from stochens.training.starts import first_params, refuse_other_shapes, start_network
 from stochens.training.work import Work
 
 
@@ -151,7 +151,7 @@ def fit(
     y = like.check_targets(given.y)
     if given.loader is not None and way == "compile":
         raise InputError("engine='compile' needs the data in memory, not a DataLoader")
-    plain, build, few, outputs = built(begun_from(net, start), like, given.x, y, seed)
+    plain, build, few, outputs = build_network(start_network(net, start), like, given.x, y, seed)
     patterns = (skip,) if isinstance(skip, str) else tuple(skip)
     recipe = Recipe(methods=rules, skip=patterns, output=output_layer(plain, few))
     template = stochastic(plain, rules, skip=recipe.skip, output=recipe.output)
@@ -164,7 +164,7 @@ def fit(
         begun = start if isinstance(start, str) else take(start, [ids.index(k) for k in own])
         return first_params(template, build, begun, own, seed, prior_precision)
 
-    params = first(checked_here(ids, start, cluster)[:2], seed)  # to try the network with
+    params = first(members_to_check(ids, start, cluster)[:2], seed)  # to try the network with
     batch = min(batch_size or given.size, given.size)
     own_rows = given.loader is None and not all_at_once(given, batch)
     settings = Settings(
@@ -191,7 +191,7 @@ def fit(
     if cluster is not None:
         each = member_bytes(template, few, batch_size=at_once)
         return _on_machines(cluster, options, ids, chunk, each)
-    together = size_kept(checkpoint, ids, chunk) or chunk
+    together = saved_block_size(checkpoint, ids, chunk) or chunk
     together = together or members_that_fit(template, few, batch_size=at_once, device=place)
     if repulsion is not None and together < len(ids):
         raise InputError(
@@ -221,11 +221,11 @@ def fit(
     again = on_divergence == "retry" and isinstance(start, str) and repulsion is None
     trained = work.done(first, ids, again=again, progress=progress, log=write_log)
     if trained.lost:
-        report_lost(
+        warn_diverged(
             trained.lost, ids, "kept as they are" if on_divergence == "keep" else "left out"
         )
     if on_divergence != "keep":
-        trained, ids = without_lost(trained, ids)
+        trained, ids = drop_diverged(trained, ids)
     if not (trained.lost and on_divergence == "keep"):
         warn_alike(trained.params, ids)
     advise_after(settings, work.steps, like, trained, on_device, template.eval(), rules)
@@ -300,4 +300,4 @@ def _on_machines(
 ) -> Posterior:
     """The same call in blocks; each finds its checkpoints under its own name."""
     blocks = over_machines(cluster, fit, options, ids, size=chunk, bytes_each=each)
-    return join_posteriors(blocks).to(home(options["device"]))
+    return join_posteriors(blocks).to(local_device(options["device"]))

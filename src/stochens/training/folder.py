@@ -13,7 +13,7 @@ from stochens.data import Source
 from stochens.errors import InputError
 from stochens.likelihoods import Likelihood
 from stochens.members import Params, shared_by_all
-from stochens.posterior.recipe import Recipe, described
+from stochens.posterior.recipe import Recipe, describe_fully
 from stochens.run.checkpoints import Checkpoints, Keeper, alone_in, as_read, digest, stoppable
 from stochens.training.loop import Collector, Settings
 
@@ -31,7 +31,9 @@ def held_by(stack: contextlib.ExitStack, checkpoint: str | Path | None) -> Stop:
     return stack.enter_context(stoppable(checkpoint))
 
 
-def size_kept(checkpoint: str | Path | None, ids: tuple[int, ...], chunk: int | None) -> int | None:
+def saved_block_size(
+    checkpoint: str | Path | None, ids: tuple[int, ...], chunk: int | None
+) -> int | None:
     """Of the blocks that are kept there: the memory that chooses it may be another now."""
     for path in sorted(Path(checkpoint).glob("members-*/0*")) if checkpoint else ():
         first, last = (int(word) for word in path.parent.name.split("-")[1:])
@@ -63,8 +65,8 @@ def identity(
             **plain,
             "network": str(template),
             "shared": digest(shared_by_all(template)),
-            "methods": [described(method) for method in recipe.methods],
-            "likelihood": described(like),
+            "methods": [describe_fully(method) for method in recipe.methods],
+            "likelihood": describe_fully(like),
             "data": digest(in_memory),
         }
     )

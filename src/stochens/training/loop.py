@@ -28,8 +28,8 @@ from stochens.run.checkpoints import Keeper
 from stochens.run.progress import Bar, Log
 from stochens.training.schedules import optimizer_named, restarts, schedule_named
 from stochens.training.shares import Shares
-from stochens.training.snapshot import Held, put_back, taken
-from stochens.training.step import Batch, EagerStep, Loss, LossOf, ShareOf, Step, replayed
+from stochens.training.snapshot import Held, restore_snapshot, take_snapshot
+from stochens.training.step import Batch, EagerStep, Loss, LossOf, ShareOf, Step, record_step
 
 
 class Collector(Protocol):
@@ -120,13 +120,13 @@ def train(
     seed = member_seed(settings.seed, members[0], NOISE)
     stream = seeded(seed, settings.device) if draws else contextlib.nullcontext()
     with context, _on(settings.device), stream:
-        step = 0 if keep.found is None else put_back(keep.found, held)
+        step = 0 if keep.found is None else restore_snapshot(keep.found, held)
         bar.advance(step * len(members))
         done, began = step, time.monotonic()
         for epoch, batches in _epochs(data, members, settings, first=step):
             for batch in batches:
                 if step == done and isinstance(move, EagerStep) and _recordable(data, settings):
-                    move = replayed(move, batch)
+                    move = record_step(move, batch)
                 if step in fresh:
                     move.restart()
                 move(batch, step, rate=settings.lr * rate(step / steps))
@@ -135,15 +135,15 @@ def train(
                     collector.update(params, step=step, steps=steps)
                 bar.advance(len(members))
                 if data.loader is None and step % per_epoch:  # a loader has no place inside
-                    keep(step, lambda: taken(step, held))  # noqa: B023, called at once
+                    keep(step, lambda: take_snapshot(step, held))  # noqa: B023, called at once
             recorder.end_epoch()
             if bar.wants_note:  # a look at the loss waits for the GPU
                 speed = (step - done) * len(members) / (time.monotonic() - began)
                 bar.note(f"loss {recorder.mean_loss():.4g}, {speed:,.0f} member-steps/s")
             if log is not None:
                 log(epoch, {"loss": recorder.mean_loss(), "lr": settings.lr * rate(step / steps)})
-            keep(step, lambda: taken(step, held))  # noqa: B023, called at once
-        keep.now(steps, lambda: taken(steps, held))
+            keep(step, lambda: take_snapshot(step, held))  # noqa: B023, called at once
+        keep.now(steps, lambda: take_snapshot(steps, held))
     trained = {name: p.detach() for name, p in params.items()}
     averaged, low_rank = (trained, None) if collector is None else collector.finish(trained)
     return Trained(averaged, low_rank, recorder.history(), _lost(members, averaged, recorder))

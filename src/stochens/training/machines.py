@@ -22,7 +22,7 @@ from stochens.files.storage import may_pass
 from stochens.members import Params, take
 from stochens.posterior.posterior import Posterior
 from stochens.run.checkpoints import InUse
-from stochens.run.cluster.arrays import packed, unpacked
+from stochens.run.cluster.arrays import pack_array, unpack_array
 from stochens.run.cluster.connect import Ray, Room, connect, room
 from stochens.run.cluster.folder import everywhere, folder_of, held, keep_cut, kept_cut
 from stochens.run.cluster.tasks import cut_evenly, outside, run_pieces, runs
@@ -103,7 +103,7 @@ def over_machines(
     return found
 
 
-def checked_here(ids: tuple[int, ...], start: object, engine: Ray | None) -> tuple[int, ...]:
+def members_to_check(ids: tuple[int, ...], start: object, engine: Ray | None) -> tuple[int, ...]:
     """Those that the driver itself prepares, to refuse bad input before any work: one stands for
     all of a cluster's, but where a start is given for each."""
     return ids[:1] if engine is not None and isinstance(start, str) else ids
@@ -114,7 +114,7 @@ def refuse_resume(resume: Posterior | None) -> None:
         raise InputError("resume is for one machine; with engine='ray' give checkpoint instead")
 
 
-def home(device: str | torch.device | None) -> torch.device:
+def local_device(device: str | torch.device | None) -> torch.device:
     """Where a posterior that was made elsewhere is put: as if it had been made here."""
     wanted, here = chosen_device(device, elsewhere=True), chosen_device(None)
     return wanted if wanted.type != "cuda" or here.type == "cuda" else torch.device("cpu")
@@ -226,13 +226,13 @@ def packed_data(data: Any) -> Any:
         return data
     if isinstance(data, Replicas):
         return Replicas(packed_data(part) for part in data)
-    return [packed(given.x), packed(given.y)]
+    return [pack_array(given.x), pack_array(given.y)]
 
 
 def unpacked_data(data: Any) -> Any:
     if isinstance(data, Replicas):
         return Replicas(unpacked_data(part) for part in data)
-    return tuple(unpacked(part) for part in data) if isinstance(data, list) else data
+    return tuple(unpack_array(part) for part in data) if isinstance(data, list) else data
 
 
 # What is told -------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ class Outcomes:
 
 
 @contextlib.contextmanager
-def kept_outcomes(
+def open_outcomes(
     labels: Sequence[str], place: str | Path | None, settings: dict[str, Any]
 ) -> Iterator[Outcomes]:
     """Those that were kept below a checkpoint's place, which is ours alone meanwhile; None: none.

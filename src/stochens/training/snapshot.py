@@ -30,7 +30,7 @@ class Held(NamedTuple):
     device: torch.device | None  # where training draws from torch's generator; None: it does not
 
 
-def taken(step: int, held: Held) -> Named:
+def take_snapshot(step: int, held: Held) -> Named:
     """All of it after so many steps."""
     params, optimizer, recorder, collector, device = held
     parts: dict[str, Named] = {
@@ -46,7 +46,7 @@ def taken(step: int, held: Held) -> Named:
     return {"step": torch.tensor(step), **flat}
 
 
-def put_back(named: Named, held: Held) -> int:
+def restore_snapshot(named: Named, held: Held) -> int:
     """The inverse of `taken`, into parameters and an optimiser that have not moved yet; returns how
     many steps are done."""
     params, optimizer, recorder, collector, device = held

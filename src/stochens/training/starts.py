@@ -8,14 +8,22 @@ from stochens import methods
 from stochens.checks import check_network
 from stochens.conversions import FrozenBatchNorm
 from stochens.errors import InputError
-from stochens.members import Builder, Factory, Params, copied, init, init_from_prior, trainable
+from stochens.members import (
+    Builder,
+    Factory,
+    Params,
+    copy_network,
+    init,
+    init_from_prior,
+    trainable,
+)
 from stochens.methods import stochastic_layers
 from stochens.randomness.seeds import SECOND_SET, derive
 
 STARTS = ("default", "prior", "module")
 
 
-def begun_from(net: nn.Module | Builder, start: str | Params) -> nn.Module | Builder:
+def start_network(net: nn.Module | Builder, start: str | Params) -> nn.Module | Builder:
     """The network for this start: a module begins anew in each member, or as it is."""
     if not isinstance(net, nn.Module):
         if isinstance(start, str) and start == "module":
@@ -26,7 +34,7 @@ def begun_from(net: nn.Module | Builder, start: str | Params) -> nn.Module | Bui
         return net
     if isinstance(start, str) and start == "module":
         check_network(net)
-        return Factory(lambda: copied(net).cpu(), again=lambda net: None)
+        return Factory(lambda: copy_network(net).cpu(), again=lambda net: None)
     if isinstance(start, str):
         _refuse_lost_weights(net, start)
     return net

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from stochens.kernels.graphs import recorded
+from stochens.kernels.graphs import record_graph
 from stochens.members import Params
 from stochens.posterior.history import Recorder
 
@@ -130,11 +130,11 @@ class Replayed:
         assert not isinstance(batch, tuple)
         rows = None if batch is None else batch.clone()
         with _undone(self._step):
-            graph = recorded(lambda: self._step.move(rows, self._number), pool=self._pool)
+            graph = record_graph(lambda: self._step.move(rows, self._number), pool=self._pool)
         self._graphs[_size(batch)] = graph, rows
 
 
-def replayed(step: EagerStep, batch: Batch) -> Step:
+def record_step(step: EagerStep, batch: Batch) -> Step:
     """`step` as a CUDA graph, or as it is where the network does something no graph can hold."""
     try:
         return Replayed(step, batch)

@@ -22,7 +22,7 @@ from stochens.networks import ResNet20FRN
 from stochens.posterior.joining import join_posteriors
 from stochens.posterior.posterior import Posterior
 from stochens.posterior.predictive import Predictive
-from stochens.training.machines import home
+from stochens.training.machines import local_device
 from stochens.training.schedules import rate_for, schedule_named
 from stochens_lab.data.corruptions import CORRUPTIONS, INTENSITIES, corrupt
 from stochens_lab.data.hmc_reference import check_aligned, hmc_reference
@@ -51,14 +51,14 @@ from stochens_lab.experiments.cifar_rows import RULES, TRAININGS, Block, Net, bl
 from stochens_lab.experiments.rows import Training, course
 from stochens_lab.experiments.runs import (
     CHECKPOINTS,
-    begun,
-    finished,
-    kept,
-    made_again,
-    opened,
-    reached,
+    checkpoint_folder,
+    find_device,
+    finish_run,
+    merge_changes,
+    open_run,
+    rebuild_config,
+    run_begun,
     stopped_run,
-    taken_over,
 )
 from stochens_lab.report.run_folder import METRICS, TRAINING, RunFolder
 
@@ -86,7 +86,7 @@ def resumed(path: Path, **changes: Any) -> CifarConfig:
     before["data"] = Path(before["data"])
     if before.get("start") is not None:
         before["start"] = Path(before["start"])
-    return made_again(CifarConfig, taken_over(path, before, changes, CHANGEABLE))
+    return rebuild_config(CifarConfig, merge_changes(path, before, changes, CHANGEABLE))
 
 
 def check(config: CifarConfig) -> None:
@@ -121,7 +121,7 @@ def run(
 ) -> Path:
     """Train what is missing, predict, compare; returns the run folder."""
     check(config)
-    device = reached(config.engine, config.address, config.device)
+    device = find_device(config.engine, config.address, config.device)
     images = _images(config)
     reference = _reference(config, images)
     net = lambda: ResNet20FRN(images.classes)  # noqa: E731
@@ -131,13 +131,13 @@ def run(
         start = to_begin_with(config.start, copy, config, net, ids)
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(config).items()}
     row = row_name(config)
-    with opened(config.out, "cifar", settings, device, resume=resume) as folder:
+    with open_run(config.out, "cifar", settings, device, resume=resume) as folder:
         if start is not None:
             keep(start, copy, net)
         ensemble, whole = _trained(config, folder, images, net, start, row, device, note)
         _measure(config, folder, images, reference, row, ensemble, note)
         if whole:
-            return finished(folder)
+            return finish_run(folder)
         folder.write()
         return folder.path
 
@@ -200,14 +200,14 @@ def _trained(
 ) -> tuple[Posterior, bool]:
     """The blocks that are there and those that there is time for, and whether these are all."""
     began, longest = time.monotonic(), 0.0
-    blocks = saved(folder.path, net, str(home(device)))
+    blocks = saved(folder.path, net, str(local_device(device)))
     for path in blocks:
         longest = max(longest, folder.timings.get(f"{config.name}/{row} {path.name}", 0.0))
         note(f"{row}: members {path.name} are there")
     data: tuple[Tensor, Tensor] | None = None
     size = config.block or (config.members if config.minutes is None else TIMED_BLOCK)
     whole = True
-    for ids in cut(folder.path, begun(folder), config.members, size):
+    for ids in cut(folder.path, run_begun(folder), config.members, size):
         path = folder.path / BLOCKS / f"{ids[0]:04d}-{ids[-1]:04d}"
         if config.minutes is not None and blocks:
             left = 60 * config.minutes - (time.monotonic() - began)
@@ -221,7 +221,7 @@ def _trained(
         note(f"{row}: members {ids[0]} to {ids[-1]}, {config.epochs} epochs")
         before = time.monotonic()
         with folder.timed(f"{config.name}/{row} {path.name}"):
-            work, own = kept(folder, path.name), params_of(start, ids)
+            work, own = checkpoint_folder(folder, path.name), params_of(start, ids)
             posterior = block_of(config, Block(net, data, ids, device, work, own))
         longest = max(longest, time.monotonic() - before)
         posterior.save(path)

@@ -26,16 +26,16 @@ from stochens.samplers.sampling import hmc
 from stochens_lab.data.digits import digits, noisy, photo_patches, rotated
 from stochens_lab.experiments.rows import ENSEMBLES, Training, course, summary
 from stochens_lab.experiments.runs import (
+    checkpoint_folder,
     engine_of,
     fields,
-    finished,
+    find_device,
+    finish_run,
     is_whole,
-    kept,
-    made_again,
-    opened,
-    reached,
+    merge_changes,
+    open_run,
+    rebuild_config,
     stopped_run,
-    taken_over,
 )
 from stochens_lab.report.closeness import closeness, own_noise
 from stochens_lab.report.run_folder import METRICS, SAMPLER, TRAINING, RunFolder
@@ -109,7 +109,7 @@ TRAININGS = ENSEMBLES | {"langevin": _by_langevin}
 def resumed(path: Path, **changes: Any) -> DigitsConfig:
     """That of a run that was stopped; only where it is worked on may change."""
     before = stopped_run(path, "digits")
-    return made_again(DigitsConfig, taken_over(path, before, changes, {"device", "address"}))
+    return rebuild_config(DigitsConfig, merge_changes(path, before, changes, {"device", "address"}))
 
 
 def run(
@@ -124,8 +124,8 @@ def run(
         return config.out
     data, places, labels = _images(config)
     settings = dataclasses.asdict(config) | {"out": str(config.out)}
-    device = reached(config.engine, config.address, config.device)
-    with opened(config.out, "digits", settings, device, resume=resume) as folder:
+    device = find_device(config.engine, config.address, config.device)
+    with open_run(config.out, "digits", settings, device, resume=resume) as folder:
         for domain in LABELLED:
             folder.arrays[f"{SET}/points/labels-{domain}"] = labels.numpy()
         net = SmallResNetFRN(channels=config.channels)
@@ -151,7 +151,7 @@ def run(
                     data,
                     steps=steps,
                     members=config.members,
-                    checkpoint=kept(folder, name),
+                    checkpoint=checkpoint_folder(folder, name),
                     **_common(config),
                 )
                 found = {place: posterior.predict(x) for place, x in places.items()}
@@ -162,7 +162,7 @@ def run(
             row = Training(name, train, steps)
             folder.put(TRAINING, (SET, name), course(posterior, row))
             folder.write()
-        return finished(folder)
+        return finish_run(folder)
 
 
 def _common(config: DigitsConfig) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def sample(net: nn.Module, data: Data, config: DigitsConfig, folder: RunFolder) 
     """Full-batch HMC from members that no ensemble has, brought to the size of the prior."""
     sd = PRIOR_PRECISION**-0.5
     ids = range(config.members, config.members + config.chains)
-    common, start = _common(config), kept(folder, "start")
+    common, start = _common(config), checkpoint_folder(folder, "start")
     trained = TRAININGS["regular"](
         net, data, steps=config.steps, members=ids, checkpoint=start, **common
     )
@@ -213,7 +213,7 @@ def sample(net: nn.Module, data: Data, config: DigitsConfig, folder: RunFolder) 
         max_leapfrogs=config.leapfrogs,
         step_size=FIRST_STEP * sd,
         target_accept=TARGET_ACCEPT,
-        checkpoint=kept(folder, REFERENCE),
+        checkpoint=checkpoint_folder(folder, REFERENCE),
         **common,
     )
 

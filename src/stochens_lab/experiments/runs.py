@@ -17,7 +17,7 @@ from stochens_lab.report.run_folder import Run, RunFolder, shown
 CHECKPOINTS, PARTS = "checkpoints", "parts"  # folders in a run's, while it runs
 
 
-def opened(
+def open_run(
     out: Path, experiment: str, config: dict[str, Any], device: str, *, resume: bool
 ) -> RunFolder:
     """The folder of a new run, or of one to go on with."""
@@ -26,17 +26,17 @@ def opened(
     return RunFolder(out, experiment=experiment, config=config, device=device)
 
 
-def kept(folder: RunFolder, *names: object) -> Path:
+def checkpoint_folder(folder: RunFolder, *names: object) -> Path:
     """Where a piece of a run's work is kept. A run that is begun again finds there what is done."""
     return folder.path / CHECKPOINTS / re.sub(r"[^A-Za-z0-9]+", "-", " ".join(map(str, names)))
 
 
-def begun(folder: RunFolder) -> list[str]:
+def run_begun(folder: RunFolder) -> list[str]:
     """The names of the pieces whose work is kept."""
     return sorted(path.name for path in (folder.path / CHECKPOINTS).glob("*"))
 
 
-def finished(folder: RunFolder) -> Path:
+def finish_run(folder: RunFolder) -> Path:
     """Close a run that is whole; returns its folder."""
     folder.write(complete=True)
     for worked_in in (CHECKPOINTS, PARTS):
@@ -58,7 +58,7 @@ def engine_of(engine: str, address: str | None, *, within: str = "auto") -> Engi
     return engine if within == "auto" or engine != "auto" else within
 
 
-def reached(engine: str, address: str | None, device: str | None) -> str:
+def find_device(engine: str, address: str | None, device: str | None) -> str:
     """Where members are trained, as in `fit`. What does not go together is refused before any work,
     and so are a cluster that does not answer and a device that is not there."""
     check_device(device, engine)
@@ -98,7 +98,7 @@ def _device(name: str) -> torch.device:
 Made = TypeVar("Made")
 
 
-def made_again(kind: Callable[..., Made], fields: dict[str, Any]) -> Made:
+def rebuild_config(kind: Callable[..., Made], fields: dict[str, Any]) -> Made:
     """A Config from what a run wrote of it."""
     try:
         return kind(**fields)
@@ -106,7 +106,7 @@ def made_again(kind: Callable[..., Made], fields: dict[str, Any]) -> Made:
         raise InputError(f"{fields['out']} was made by another version: {error}") from None
 
 
-def taken_over(
+def merge_changes(
     path: Path, before: dict[str, Any], changes: Mapping[str, Any], changeable: Set[str]
 ) -> dict[str, Any]:
     """The configuration of a run to go on with, and what is given anew; None leaves it as it is.

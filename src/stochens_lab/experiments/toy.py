@@ -26,16 +26,16 @@ from stochens_lab.experiments.replicates import Replicates
 from stochens_lab.experiments.rows import BATCH, Training, course, summary
 from stochens_lab.experiments.runs import (
     PARTS,
+    checkpoint_folder,
     engine_of,
     fields,
-    finished,
+    find_device,
+    finish_run,
     is_whole,
-    kept,
-    made_again,
-    opened,
-    reached,
+    merge_changes,
+    open_run,
+    rebuild_config,
     stopped_run,
-    taken_over,
 )
 from stochens_lab.experiments.toy_rows import SIZES, TRAININGS, rows_of
 from stochens_lab.report.run_folder import SAMPLER, TRAINING, RunFolder
@@ -116,7 +116,7 @@ def resumed(path: Path, **changes: Any) -> ToyConfig:
     changeable = {"device", "address"}
     if found.get("jobs", 1) > 1 and (changes.get("jobs") or 1) > 1:
         changeable.add("jobs")  # one alone keeps its work elsewhere, and would begin anew
-    return made_again(ToyConfig, taken_over(path, found, changes, changeable))
+    return rebuild_config(ToyConfig, merge_changes(path, found, changes, changeable))
 
 
 def trainings(config: ToyConfig, set_name: str) -> list[Training]:
@@ -147,15 +147,15 @@ def run(
     settings = dataclasses.asdict(config) | {"out": str(config.out)}
     if config.engine == "ray" and config.jobs > 1:
         raise InputError("--jobs is for one machine; with --engine ray, Ray shares out the work")
-    device = reached(config.engine, config.address, config.device)
-    with opened(config.out, "toy", settings, device, resume=resume) as folder:
+    device = find_device(config.engine, config.address, config.device)
+    with open_run(config.out, "toy", settings, device, resume=resume) as folder:
         if config.jobs > 1:
             side_by_side(run, _parts(config), folder, jobs=config.jobs)
         else:
             replicates = Replicates(several=config.draws * config.seeds > 1)
             for set_name in config.sets:
                 _one_set(config, folder, replicates, set_name, note)
-        return finished(folder)
+        return finish_run(folder)
 
 
 def _parts(config: ToyConfig) -> list[ToyConfig]:
@@ -234,7 +234,7 @@ def _sampled(
             seed=config.seed + number,
             device=config.device,
             engine=engine_of(config.engine, config.address),
-            checkpoint=kept(folder, set_name, number, REFERENCE),
+            checkpoint=checkpoint_folder(folder, set_name, number, REFERENCE),
         )
     truth = {place: reference.predict(x, keep_draws=False) for place, x in places.items()}
     if number == 0:
@@ -261,7 +261,11 @@ def _ensembles(
     if row.replicas and len(draws) > 1:
         members = size * config.seeds * len(draws)
         data = Replicas(draw.data for draw in draws)
-        options |= {"members": members, "seed": config.seed, "checkpoint": kept(folder, *place)}
+        options |= {
+            "members": members,
+            "seed": config.seed,
+            "checkpoint": checkpoint_folder(folder, *place),
+        }
         trained = row.train(data, **options)
         parts = [trained.replica(d, len(draws)) for d in range(len(draws))]
         numbers = [tuple(m // len(draws) for m in part.members) for part in parts]
@@ -271,7 +275,7 @@ def _ensembles(
                 draw.data,
                 members=size * config.seeds,
                 seed=config.seed + 100 * draw.number,
-                checkpoint=kept(folder, *place, draw.number),
+                checkpoint=checkpoint_folder(folder, *place, draw.number),
                 **options,
             )
             for draw in draws

@@ -13,9 +13,9 @@ from stochens.training.advice import usual_method
 from stochens_lab.experiments.runs import (
     check_device,
     engine_of,
-    made_again,
+    merge_changes,
+    rebuild_config,
     stopped_run,
-    taken_over,
 )
 from stochens_lab.workflow.model import check_name
 
@@ -86,7 +86,7 @@ def resumed(path: Path, **changes: Any) -> FitConfig:
     _check_types(before, path)
     if changes.get("data") is not None:
         changes["data"] = str(Path(changes["data"]).resolve())
-    config = made_again(FitConfig, taken_over(path, before, changes, CHANGEABLE))
+    config = rebuild_config(FitConfig, merge_changes(path, before, changes, CHANGEABLE))
     check(config)
     return config
 

@@ -25,12 +25,19 @@ from stochens.posterior.posterior import Posterior
 from stochens.randomness.seeds import derive
 from stochens.run.checkpoints import digest, refuse_other
 from stochens.samplers.swag import multiswa, multiswag
-from stochens.training.built import fresh
 from stochens.training.fit import fit
-from stochens.training.machines import home
+from stochens.training.machines import local_device
+from stochens.training.network import fresh
 from stochens_lab.data.examples import Examples, Layout, first_read
 from stochens_lab.experiments.rows import Training, course
-from stochens_lab.experiments.runs import CHECKPOINTS, engine_of, finished, kept, opened, reached
+from stochens_lab.experiments.runs import (
+    CHECKPOINTS,
+    checkpoint_folder,
+    engine_of,
+    find_device,
+    finish_run,
+    open_run,
+)
 from stochens_lab.report.run_folder import (
     METRICS,
     RUN,
@@ -143,7 +150,7 @@ def _advise(layout: Layout, examples: Examples, note: Note) -> None:
 
 def run(config: FitConfig, model: Model, *, resume: bool = False, note: Note) -> Path:
     """Train, keep and measure; returns the run's folder."""
-    device = reached(config.engine, config.address, config.device)
+    device = find_device(config.engine, config.address, config.device)
     data = prepare(config, model, note)
     steps = _steps(config, len(data.x))
     if method_name(config) == "multiswag" and steps < 2 * RANK:
@@ -151,7 +158,7 @@ def run(config: FitConfig, model: Model, *, resume: bool = False, note: Note) ->
             f"--method multiswag takes {RANK} snapshots of the second half of training, which has "
             f"{steps} steps in all; give it more --epochs, or a smaller --batch-size"
         )
-    place = home(config.device)
+    place = local_device(config.device)
     new = not config.out.exists()
     now = config.written()
     before = Run(config.out).about if resume else {"config": now}
@@ -160,9 +167,9 @@ def run(config: FitConfig, model: Model, *, resume: bool = False, note: Note) ->
         refuse_other(whose, before, str(config.out))
     # The model may yet be refused by the checkpoints: then what was asked for stays as it is.
     asked = before["config"] if _begun(config.out) else now
-    with opened(config.out, EXPERIMENT, asked, device, resume=resume) as folder:
+    with open_run(config.out, EXPERIMENT, asked, device, resume=resume) as folder:
         folder.say(**whose)
-        where = kept(folder, EXPERIMENT)
+        where = checkpoint_folder(folder, EXPERIMENT)
         try:
             with folder.timed("training"):
                 posterior = _trained(config, model, data, where)
@@ -182,7 +189,7 @@ def run(config: FitConfig, model: Model, *, resume: bool = False, note: Note) ->
         if data.held is not None:
             with folder.timed(HELD_OUT):
                 _validate(folder, posterior.to(place), data, name)
-        return finished(folder)
+        return finish_run(folder)
 
 
 def _begun(out: Path) -> bool:

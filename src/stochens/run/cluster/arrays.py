@@ -13,9 +13,9 @@ class Array(NamedTuple):
     numbers: Any  # numpy's
 
 
-def packed(t: Tensor) -> Array | Tensor:
+def pack_array(t: Tensor) -> Array | Tensor:
     """
-    >>> unpacked(packed(torch.ones(2)))
+    >>> unpack_array(pack_array(torch.ones(2)))
     tensor([1., 1.])
     """
     try:
@@ -24,7 +24,7 @@ def packed(t: Tensor) -> Array | Tensor:
         return t.detach().cpu()
 
 
-def unpacked(part: Array | Tensor) -> Tensor:
+def unpack_array(part: Array | Tensor) -> Tensor:
     if isinstance(part, Tensor):
         return part
     with warnings.catch_warnings():
@@ -35,9 +35,9 @@ def unpacked(part: Array | Tensor) -> Tensor:
 Named = dict[str, Any]
 
 
-def packed_all(named: dict[str, Tensor]) -> Named:
-    return {name: packed(t) for name, t in named.items()}
+def pack_all(named: dict[str, Tensor]) -> Named:
+    return {name: pack_array(t) for name, t in named.items()}
 
 
-def unpacked_all(named: Named) -> dict[str, Tensor]:
-    return {name: unpacked(part) for name, part in named.items()}
+def unpack_all(named: Named) -> dict[str, Tensor]:
+    return {name: unpack_array(part) for name, part in named.items()}

@@ -21,7 +21,7 @@ class Built(NamedTuple):
     outputs: Tensor  # at these, as the network is at first
 
 
-def built(
+def build_network(
     net: nn.Module | Builder,
     like: Likelihood,
     x: Tensor,
