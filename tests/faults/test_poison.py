@@ -84,7 +84,7 @@ def trained(
         epochs=EPOCHS,
         batch_size=BATCH,
         optimizer=optimizer,
-        engine=engine,
+        run=stochens.Run(engine=engine),
         on_divergence=on_divergence,
         collect=collect,
         device="cpu",

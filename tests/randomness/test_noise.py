@@ -88,7 +88,7 @@ def test_members_are_the_same_in_blocks_of_any_size(float64, xor, method, networ
     whole = stochens.fit(net, data, **options)
     within = trained(torch.float64, steps=15, rows=20)
     for chunk in (2, 1):
-        parted = stochens.fit(net, data, chunk=chunk, **options)
+        parted = stochens.fit(net, data, run=stochens.Run(chunk=chunk), **options)
         for name, p in whole.params.items():
             torch.testing.assert_close(parted.params[name], p, **within)
         torch.testing.assert_close(parted.history.loss, whole.history.loss)

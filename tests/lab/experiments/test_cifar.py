@@ -303,7 +303,7 @@ def test_a_block_that_was_begun_goes_on_as_it_was_cut(data, tmp_path, monkeypatc
             raise KeyboardInterrupt
 
     def stopped(*args, **options):
-        return stochens.fit(*args, **options, log=stop, checkpoint_every=0)
+        return stochens.fit(*args, **options, run=stochens.Run(log=stop, every=0))
 
     with monkeypatch.context() as patched:
         patched.setattr(cifar_rows, "fit", stopped)
@@ -312,7 +312,9 @@ def test_a_block_that_was_begun_goes_on_as_it_was_cut(data, tmp_path, monkeypatc
     notes, epochs = [], []
 
     def watched(*args, **options):
-        return stochens.fit(*args, **options, log=lambda epoch, _: epochs.append(epoch))
+        return stochens.fit(
+            *args, **options, run=stochens.Run(log=lambda epoch, _: epochs.append(epoch))
+        )
 
     monkeypatch.setattr(cifar_rows, "fit", watched)
     cifar.run(cifar.resumed(config.out, members=3), resume=True, note=notes.append)
