@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from tests.running import gather
+from tests.running import fit_watched, gather
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -134,7 +134,7 @@ def test_what_answers_but_is_no_ray_is_told_from_it(monkeypatch):
         ({"repulsion": 0.1}, "repulsion couples all members"),
         ({"log": print}, "log is for one machine"),
         ({"method": "dropuot"}, "did you mean 'dropout'"),
-        ({"device": "cpu", "precision": "bf16"}, "bf16 is for CUDA"),
+        ({"device": "cpu", "precision": "bf16"}, "precision='bf16' is for CUDA"),
         ({"engine": Ray(within="turbo")}, "engine must be one of"),
         ({"members": 0}, "members must be at least 1"),
         ({"start": {}}, "parameter '0.weight' must be"),
@@ -204,7 +204,7 @@ def test_a_posterior_on_the_cpu_is_not_moved_to_gpus_unless_that_is_asked(monkey
     monkeypatch.setattr(prediction, "run_pieces", run_pieces)
     for options in ({}, {"device": "cpu"}, {"device": "cuda"}, {"precision": "bf16"}):
         with pytest.raises(InputError, match="far enough"):
-            posterior.predict(DATA[0], run=stochens.Run(engine="ray"), **options)
+            posterior.predict(DATA[0], **gather(engine="ray", **options))
     assert used == [False, False, True, True]
     with pytest.raises(InputError, match="device must be 'cpu' or 'cuda', got 'tpu'"):
         posterior.predict(DATA[0], run=stochens.Run(engine="ray"), device="tpu")
@@ -350,7 +350,8 @@ def test_chains_and_other_members_are_the_same(cluster):
             (stochens.sgmcmc, {"chains": 3, "samples": 10, "burn_in": 30, "batch_size": 20}),
         ):
             alone, spread = (
-                sample(net, DATA, engine=engine, **options) for engine in ("auto", "ray")
+                sample(net, DATA, run=stochens.Run(engine=engine), **options)
+                for engine in ("auto", "ray")
             )
             equal(alone, spread)
             for name, values in alone.chains.stats.items():
@@ -362,11 +363,12 @@ def test_chains_and_other_members_are_the_same(cluster):
             (stochens.multiswag, {"members": 4, "epochs": 20, "rank": 3, "snapshots": 4}),
         ):
             alone, spread = (
-                train(net, DATA, engine=engine, **options) for engine in ("auto", "ray")
+                train(net, DATA, run=stochens.Run(engine=engine), **options)
+                for engine in ("auto", "ray")
             )
             equal(alone, spread)
     torch.testing.assert_close(
-        spread.spread.variance["0.weight"], alone.low_rank.variance["0.weight"]
+        spread.low_rank.variance["0.weight"], alone.low_rank.variance["0.weight"]
     )
 
 
@@ -379,7 +381,7 @@ def test_what_is_wrong_with_chains_is_said_once_of_all_of_them(cluster):
         told = []
         for engine in ("auto", "ray"):
             with pytest.warns(SamplingWarning) as caught:
-                sample(net, DATA, engine=engine, **options)
+                sample(net, DATA, run=stochens.Run(engine=engine), **options)
             told.append([str(w.message) for w in caught if w.category is SamplingWarning])
             assert all(w.filename == __file__ for w in caught)
         assert told[0] == told[1]
@@ -406,12 +408,12 @@ def test_predictions_are_the_same_numbers(cluster):
     ):
         options = {"draws": 2, "batch_size": 100, "seed": 5}
         here, there = (
-            posterior.predict(x, run=stochens.Run(engine=e), **options) for e in (None, "ray")
+            posterior.predict(x, run=stochens.Run(engine=e), **options) for e in ("auto", "ray")
         )
         assert torch.equal(here.mean, there.mean)
         assert torch.equal(here.aleatoric, there.aleatoric)
     assert torch.equal(here.draw_means, there.draw_means)
-    with pytest.raises(InputError, match="engine must be None, 'ray' or"):
+    with pytest.raises(InputError, match="engine must be 'auto', 'ray' or"):
         posterior.predict(x, run=stochens.Run(engine="vmap"))
 
 
@@ -443,7 +445,7 @@ def test_predictions_of_ones_own_likelihood_are_the_same_numbers(cluster):
     for keep in (True, False):
         options = {"draws": 2, "batch_size": 20, "keep_draws": keep}
         here, there = (
-            posterior.predict(x, run=stochens.Run(engine=e), **options) for e in (None, "ray")
+            posterior.predict(x, run=stochens.Run(engine=e), **options) for e in ("auto", "ray")
         )
         assert torch.equal(here.mean, there.mean)
         assert torch.equal(here.epistemic, there.epistemic)
@@ -451,7 +453,8 @@ def test_predictions_of_ones_own_likelihood_are_the_same_numbers(cluster):
     counts = torch.arange(203.0)
     loader = DataLoader(x, batch_size=50)
     both = (
-        posterior.predict(loader, run=stochens.Run(engine=e), batch_size=20) for e in (None, "ray")
+        posterior.predict(loader, run=stochens.Run(engine=e), batch_size=20)
+        for e in ("auto", "ray")
     )
     here, there = (p.log_prob(counts) for p in both)
     assert torch.equal(here, there)
@@ -545,7 +548,7 @@ def test_a_block_that_fails_for_good_is_named_and_the_rest_is_there(cluster):
     start["0.weight"][2] = 200.0  # member 2 ends its process
     hooked = {**options, "start": start, "collect": Hook, "chunk": 2}
     with pytest.warns(UserWarning, match="1 of 3 blocks failed for good") as said:
-        rest = stochens.fit(net, DATA, **gather(engine=Ray(tries=2), **hooked))
+        rest = fit_watched(net, DATA, engine=Ray(tries=2), **hooked)
     text = str(next(w.message for w in said if "for good" in str(w.message)))
     assert "members 2 to 3: its worker or its node died, 2 times" in text
     assert rest.members == (0, 1, 4, 5)
@@ -554,7 +557,7 @@ def test_a_block_that_fails_for_good_is_named_and_the_rest_is_there(cluster):
         torch.testing.assert_close(rest.params[name], p[[0, 1, 4, 5]])
     start["0.weight"][:] = 50.0
     with pytest.raises(Failed, match="all 3 blocks failed: ZeroDivisionError: a weight is"):
-        stochens.fit(net, DATA, **gather(engine="ray", **hooked))
+        fit_watched(net, DATA, engine="ray", **hooked)
 
 
 class Hiccup(Hook):
@@ -573,14 +576,8 @@ def test_a_disk_that_fails_once_costs_no_block(cluster, tmp_path):
     (tmp_path / "told").mkdir()
     hook = functools.partial(Hiccup, tmp_path / "told")
     kept = {"checkpoint": tmp_path / "kept", "every": 0.0}
-    whole = stochens.fit(
-        MLP(2, 4, 2),
-        DATA,
-        run=stochens.Run(engine=Ray(tries=2), chunk=2),
-        collect=hook,
-        **kept,
-        **options,
-    )
+    kept |= {"engine": Ray(tries=2), "chunk": 2}
+    whole = fit_watched(MLP(2, 4, 2), DATA, hook, **kept, **options)
     assert (tmp_path / "told" / "failed").exists()
     equal(alone, whole)
 
@@ -611,12 +608,13 @@ def until(true, seconds=60.0) -> None:
 DRIVER = """
 import sys, ray, stochens
 from pathlib import Path
+from tests.running import fit_watched
 from tests.test_cluster import DATA, MLP, SLOW, hook_in
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
 ray.cloudpickle.register_pickle_by_value(sys.modules["tests.test_cluster"])
 folder = Path(sys.argv[2])
-stochens.fit(MLP(2, 4, 2), DATA, engine="ray", chunk=4, checkpoint=folder / "kept",
-             checkpoint_every=0.2, collect=hook_in(folder), **SLOW)
+fit_watched(MLP(2, 4, 2), DATA, hook_in(folder), engine="ray", chunk=4,
+            checkpoint=folder / "kept", every=0.2, **SLOW)
 """
 
 
@@ -636,7 +634,7 @@ def test_a_driver_that_is_killed_is_begun_again_and_picks_the_run_up(cluster, tm
     assert reached
     assert max(reached) < 60  # in mid-run
     options = {"checkpoint": tmp_path / "kept", "collect": Hook, **SLOW}
-    again = stochens.fit(MLP(2, 4, 2), DATA, **gather(engine="ray", **options))
+    again = fit_watched(MLP(2, 4, 2), DATA, engine="ray", **options)
     assert len(list((tmp_path / "kept").glob("members-*"))) == 4  # blocks as the first had cut them
     equal(stochens.fit(MLP(2, 4, 2), DATA, **gather(**SLOW)), again)
 
@@ -649,9 +647,7 @@ def test_a_worker_is_killed_and_a_node_goes_away(cluster, tmp_path):
     options = {"engine": "ray", "chunk": 2, "checkpoint": tmp_path / "kept", **SLOW}
     options |= {"every": 0.2, "collect": hook_in(tmp_path / "told")}
     found = []
-    work = threading.Thread(
-        target=lambda: found.append(stochens.fit(MLP(2, 4, 2), DATA, **gather(**options)))
-    )
+    work = threading.Thread(target=lambda: found.append(fit_watched(MLP(2, 4, 2), DATA, **options)))
     work.start()
     other = next(n for n in cluster.list_all_nodes() if n is not cluster.head_node)
 

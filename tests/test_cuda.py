@@ -57,8 +57,8 @@ def test_a_network_that_lives_on_the_gpu_is_fine():
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("bf16", [False, True])
-def test_every_method_trains_predicts_and_saves(method, bf16, tmp_path):
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+def test_every_method_trains_predicts_and_saves(method, precision, tmp_path):
     x, y = images()
     posterior = stochens.fit(
         convnet,
@@ -68,7 +68,7 @@ def test_every_method_trains_predicts_and_saves(method, bf16, tmp_path):
         epochs=30,
         batch_size=32,
         lr=0.01,
-        run=stochens.Run(precision=bf16),
+        run=stochens.Run(precision=precision),
     )
     assert posterior.history.nll[-1].mean() < 0.9 * posterior.history.nll[0].mean()
     p = posterior.predict(x, draws=2, seed=1)
@@ -100,7 +100,7 @@ def test_every_network_trains_in_bf16(name, engine):
     posterior, x = in_bf16(name, method="regular", engine=engine)
     assert posterior.engine == ("loop" if engine == "loop" else "vmap")
     narrow, wide = (
-        posterior.predict(x, run=stochens.Run(precision=bf16)) for bf16 in (True, False)
+        posterior.predict(x, run=stochens.Run(precision=p)) for p in ("bf16", "float32")
     )
     # a logit's rounding, a few times over; probabilities move by a quarter of it at most
     torch.testing.assert_close(narrow.mean, wide.mean, rtol=0, atol=LAYERS * BF16)
@@ -244,20 +244,20 @@ def test_a_resnet_runs_by_its_kernels_unless_they_are_off(method, monkeypatch, c
     options = {"members": 3, "epochs": 2, "batch_size": 24, "lr": 1e-4, "optimizer": "sgd"}
     options |= {"method": method, "device": "cuda"}
     found = []
-    for switch, bf16 in (("", None), ("off", True), ("", False)):
+    for switch, precision in (("", "auto"), ("off", "bf16"), ("", "float32")):
         monkeypatch.setenv("STOCHENS_KERNELS", switch)
         calls.clear()
         posterior = stochens.fit(
-            lambda: ResNet20FRN(classes=2), data, **gather(precision=bf16, **options)
+            lambda: ResNet20FRN(classes=2), data, **gather(precision=precision, **options)
         )
         trained = len(calls)
         found.append(
             (
                 posterior.history.nll.mean(),
-                posterior.predict(x, run=stochens.Run(precision=bf16)).mean,
+                posterior.predict(x, run=stochens.Run(precision=precision)).mean,
             )
         )
-        assert (trained > 0) is (len(calls) > trained) is (bf16 is None)
+        assert (trained > 0) is (len(calls) > trained) is (precision == "auto")
     assert "without a CUDA graph" not in caplog.text
     (loss, probs), *others = found
     assert loss.isfinite()

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from tests.running import fit_watched
 from tests.tolerance import trained
 from torch import nn
 
@@ -143,13 +144,7 @@ def test_multiswa_averages_the_tail_of_each_member(float64, xor, method):
     options = {"method": method, "members": 2, "epochs": 6, "batch_size": 20, "device": "cpu"}
     witness = Witness()
     net = stochens.MLP(2, 4, 2)
-    stochens.fit(
-        net,
-        xor,
-        optimizer=stochens.Optimizer(schedule="constant"),
-        collect=lambda: witness,
-        **options,
-    )
+    fit_watched(net, xor, lambda: witness, schedule="constant", **options)
     averaged = stochens.multiswa(net, xor, average_from=0.5, snapshots=9, **options)
     assert len(witness.seen) == 18
     for name, p in averaged.params.items():

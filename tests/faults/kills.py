@@ -42,8 +42,7 @@ def by_fit(method: str, **options: object) -> Callable[[Path], Posterior]:
             members=6,
             epochs=40,
             batch_size=16,
-            run=stochens.Run(checkpoint=folder),
-            **options,
+            run=stochens.Run(checkpoint=folder, **options),
         )
 
     return work

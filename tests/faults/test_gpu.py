@@ -22,10 +22,12 @@ def network() -> nn.Module:
 
 
 @pytest.mark.parametrize("method", ["regular", "dropout", "dropconnect"])
-@pytest.mark.parametrize("bf16", [False, True])  # by vmap, and by the kernels where they run
-def test_a_stopped_training_goes_on_to_rounding(method, bf16, tmp_path):
+@pytest.mark.parametrize(
+    "precision", ["float32", "bf16"]
+)  # by vmap, and by the kernels where they run
+def test_a_stopped_training_goes_on_to_rounding(method, precision, tmp_path):
     options = {"method": method, "members": 2, "epochs": 4, "batch_size": 32, "optimizer": "sgd"}
-    options |= {"lr": 0.01, "bf16": bf16, "device": "cuda", "seed": 3}
+    options |= {"lr": 0.01, "precision": precision, "device": "cuda", "seed": 3}
     whole = stochens.fit(network, images(), **gather(**options))
 
     def stop(epoch: int, values: dict[str, float]) -> None:
@@ -43,7 +45,7 @@ def test_a_stopped_training_goes_on_to_rounding(method, bf16, tmp_path):
 @pytest.mark.parametrize("lost", ["drop", "keep"])
 def test_a_lost_member_harms_nobody(lost):
     options = {"method": "regular", "epochs": 3, "batch_size": 32, "optimizer": "sgd", "lr": 0.01}
-    options |= {"device": "cuda", "precision": "bf16", "lost": lost}
+    options |= {"device": "cuda", "precision": "bf16", "on_divergence": lost}
     start = stochens.fit(network, images(), members=4, **gather(**options | {"epochs": 1})).params
     poisoned = {name: p.clone() for name, p in start.items()}
     poisoned["head.weight"][2] = float("nan")

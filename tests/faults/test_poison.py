@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.running import fit_watched
 
 import stochens
 from stochens import MLP, Posterior
@@ -76,9 +77,10 @@ class Poison(Watch):
 def trained(
     engine: str, method: str, optimizer: str, collect=Watch, on_divergence="keep"
 ) -> Posterior:
-    return stochens.fit(
+    return fit_watched(
         MLP(2, 6, 6, 2),
         stochens.toy_set("b", n=POINTS),
+        collect,
         method=method,
         members=MEMBERS,
         epochs=EPOCHS,
@@ -86,7 +88,6 @@ def trained(
         optimizer=optimizer,
         run=stochens.Run(engine=engine),
         on_divergence=on_divergence,
-        collect=collect,
         device="cpu",
     )
 

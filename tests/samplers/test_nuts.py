@@ -954,7 +954,7 @@ REFUSED = {
     "no warmup": ({"warmup": None}, "warmup"),
     "step_size": ({"step_size": 0.0}, "step_size"),
     "prior_precision": ({"prior_precision": -1.0}, "prior_precision"),
-    "dtype": ({"dtype": torch.float16}, "dtype"),
+    "precision": ({"precision": "float16"}, "precision"),
     "likelihood": ({"likelihood": "poisson"}, "likelihood"),
     "start by name": ({"start": "posterior"}, "start"),
     "start of wrong shape": (

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import stochens
 from stochens import InputError
 from stochens.samplers import sgmcmc_steps
-from stochens.samplers.problem import prepare
+from stochens.samplers.problem import SamplerRequest, prepare
 from stochens.samplers.sgmcmc import sgmcmc
 from stochens.samplers.sgmcmc_steps import Cycle, Gradient, batches, data_term_for
 
@@ -225,9 +225,9 @@ def test_mini_batches_are_unbiased(batch_size, seed):
     exactly; and a random order makes every batch a random part of the data."""
     generator = torch.Generator().manual_seed(seed)
     data = (torch.randn(30, 2, generator=generator), torch.randint(2, (30,), generator=generator))
-    common = {"likelihood": "categorical", "start": "prior", "prior_precision": 1.0, "seed": seed}
     net = stochens.MLP(2, 3, 2)
-    problem = prepare(net, data, chains=3, device="cpu", dtype=torch.float64, **common)
+    run = stochens.Run(device="cpu", precision="float64")
+    problem = prepare(SamplerRequest(net=net, data=data, members=3, seed=seed, run=run))
     q = torch.cat([p.flatten(1) for p in problem.start.values()], 1)
     term, _ = data_term_for(problem)
     gradient = Gradient(problem, term)
@@ -408,7 +408,7 @@ def test_ctrl_c_in_the_burn_in(xor, monkeypatch):
         ({"start": "nowhere"}, "start must be"),
         ({"engine": "gpu"}, "engine must be"),
         ({"likelihood": "categoricl"}, "unknown likelihood"),
-        ({"dtype": torch.float16}, "dtype must be"),
+        ({"precision": "float16"}, "unknown precision"),
     ],
 )
 def test_bad_options(xor, options, message):

@@ -19,7 +19,7 @@ from stochens.samplers.diagnostics import (
     mixing_trouble,
 )
 from stochens.samplers.mixing import mixing
-from stochens.samplers.sampling import _quietly, _sample
+from stochens.samplers.sampling import HamiltonianRequest, _sample, _sample_block
 from stochens.samplers.trajectory import Rules
 
 PRINTED = """
@@ -87,7 +87,7 @@ def test_fewer_draws_than_there_are_cannot_be_asked_for(data, tmp_path):
     options = {"kind": "sgld", "chains": 2, "burn_in": 0, "thin": 1, "lr": 1e-3}
 
     def sample(samples: int, **more):
-        return stochens.sgmcmc(nn.Linear(2, 2), data, samples=samples, **options, **more)
+        return stochens.sgmcmc(nn.Linear(2, 2), data, samples=samples, **gather(**options, **more))
 
     run = sample(4)
     assert torch.equal(sample(4, resume=run).params["weight"], run.params["weight"])
@@ -186,13 +186,19 @@ def test_a_run_on_many_machines_has_no_resume(data):
 def test_a_part_of_the_chains_says_nothing_of_trouble(data, recwarn):
     """The whole run does, once; the parts of it are on other machines."""
     rules = Rules(1, windows(1), 0.8, max_depth=1)
-    options = dict.fromkeys(("device", "dtype", "resume", "checkpoint"))
-    options |= {"net": nn.Linear(2, 2), "data": data, "chains": 2, "samples": 2, "seed": 0}
-    options |= {"prior_precision": 1.0, "likelihood": "categorical", "start": "prior"}
-    options |= {"step_size": 50.0, "engine": "auto", "progress": False}
-    _quietly("nuts", rules, **options)
+    request = HamiltonianRequest(
+        net=nn.Linear(2, 2),
+        data=data,
+        members=2,
+        sampler="nuts",
+        rules=rules,
+        samples=2,
+        step_size=50.0,
+        run=stochens.Run(progress=False),
+    )
+    _sample_block(request)
     assert not recwarn.list
-    _sample("nuts", rules, **options)
+    _sample(request)
     assert "transitions diverged" in str(recwarn.list[0].message)
 
 
