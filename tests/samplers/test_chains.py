@@ -162,7 +162,7 @@ def test_of_two_runs_to_go_on_with_none_is_left_out_silently(data, tmp_path, sam
     options = {"chains": 2, ("burn_in" if sampler == "sgmcmc" else "warmup"): 10}
     long = sample(net, data, samples=9, **options)
     few = sample(net, data, samples=3, **options)
-    options["checkpoint"] = tmp_path / "run"
+    options["run"] = stochens.Run(checkpoint=tmp_path / "run")
     more = sample(net, data, samples=6, resume=few, **options)  # a new folder keeps what follows
     assert torch.equal(more.chains.stats["likelihood"], long.chains.stats["likelihood"][:, :6])
     with pytest.raises(InputError, match=r"run holds a run, and resume is a run too: .* leave"):
@@ -251,7 +251,7 @@ def test_a_seed_may_be_one_of_numpys(data, tmp_path):
     run.save(tmp_path / "run")
     walk = functools.partial(stochens.langevin, nn.Linear(2, 2), data, members=2, steps=300)
     seeds = (np.int64(3), 3)
-    one, two = (walk(seed=s, checkpoint=tmp_path / "walk") for s in seeds)
+    one, two = (walk(seed=s, run=stochens.Run(checkpoint=tmp_path / "walk")) for s in seeds)
     assert torch.equal(one.params["weight"], two.params["weight"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # so few draws are troubled
