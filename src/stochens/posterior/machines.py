@@ -17,11 +17,10 @@ from stochens.posterior.streaming import Ask, predictive
 from stochens.run.cluster.arrays import Array, Named, pack_all, pack_array, unpack_all, unpack_array
 from stochens.run.cluster.connect import Ray, connect, room
 from stochens.run.cluster.tasks import cut_evenly, run_pieces
-from stochens.run.options import Run, matmul_precision, refuse_unused
+from stochens.run.options import CUDA_ONLY, Run, matmul_precision, refuse_unused
 from stochens.run.progress import Report
 
 PIECES = 4  # for each worker, so that a slow one delays the end by little
-CUDA_ONLY = ("bf16", "tf32")  # of the precisions
 
 
 def refuse_unfit(posterior: PosteriorFields, run: Run) -> None:

@@ -17,6 +17,7 @@ from stochens.run.cluster.connect import Ray, ray_engine
 from stochens.run.progress import Log, Show
 
 PRECISIONS = ("auto", "float64", "float32", "tf32", "bf16")
+CUDA_ONLY = ("tf32", "bf16")
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "tf32": torch.float32}
 # Whether the network computes in bfloat16; None: only where a kernel serves that knows nothing
 # else, and such a kernel wants parameters in float32

@@ -10,13 +10,12 @@ from stochens.errors import InputError, Unsuited, outside
 from stochens.members import Engine, Params, forward, forward_each, size, take
 from stochens.randomness.seeds import seeded
 from stochens.run.memory import chosen_device
-from stochens.run.options import Run
+from stochens.run.options import CUDA_ONLY, Run
 
 ENGINES = ("auto", "fused", "compile", "vmap", "loop")
 # Older ones stumble over what we give torch.compile: 2.8 to 2.10 over a context manager that a
 # function returns, 2.6 over the gradient in float64 on a CPU.
 COMPILES_SINCE = "2.11"
-CUDA_ONLY = ("bf16", "tf32")  # of the precisions
 
 
 def refuse_unknown(engine: str, known: Sequence[str] = ENGINES) -> None:
