@@ -22,9 +22,10 @@ from torch import Tensor
 
 import stochens
 from stochens.toy import uniform_points
-from stochens.training.auto import CANDIDATES, RULES, choice, label, run
+from stochens.training.auto import CANDIDATES, RULES, choice, label, run_trials
+from stochens.training.request import FitRequest
 
-TRAINING = {"members": 30, "epochs": 250, "batch_size": 50, "lr": 0.01, "seed": 0}
+TRAINING: dict[str, Any] = {"members": 30, "epochs": 250, "batch_size": 50, "lr": 0.01, "seed": 0}
 ENERGY = "KL loss without stochasticity"  # no option of Auto: to see what that term does
 ALWAYS = ("regular", "dropout 0.1", "np-dropout")  # what one would take without looking
 PLACES = ("in domain", "out of domain")
@@ -71,8 +72,8 @@ def measure(case: Case, samples: int) -> dict[str, Any]:
         for place, x in places.items():
             p = posterior.predict(x, draws=4, keep_draws=False)
             far[place][label(method)] = distance(p.mean, truth[place])
-    asked = options | {"sample_weight": None, "likelihood": "categorical", "checkpoint": None}
-    trials, _ = run(stochens.fit, net, data, stochens.Auto(), asked)
+    run = stochens.Run(progress=False)
+    trials, _ = run_trials(FitRequest(net=net, data=data, run=run, **TRAINING), stochens.Auto())
     chosen = {by: choice(trials.rows, by)[0] for by in RULES}
     energy = {row.label: (row.kl or 0.0) - row.stochasticity for row in trials.rows}
     chosen[ENERGY] = min(energy, key=lambda name: energy[name])

@@ -57,7 +57,7 @@ def saving(case: dict[str, Any]) -> list[float]:
         found.append(time.perf_counter() - began)
 
     with mock.patch.object(Checkpoints, "save", timed), tempfile.TemporaryDirectory() as folder:
-        seconds(case, 2, checkpoint=folder, checkpoint_every=0.0)
+        seconds(case, 2, run=stochens.Run(checkpoint=folder, every=0.0))
     return found
 
 

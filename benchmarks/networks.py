@@ -14,6 +14,7 @@ from torch's caches.
 """
 
 import argparse
+import dataclasses
 import json
 import statistics
 import time
@@ -72,7 +73,8 @@ def measure(case: Case, way: str, *, repeats: int, each: float) -> Row:
 def compile_case(case: Case, way: str) -> None:
     """For its traces in the caches."""
     if way in FITS:  # chunk: memory is shared with others now, and must not decide
-        fit_row(case, {**FITS[way], "chunk": case.members}, intervals=0, each=0.0)
+        one_block = dataclasses.replace(FITS[way], chunk=case.members)
+        fit_row(case, one_block, intervals=0, each=0.0)
     else:
         OTHERS[way](case).step()
 

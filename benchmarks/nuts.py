@@ -38,6 +38,13 @@ def places() -> torch.Tensor:
     )
 
 
+def probs_of(posterior: stochens.Posterior) -> torch.Tensor:
+    """Of every draw there, [S, 100, 2]."""
+    found = posterior.predict(places())
+    assert isinstance(found, stochens.Predictive)
+    return found.probs
+
+
 def effective(probs: Any) -> float:
     """Median effective sample size of predictions [chains, draws, points]; one that never changes,
     since every draw says 0 or 1 to the last bit, has none and is left out."""
@@ -124,7 +131,7 @@ class Ours:
         posterior = self.sample(seed, self.draws)
         seconds = time.perf_counter() - began
         assert posterior.chains is not None
-        probs = posterior.predict(places()).probs[..., 1].unflatten(0, (self.chains, self.draws))
+        probs = probs_of(posterior)[..., 1].unflatten(0, (self.chains, self.draws))
         leapfrogs = float(posterior.chains.stats["leapfrogs"].mean())
         return {"seconds": seconds, "ess": effective(probs), "leapfrogs": leapfrogs}
 
@@ -172,7 +179,7 @@ def reference(points: int) -> dict[str, Any]:
         seconds = time.perf_counter() - began
         assert posterior.chains is not None
         stats = posterior.chains.stats
-        probs = posterior.predict(places()).probs[..., 1].unflatten(0, (4, 2000))
+        probs = probs_of(posterior)[..., 1].unflatten(0, (4, 2000))
         found[name] = {
             "seconds": seconds,
             "leapfrogs a draw": float(stats["leapfrogs"].mean()),

@@ -33,6 +33,7 @@ def main() -> None:
     before, began = peak_gib(), time.perf_counter()
     p = posterior.predict(x)
     seconds = time.perf_counter() - began
+    assert isinstance(p, stochens.Predictive)
     draws = args.members * args.points * 2 * 4 / 2**30
     print(f"{args.members} members x {args.points} points in {seconds:.0f} s")
     print(f"peak memory {peak_gib():.2f} GiB ({before:.2f} before); all draws: {draws:.1f} GiB")

@@ -38,6 +38,8 @@ import stochens
 from stochens.members import Params
 from stochens.run.cluster.tasks import cut_evenly
 from stochens.training.advice import TrainingAdvice
+from stochens.training.ensemble import train_ensemble
+from stochens.training.request import FitRequest
 
 # Overhead -----------------------------------------------------------------------------------------
 
@@ -67,24 +69,26 @@ class Clock:
         return {}
 
 
-def work(epochs: int, blocks: int, **options: Any) -> dict[str, float]:
+def work(epochs: int, blocks: int, engine: str = "auto") -> dict[str, float]:
     """Seconds of one training, of the clock and of processors."""
     x, y = stochens.toy_set("a", n=2000)
     net = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.GELU(), torch.nn.Linear(32, 2))
     with tempfile.TemporaryDirectory() as folder:
         used, began, told = time.process_time(), time.perf_counter(), Path(folder) / "told"
         told.mkdir()
-        stochens.fit(
-            net,
-            (x, y),
-            method="dropout",
-            members=BLOCK * blocks,
-            chunk=BLOCK,
-            epochs=epochs,
-            progress=False,
-            checkpoint=Path(folder) / "kept",
-            collect=lambda: Clock(told),
-            **options,
+        run = stochens.Run(
+            engine=engine, chunk=BLOCK, checkpoint=Path(folder) / "kept", progress=False
+        )
+        train_ensemble(
+            FitRequest(
+                net=net,
+                data=(x, y),
+                method="dropout",
+                members=BLOCK * blocks,
+                epochs=epochs,
+                collect=lambda: Clock(told),
+                run=run,
+            )
         )
         clock, cpu = time.perf_counter() - began, time.process_time() - used
         others = (p for p in told.iterdir() if p.name != str(os.getpid()))
@@ -100,7 +104,7 @@ def alone(epochs: int, blocks: int, engine: str) -> dict[str, float]:
 
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-    return work(epochs, blocks, engine=engine)
+    return work(epochs, blocks, engine)
 
 
 def one(epochs: int, blocks: int, engine: str) -> dict[str, float]:

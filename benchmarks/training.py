@@ -88,7 +88,7 @@ def main() -> None:
     x, y = data()
     cases: dict[str, dict[str, Any]] = {
         "regular": {"method": "regular"},
-        "regular, vmap": {"method": "regular", "engine": "vmap"},
+        "regular, vmap": {"method": "regular", "run": stochens.Run(engine="vmap")},
         "dropout": {"method": "dropout"},
         "dropconnect": {"method": "dropconnect"},
         "np-dropout": {"method": "np-dropout"},

@@ -203,7 +203,7 @@ class Enough(Exception):
     """`fit` has run for as long as it takes to know its rate."""
 
 
-def fit_row(case: Case, options: dict[str, Any], *, intervals: int, each: float) -> Row:
+def fit_row(case: Case, run: stochens.Run, *, intervals: int, each: float) -> Row:
     """The rate between the ends of epochs; `intervals` = 0 stops where training has begun."""
     marks: list[tuple[float, int]] = []  # (clock, member-steps), the GPU waited for by the loss
 
@@ -227,7 +227,7 @@ def fit_row(case: Case, options: dict[str, Any], *, intervals: int, each: float)
             lr=RATE,
             device=case.device,
             progress=show,
-            **options,
+            run=run,
         )
     except Enough:
         pass
@@ -253,9 +253,9 @@ OTHERS: dict[str, Prepare] = {
     "vmap + compile": vmap_and_compile,
     "jax": jax_vmap,
 }
-FITS: dict[str, dict[str, Any]] = {
-    "fit": {},
-    "fit, bf16": {"bf16": True},
-    "fit, compile": {"engine": "compile"},
-    "fit, compile, bf16": {"engine": "compile", "bf16": True},
+FITS = {
+    "fit": stochens.Run(),
+    "fit, bf16": stochens.Run(precision="bf16"),
+    "fit, compile": stochens.Run(engine="compile"),
+    "fit, compile, bf16": stochens.Run(engine="compile", precision="bf16"),
 }

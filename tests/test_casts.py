@@ -197,5 +197,9 @@ def test_the_loss_is_not_in_bf16() -> None:
 
 
 def test_bf16_is_still_refused_on_a_cpu() -> None:
-    with pytest.raises(stochens.InputError, match="bf16 is for CUDA"):
-        stochens.fit(nn.Linear(2, 2), (torch.zeros(4, 2), torch.arange(4) % 2), bf16=True)
+    with pytest.raises(stochens.InputError, match="precision='bf16' is for CUDA"):
+        stochens.fit(
+            nn.Linear(2, 2),
+            (torch.zeros(4, 2), torch.arange(4) % 2),
+            run=stochens.Run(precision="bf16"),
+        )

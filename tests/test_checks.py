@@ -104,7 +104,7 @@ def test_spectral_normalisation_is_refused(normalised: Any, engine: str) -> None
 
     data = torch.randn(8, 2), torch.arange(8) % 2
     with pytest.raises(InputError, match="has spectral normalisation, which keeps state"):
-        stochens.fit(make, data, members=2, epochs=1, engine=engine)
+        stochens.fit(make, data, members=2, epochs=1, run=stochens.Run(engine=engine))
 
 
 def test_a_token_that_the_embedding_has_not_is_found_before_training() -> None:
@@ -357,5 +357,5 @@ def test_activations_that_are_computed_again_are_refused(reentrant):
     data = torch.randn(8, 2), torch.arange(8) % 2
     for engine in ("auto", "loop"):
         with pytest.raises(InputError, match=r"uses torch\.utils\.checkpoint"):
-            stochens.fit(Again, data, members=2, epochs=1, engine=engine)
+            stochens.fit(Again, data, members=2, epochs=1, run=stochens.Run(engine=engine))
     assert checkpoint(torch.sin, torch.zeros(1), use_reentrant=reentrant) == 0  # as it was

@@ -22,11 +22,13 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from tests.running import fit_watched, gather
 from torch import nn
 from torch.utils.data import DataLoader
 
 import stochens
 from stochens import MLP, Failed, InputError, Ray
+from stochens.errors import outside
 from stochens.files import storage
 from stochens.likelihoods import Likelihood, Numbers
 from stochens.posterior import machines as prediction
@@ -80,7 +82,7 @@ def equal(one: stochens.Posterior, other: stochens.Posterior) -> None:
 def test_a_warning_is_told_of_the_line_that_called_into_the_library():
     """In a script, whose functions are of no package."""
     script = {"__name__": "__main__", "__package__": None}
-    ours = {"__name__": "stochens.some.part", "outside": tasks.outside}
+    ours = {"__name__": "stochens.some.part", "outside": outside}
     exec("def told(): return outside()\ndef inner(): return told()", ours)
     script["inner"] = ours["inner"]
     exec("def main(): return inner()", script)
@@ -90,7 +92,7 @@ def test_a_warning_is_told_of_the_line_that_called_into_the_library():
 def test_without_ray_it_is_said_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)  # an import of None is an ImportError
     with pytest.raises(InputError, match=r"pip install 'stochens\[ray\]'"):
-        stochens.fit(MLP(2, 4, 2), DATA, engine="ray", **SMALL)
+        stochens.fit(MLP(2, 4, 2), DATA, **gather(engine="ray", **SMALL))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,7 @@ def test_what_answers_but_is_no_ray_is_told_from_it(monkeypatch):
         ({"repulsion": 0.1}, "repulsion couples all members"),
         ({"log": print}, "log is for one machine"),
         ({"method": "dropuot"}, "did you mean 'dropout'"),
-        ({"device": "cpu", "bf16": True}, "bf16 is for CUDA"),
+        ({"device": "cpu", "precision": "bf16"}, "precision='bf16' is for CUDA"),
         ({"engine": Ray(within="turbo")}, "engine must be one of"),
         ({"members": 0}, "members must be at least 1"),
         ({"start": {}}, "parameter '0.weight' must be"),
@@ -141,7 +143,7 @@ def test_what_answers_but_is_no_ray_is_told_from_it(monkeypatch):
 def test_bad_input_is_refused_before_ray_is_asked(monkeypatch, options, message):
     monkeypatch.setattr(connecting, "connect", None)
     with pytest.raises(InputError, match=message):
-        stochens.fit(MLP(2, 4, 2), DATA, **{"engine": "ray", **SMALL, **options})
+        stochens.fit(MLP(2, 4, 2), DATA, **gather(**{"engine": "ray", **SMALL, **options}))
 
 
 class GPUs:
@@ -191,7 +193,7 @@ def test_a_gpu_that_nobody_has_is_refused_before_a_run_is_begun(
 
 
 def test_a_posterior_on_the_cpu_is_not_moved_to_gpus_unless_that_is_asked(monkeypatch):
-    posterior = stochens.fit(MLP(2, 4, 2), DATA, device="cpu", **{**SMALL, "epochs": 1})
+    posterior = stochens.fit(MLP(2, 4, 2), DATA, device="cpu", **gather(**{**SMALL, "epochs": 1}))
     used = []
 
     def run_pieces(ray, engine, where, *rest, **options):
@@ -200,12 +202,12 @@ def test_a_posterior_on_the_cpu_is_not_moved_to_gpus_unless_that_is_asked(monkey
 
     monkeypatch.setattr(prediction, "connect", lambda engine: GPUs(1))
     monkeypatch.setattr(prediction, "run_pieces", run_pieces)
-    for options in ({}, {"device": "cpu"}, {"device": "cuda"}, {"bf16": True}):
+    for options in ({}, {"device": "cpu"}, {"device": "cuda"}, {"precision": "bf16"}):
         with pytest.raises(InputError, match="far enough"):
-            posterior.predict(DATA[0], engine="ray", **options)
+            posterior.predict(DATA[0], **gather(engine="ray", **options))
     assert used == [False, False, True, True]
     with pytest.raises(InputError, match="device must be 'cpu' or 'cuda', got 'tpu'"):
-        posterior.predict(DATA[0], engine="ray", device="tpu")
+        posterior.predict(DATA[0], run=stochens.Run(engine="ray"), device="tpu")
     with pytest.raises(InputError, match="device = 'cuda' is for engine='ray'"):
         posterior.predict(DATA[0], device="cuda")
 
@@ -215,7 +217,7 @@ def test_options_of_the_engine_are_checked():
         with pytest.raises(InputError):
             Ray(**options)
     with pytest.raises(InputError, match="URL, which is for engine='ray'"):
-        stochens.fit(MLP(2, 4, 2), DATA, checkpoint="s3://bucket/run", **SMALL)
+        stochens.fit(MLP(2, 4, 2), DATA, **gather(checkpoint="s3://bucket/run", **SMALL))
 
 
 def test_blocks_of_an_earlier_run_stay_and_the_rest_is_cut_around_them():
@@ -308,10 +310,12 @@ def test_a_log_file_gets_the_count_of_blocks(monkeypatch, capsys):
 @pytest.mark.parametrize("method", ["dropout", "dropconnect", "np-dropout"])
 def test_members_are_the_same_in_1_2_and_4_blocks(cluster, method):
     net = nn.Sequential(nn.Linear(2, 6), nn.GELU(), nn.Linear(6, 2))  # no kernel: torch's noise
-    alone = stochens.fit(net, DATA, method=method, **SMALL)
+    alone = stochens.fit(net, DATA, method=method, **gather(**SMALL))
     for blocks in (1, 2, 4):
         chunk = SMALL["members"] // blocks
-        spread = stochens.fit(net, DATA, method=method, engine="ray", chunk=chunk, **SMALL)
+        spread = stochens.fit(
+            net, DATA, method=method, **gather(engine="ray", chunk=chunk, **SMALL)
+        )
         equal(alone, spread)
         torch.testing.assert_close(spread.history.loss, alone.history.loss)
 
@@ -330,11 +334,11 @@ def test_another_name_of_the_cluster_is_known_again(cluster):
 
 def test_an_address_of_another_cluster_is_refused(cluster):
     with pytest.raises(InputError, match=r"address is 10\.0\.0\.1:6379, but this process is"):
-        stochens.fit(MLP(2, 4, 2), DATA, engine=Ray("10.0.0.1:6379"), **SMALL)
+        stochens.fit(MLP(2, 4, 2), DATA, **gather(engine=Ray("10.0.0.1:6379"), **SMALL))
     with pytest.raises(InputError, match="has no GPU"):
-        stochens.fit(MLP(2, 4, 2), DATA, engine="ray", device="cuda", **SMALL)
+        stochens.fit(MLP(2, 4, 2), DATA, device="cuda", **gather(engine="ray", **SMALL))
     with pytest.raises(InputError, match=r"cpus = 64, but no machine .* more than 1 cores"):
-        stochens.fit(MLP(2, 4, 2), DATA, engine=Ray(cpus=64), **SMALL)
+        stochens.fit(MLP(2, 4, 2), DATA, **gather(engine=Ray(cpus=64), **SMALL))
 
 
 def test_chains_and_other_members_are_the_same(cluster):
@@ -346,7 +350,8 @@ def test_chains_and_other_members_are_the_same(cluster):
             (stochens.sgmcmc, {"chains": 3, "samples": 10, "burn_in": 30, "batch_size": 20}),
         ):
             alone, spread = (
-                sample(net, DATA, engine=engine, **options) for engine in ("auto", "ray")
+                sample(net, DATA, run=stochens.Run(engine=engine), **options)
+                for engine in ("auto", "ray")
             )
             equal(alone, spread)
             for name, values in alone.chains.stats.items():
@@ -358,11 +363,12 @@ def test_chains_and_other_members_are_the_same(cluster):
             (stochens.multiswag, {"members": 4, "epochs": 20, "rank": 3, "snapshots": 4}),
         ):
             alone, spread = (
-                train(net, DATA, engine=engine, **options) for engine in ("auto", "ray")
+                train(net, DATA, run=stochens.Run(engine=engine), **options)
+                for engine in ("auto", "ray")
             )
             equal(alone, spread)
     torch.testing.assert_close(
-        spread.spread.variance["0.weight"], alone.low_rank.variance["0.weight"]
+        spread.low_rank.variance["0.weight"], alone.low_rank.variance["0.weight"]
     )
 
 
@@ -375,7 +381,7 @@ def test_what_is_wrong_with_chains_is_said_once_of_all_of_them(cluster):
         told = []
         for engine in ("auto", "ray"):
             with pytest.warns(SamplingWarning) as caught:
-                sample(net, DATA, engine=engine, **options)
+                sample(net, DATA, run=stochens.Run(engine=engine), **options)
             told.append([str(w.message) for w in caught if w.category is SamplingWarning])
             assert all(w.filename == __file__ for w in caught)
         assert told[0] == told[1]
@@ -385,26 +391,30 @@ def test_what_is_wrong_with_chains_is_said_once_of_all_of_them(cluster):
 
 def test_a_start_for_each_member_goes_to_its_block(cluster):
     net, options = MLP(2, 4, 2), {**SMALL, "method": "regular", "members": 5}
-    start = stochens.fit(net, DATA, **options).params
-    alone = stochens.fit(net, DATA, start=start, **options)
-    equal(alone, stochens.fit(net, DATA, start=start, engine="ray", **options))
+    start = stochens.fit(net, DATA, **gather(**options)).params
+    alone = stochens.fit(net, DATA, start=start, **gather(**options))
+    equal(alone, stochens.fit(net, DATA, start=start, **gather(engine="ray", **options)))
 
 
 def test_predictions_are_the_same_numbers(cluster):
     x = torch.randn(1003, 2, generator=torch.Generator().manual_seed(0))
     swag = {"members": 4, "epochs": 20, "rank": 3, "snapshots": 4}
     for posterior in (
-        stochens.fit(MLP(2, 4, 2), DATA, **SMALL),
-        stochens.multiswag(MLP(2, 4, 2), DATA, **swag),
-        stochens.fit(MLP(2, 4, 1), (DATA[0], DATA[0][:, :1]), likelihood="gaussian", **SMALL),
+        stochens.fit(MLP(2, 4, 2), DATA, **gather(**SMALL)),
+        stochens.multiswag(MLP(2, 4, 2), DATA, **gather(**swag)),
+        stochens.fit(
+            MLP(2, 4, 1), (DATA[0], DATA[0][:, :1]), likelihood="gaussian", **gather(**SMALL)
+        ),
     ):
         options = {"draws": 2, "batch_size": 100, "seed": 5}
-        here, there = (posterior.predict(x, engine=e, **options) for e in (None, "ray"))
+        here, there = (
+            posterior.predict(x, run=stochens.Run(engine=e), **options) for e in ("auto", "ray")
+        )
         assert torch.equal(here.mean, there.mean)
         assert torch.equal(here.aleatoric, there.aleatoric)
     assert torch.equal(here.draw_means, there.draw_means)
-    with pytest.raises(InputError, match="engine must be None, 'ray' or"):
-        posterior.predict(x, engine="vmap")
+    with pytest.raises(InputError, match="engine must be 'auto', 'ray' or"):
+        posterior.predict(x, run=stochens.Run(engine="vmap"))
 
 
 def test_predictions_of_ones_own_likelihood_are_the_same_numbers(cluster):
@@ -427,20 +437,25 @@ def test_predictions_of_ones_own_likelihood_are_the_same_numbers(cluster):
 
     counts = DATA[0], DATA[1].unsqueeze(1)
     posterior, spread = (
-        stochens.fit(MLP(2, 4, 1), counts, likelihood=Poisson(), engine=engine, **SMALL)
+        stochens.fit(MLP(2, 4, 1), counts, likelihood=Poisson(), **gather(engine=engine, **SMALL))
         for engine in ("auto", "ray")
     )
     equal(posterior, spread)
     x = torch.randn(203, 2, generator=torch.Generator().manual_seed(0))
     for keep in (True, False):
         options = {"draws": 2, "batch_size": 20, "keep_draws": keep}
-        here, there = (posterior.predict(x, engine=e, **options) for e in (None, "ray"))
+        here, there = (
+            posterior.predict(x, run=stochens.Run(engine=e), **options) for e in ("auto", "ray")
+        )
         assert torch.equal(here.mean, there.mean)
         assert torch.equal(here.epistemic, there.epistemic)
         assert here.keeps_draws == there.keeps_draws == keep
     counts = torch.arange(203.0)
     loader = DataLoader(x, batch_size=50)
-    both = (posterior.predict(loader, engine=e, batch_size=20) for e in (None, "ray"))
+    both = (
+        posterior.predict(loader, run=stochens.Run(engine=e), batch_size=20)
+        for e in ("auto", "ray")
+    )
     here, there = (p.log_prob(counts) for p in both)
     assert torch.equal(here, there)
 
@@ -452,45 +467,45 @@ def test_a_prediction_that_fails_says_where_and_why(monkeypatch):
     monkeypatch.setattr(prediction, "run_pieces", lambda *_, **__: failed)
     posterior = stochens.fit(MLP(2, 4, 2), DATA, members=1, epochs=1)
     with pytest.raises(Failed, match="prediction failed at rows 0 to 9: its worker or its node"):
-        posterior.predict(DATA[0], engine="ray")
+        posterior.predict(DATA[0], run=stochens.Run(engine="ray"))
 
 
 def test_a_run_that_is_done_is_found_again_at_a_path_and_at_a_url(cluster, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     net = MLP(2, 4, 2)
-    alone = stochens.fit(net, DATA, **SMALL)
+    alone = stochens.fit(net, DATA, **gather(**SMALL))
     for place in ("kept", f"file://{tmp_path}/url"):  # a path of the driver's own folder
         options = {"engine": "ray", "checkpoint": place, **SMALL}
-        equal(alone, stochens.fit(net, DATA, chunk=3, **options))
+        equal(alone, stochens.fit(net, DATA, **gather(chunk=3, **options)))
         steps = [p.name for p in Path(place.removeprefix("file://")).glob("*/*/0*")]
         assert steps == ["000000018"] * 3  # of three blocks, each at its end
-        equal(alone, stochens.fit(net, DATA, **options))  # the blocks of before
-        more = stochens.fit(net, DATA, **{**options, "members": 10})
-        equal(stochens.fit(net, DATA, **{**SMALL, "members": 10}), more)
+        equal(alone, stochens.fit(net, DATA, **gather(**options)))  # the blocks of before
+        more = stochens.fit(net, DATA, **gather(**{**options, "members": 10}))
+        equal(stochens.fit(net, DATA, **gather(**{**SMALL, "members": 10})), more)
     with pytest.raises(InputError, match="is of another run: lr was"):
-        stochens.fit(net, DATA, lr=0.5, **options)
+        stochens.fit(net, DATA, lr=0.5, **gather(**options))
 
 
 def test_trials_are_found_again_at_a_path_and_at_a_url(cluster, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     auto = stochens.Auto(candidates=["regular", "dropout"], members=2)
-    alone = stochens.fit(MLP(2, 4, 2), DATA, method=auto, **SMALL)
+    alone = stochens.fit(MLP(2, 4, 2), DATA, method=auto, **gather(**SMALL))
     for place in ("kept", f"file://{tmp_path}/url"):
         options = {"method": auto, "engine": "ray", "checkpoint": place, **SMALL}
-        first = stochens.fit(MLP(2, 4, 2), DATA, **options)
+        first = stochens.fit(MLP(2, 4, 2), DATA, **gather(**options))
         equal(alone, first)
         there = Path(place.removeprefix("file://"))
         assert sorted(p.name for p in there.glob("trials/0*")) == ["000000001", "000000002"]
         assert not list(there.glob("trial-*"))
-        assert stochens.fit(MLP(2, 4, 2), DATA, **options).trials == first.trials
+        assert stochens.fit(MLP(2, 4, 2), DATA, **gather(**options)).trials == first.trials
 
 
 def test_members_that_diverge_are_left_out_as_on_one_machine(cluster):
     net, options = MLP(2, 4, 2), {**SMALL, "method": "regular", "members": 4}
-    start = stochens.fit(net, DATA, **options).params
+    start = stochens.fit(net, DATA, **gather(**options)).params
     start["0.weight"][2:] = float("nan")
     with pytest.warns(UserWarning, match="members 2 to 3: all 2 members diverged"):
-        left = stochens.fit(net, DATA, start=start, engine="ray", chunk=2, **options)
+        left = stochens.fit(net, DATA, start=start, **gather(engine="ray", chunk=2, **options))
     assert left.members == (0, 1)
 
 
@@ -529,20 +544,20 @@ class Hook:
 
 def test_a_block_that_fails_for_good_is_named_and_the_rest_is_there(cluster):
     net, options = MLP(2, 4, 2), {**SMALL, "method": "regular", "members": 6}
-    start = stochens.fit(net, DATA, **options).params
+    start = stochens.fit(net, DATA, **gather(**options)).params
     start["0.weight"][2] = 200.0  # member 2 ends its process
     hooked = {**options, "start": start, "collect": Hook, "chunk": 2}
     with pytest.warns(UserWarning, match="1 of 3 blocks failed for good") as said:
-        rest = stochens.fit(net, DATA, engine=Ray(tries=2), **hooked)
+        rest = fit_watched(net, DATA, engine=Ray(tries=2), **hooked)
     text = str(next(w.message for w in said if "for good" in str(w.message)))
     assert "members 2 to 3: its worker or its node died, 2 times" in text
     assert rest.members == (0, 1, 4, 5)
-    alone = stochens.fit(net, DATA, start=start, **options)
+    alone = stochens.fit(net, DATA, start=start, **gather(**options))
     for name, p in alone.params.items():
         torch.testing.assert_close(rest.params[name], p[[0, 1, 4, 5]])
     start["0.weight"][:] = 50.0
     with pytest.raises(Failed, match="all 3 blocks failed: ZeroDivisionError: a weight is"):
-        stochens.fit(net, DATA, engine="ray", **hooked)
+        fit_watched(net, DATA, engine="ray", **hooked)
 
 
 class Hiccup(Hook):
@@ -557,13 +572,12 @@ class Hiccup(Hook):
 
 def test_a_disk_that_fails_once_costs_no_block(cluster, tmp_path):
     options = {**SMALL, "method": "regular", "members": 4}
-    alone = stochens.fit(MLP(2, 4, 2), DATA, **options)
+    alone = stochens.fit(MLP(2, 4, 2), DATA, **gather(**options))
     (tmp_path / "told").mkdir()
     hook = functools.partial(Hiccup, tmp_path / "told")
-    kept = {"checkpoint": tmp_path / "kept", "checkpoint_every": 0.0}
-    whole = stochens.fit(
-        MLP(2, 4, 2), DATA, engine=Ray(tries=2), chunk=2, collect=hook, **kept, **options
-    )
+    kept = {"checkpoint": tmp_path / "kept", "every": 0.0}
+    kept |= {"engine": Ray(tries=2), "chunk": 2}
+    whole = fit_watched(MLP(2, 4, 2), DATA, hook, **kept, **options)
     assert (tmp_path / "told" / "failed").exists()
     equal(alone, whole)
 
@@ -573,7 +587,7 @@ def test_what_workers_cannot_import_is_said_in_one_line(cluster, monkeypatch):
     module.Net = type("Net", (nn.Linear,), {"__module__": "only_here", "__qualname__": "Net"})
     monkeypatch.setitem(sys.modules, "only_here", module)
     with pytest.raises(Failed, match="No module named 'only_here'") as said:
-        stochens.fit(module.Net(2, 2), DATA, method="regular", engine="ray", **SMALL)
+        stochens.fit(module.Net(2, 2), DATA, method="regular", **gather(engine="ray", **SMALL))
     assert "\n" not in str(said.value)
 
 
@@ -594,12 +608,13 @@ def until(true, seconds=60.0) -> None:
 DRIVER = """
 import sys, ray, stochens
 from pathlib import Path
+from tests.running import fit_watched
 from tests.test_cluster import DATA, MLP, SLOW, hook_in
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
 ray.cloudpickle.register_pickle_by_value(sys.modules["tests.test_cluster"])
 folder = Path(sys.argv[2])
-stochens.fit(MLP(2, 4, 2), DATA, engine="ray", chunk=4, checkpoint=folder / "kept",
-             checkpoint_every=0.2, collect=hook_in(folder), **SLOW)
+fit_watched(MLP(2, 4, 2), DATA, hook_in(folder), engine="ray", chunk=4,
+            checkpoint=folder / "kept", every=0.2, **SLOW)
 """
 
 
@@ -619,9 +634,9 @@ def test_a_driver_that_is_killed_is_begun_again_and_picks_the_run_up(cluster, tm
     assert reached
     assert max(reached) < 60  # in mid-run
     options = {"checkpoint": tmp_path / "kept", "collect": Hook, **SLOW}
-    again = stochens.fit(MLP(2, 4, 2), DATA, engine="ray", **options)
+    again = fit_watched(MLP(2, 4, 2), DATA, engine="ray", **options)
     assert len(list((tmp_path / "kept").glob("members-*"))) == 4  # blocks as the first had cut them
-    equal(stochens.fit(MLP(2, 4, 2), DATA, **SLOW), again)
+    equal(stochens.fit(MLP(2, 4, 2), DATA, **gather(**SLOW)), again)
 
 
 def test_a_worker_is_killed_and_a_node_goes_away(cluster, tmp_path):
@@ -630,11 +645,9 @@ def test_a_worker_is_killed_and_a_node_goes_away(cluster, tmp_path):
 
     (tmp_path / "told").mkdir()
     options = {"engine": "ray", "chunk": 2, "checkpoint": tmp_path / "kept", **SLOW}
-    options |= {"checkpoint_every": 0.2, "collect": hook_in(tmp_path / "told")}
+    options |= {"every": 0.2, "collect": hook_in(tmp_path / "told")}
     found = []
-    work = threading.Thread(
-        target=lambda: found.append(stochens.fit(MLP(2, 4, 2), DATA, **options))
-    )
+    work = threading.Thread(target=lambda: found.append(fit_watched(MLP(2, 4, 2), DATA, **options)))
     work.start()
     other = next(n for n in cluster.list_all_nodes() if n is not cluster.head_node)
 
@@ -654,4 +667,4 @@ def test_a_worker_is_killed_and_a_node_goes_away(cluster, tmp_path):
     assert sum(node["Alive"] for node in ray.nodes()) == 1
     first_steps = [int(path.name.split("-")[2]) for path in (tmp_path / "told").iterdir()]
     assert max(first_steps) > 1  # a block went on from its checkpoint
-    equal(stochens.fit(MLP(2, 4, 2), DATA, **SLOW), found[0])
+    equal(stochens.fit(MLP(2, 4, 2), DATA, **gather(**SLOW)), found[0])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.methods.test_conformance import NETWORKS, inputs_of
+from tests.running import gather
 from tests.test_casts import BF16, CASES, LAYERS
 from torch import nn
 
@@ -32,7 +33,9 @@ def convnet() -> nn.Module:
 def test_members_are_those_of_the_cpu(float64, xor):
     data = xor[0].double(), xor[1]
     options = {"method": "regular", "members": 4, "epochs": 5, "batch_size": 20, "lr": 0.01}
-    cpu, gpu = (stochens.fit(MLP(2, 8, 2), data, device=d, **options) for d in ("cpu", "cuda"))
+    cpu, gpu = (
+        stochens.fit(MLP(2, 8, 2), data, device=d, **gather(**options)) for d in ("cpu", "cuda")
+    )
     for name, p in cpu.params.items():
         # float64 rounding over 15 steps
         torch.testing.assert_close(gpu.params[name].cpu(), p, rtol=1e-8, atol=1e-10)
@@ -54,11 +57,18 @@ def test_a_network_that_lives_on_the_gpu_is_fine():
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("bf16", [False, True])
-def test_every_method_trains_predicts_and_saves(method, bf16, tmp_path):
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+def test_every_method_trains_predicts_and_saves(method, precision, tmp_path):
     x, y = images()
     posterior = stochens.fit(
-        convnet, (x, y), method=method, members=3, epochs=30, batch_size=32, lr=0.01, bf16=bf16
+        convnet,
+        (x, y),
+        method=method,
+        members=3,
+        epochs=30,
+        batch_size=32,
+        lr=0.01,
+        run=stochens.Run(precision=precision),
     )
     assert posterior.history.nll[-1].mean() < 0.9 * posterior.history.nll[0].mean()
     p = posterior.predict(x, draws=2, seed=1)
@@ -76,7 +86,9 @@ def in_bf16(name, **options):
     x = inputs_of(NETWORKS[name]) if name in NETWORKS else own
     x = torch.cat([x, x.flip(0)])
     options = {"members": 2, "epochs": 2, "batch_size": 4, "device": "cuda", **options}
-    posterior = stochens.fit(CASES[name], (x, torch.arange(8) % 2), bf16=True, **options)
+    posterior = stochens.fit(
+        CASES[name], (x, torch.arange(8) % 2), **gather(precision="bf16", **options)
+    )
     assert all(p.isfinite().all() and p.dtype == torch.float32 for p in posterior.params.values())
     return posterior, x
 
@@ -87,7 +99,9 @@ def in_bf16(name, **options):
 def test_every_network_trains_in_bf16(name, engine):
     posterior, x = in_bf16(name, method="regular", engine=engine)
     assert posterior.engine == ("loop" if engine == "loop" else "vmap")
-    narrow, wide = (posterior.predict(x, bf16=bf16) for bf16 in (True, False))
+    narrow, wide = (
+        posterior.predict(x, run=stochens.Run(precision=p)) for p in ("bf16", "float32")
+    )
     # a logit's rounding, a few times over; probabilities move by a quarter of it at most
     torch.testing.assert_close(narrow.mean, wide.mean, rtol=0, atol=LAYERS * BF16)
 
@@ -97,7 +111,7 @@ def test_every_network_trains_in_bf16(name, engine):
 @pytest.mark.parametrize("name", ["transformer", "attention-without-weights", "frozen-layer-norm"])
 def test_every_method_trains_attention_in_bf16(name, method, caplog):
     posterior, x = in_bf16(name, method=method)
-    assert posterior.predict(x, draws=2, bf16=True).mean.isfinite().all()
+    assert posterior.predict(x, draws=2, run=stochens.Run(precision="bf16")).mean.isfinite().all()
     assert "without a CUDA graph" not in caplog.text
 
 
@@ -117,17 +131,22 @@ def test_attention_is_compiled_in_bf16(name):
 @pytest.mark.parametrize("name", ["transformer", "layer-norm"])
 def test_samplers_run_in_bf16(name):
     x = inputs_of(NETWORKS[name])
-    data, options = (x, torch.arange(4) % 2), {"bf16": True, "device": "cuda", "batch_size": 2}
+    data, options = (
+        (x, torch.arange(4) % 2),
+        {"precision": "bf16", "device": "cuda", "batch_size": 2},
+    )
     for posterior in (
-        stochens.langevin(CASES[name], data, members=2, steps=4, **options),
-        stochens.sgmcmc(CASES[name], data, chains=2, samples=2, burn_in=2, **options),
+        stochens.langevin(CASES[name], data, members=2, steps=4, **gather(**options)),
+        stochens.sgmcmc(CASES[name], data, chains=2, samples=2, burn_in=2, **gather(**options)),
     ):
-        assert posterior.predict(x, bf16=True).mean.isfinite().all()
+        assert posterior.predict(x, run=stochens.Run(precision="bf16")).mean.isfinite().all()
 
 
 def test_memory_is_shared_out_by_what_is_free():
     x, y = images()
-    posterior = stochens.fit(convnet, (x, y), method=Dropout(0.1), members=5, epochs=1, chunk=2)
+    posterior = stochens.fit(
+        convnet, (x, y), method=Dropout(0.1), members=5, epochs=1, run=stochens.Run(chunk=2)
+    )
     assert len(posterior) == 5
     swag = stochens.multiswag(convnet, (x, y), members=2, epochs=30, snapshots=4, rank=3)
     assert swag.predict(x, draws=2).probs.shape == (4, 96, 2)
@@ -148,9 +167,9 @@ def test_members_are_the_same_in_blocks_of_any_size(method, engine, float64):
     x, y = images()
     options = {"members": 4, "epochs": 3, "batch_size": 20, "lr": 0.01, "device": "cuda"}
     options |= {"method": method, "engine": engine}
-    whole = stochens.fit(convnet, (x.double(), y), **options)
+    whole = stochens.fit(convnet, (x.double(), y), **gather(**options))
     for chunk in (2, 1):
-        parted = stochens.fit(convnet, (x.double(), y), chunk=chunk, **options)
+        parted = stochens.fit(convnet, (x.double(), y), **gather(chunk=chunk, **options))
         for name, p in whole.params.items():
             # float64 rounding over 15 steps of Adam, which divides by small numbers
             torch.testing.assert_close(parted.params[name], p, rtol=1e-6, atol=1e-7)
@@ -163,8 +182,8 @@ def test_a_graph_of_the_step_is_the_step(method, batch_size, optimizer, caplog):
     x, y = images()
     options = {"members": 3, "epochs": 6, "batch_size": batch_size, "lr": 0.01, "device": "cuda"}
     options |= {"method": method, "optimizer": optimizer, "schedule": "step"}
-    plain = stochens.fit(convnet, (x, y), engine="vmap", **options)
-    graph = stochens.fit(convnet, (x, y), **options)
+    plain = stochens.fit(convnet, (x, y), **gather(engine="vmap", **options))
+    graph = stochens.fit(convnet, (x, y), **gather(**options))
     for name, p in plain.params.items():
         # the same operations and random numbers; cuDNN may choose another order of a sum
         torch.testing.assert_close(graph.params[name], p, rtol=1e-3, atol=1e-4)
@@ -177,7 +196,7 @@ def test_a_graph_keeps_the_rate_of_a_learned_noise(caplog):
     options = {"members": 3, "epochs": 20, "batch_size": 20, "lr": 0.01, "device": "cuda"}
     options |= {"method": "regular", "likelihood": "gaussian"}
     plain, graph = (
-        stochens.fit(stochens.MLP(1, 8, 1), (x, x), engine=engine, **options)
+        stochens.fit(stochens.MLP(1, 8, 1), (x, x), **gather(engine=engine, **options))
         for engine in ("vmap", "auto")
     )
     noise = [posterior.params["log_variance"] for posterior in (graph, plain)]
@@ -200,9 +219,9 @@ def test_what_no_graph_can_hold_is_trained_without_one(caplog):
     data = x, (x[:, 0] > 0).long()
     options = {"members": 3, "epochs": 3, "batch_size": 20, "method": "regular"}
     with caplog.at_level("INFO", logger="stochens"):
-        posterior = stochens.fit(Asks, data, **options)
+        posterior = stochens.fit(Asks, data, **gather(**options))
     assert "without a CUDA graph" in caplog.text
-    plain = stochens.fit(Asks, data, engine="vmap", **options)
+    plain = stochens.fit(Asks, data, **gather(engine="vmap", **options))
     for name, p in plain.params.items():
         torch.testing.assert_close(posterior.params[name], p, rtol=1e-4, atol=1e-5)
 
@@ -225,13 +244,20 @@ def test_a_resnet_runs_by_its_kernels_unless_they_are_off(method, monkeypatch, c
     options = {"members": 3, "epochs": 2, "batch_size": 24, "lr": 1e-4, "optimizer": "sgd"}
     options |= {"method": method, "device": "cuda"}
     found = []
-    for switch, bf16 in (("", None), ("off", True), ("", False)):
+    for switch, precision in (("", "auto"), ("off", "bf16"), ("", "float32")):
         monkeypatch.setenv("STOCHENS_KERNELS", switch)
         calls.clear()
-        posterior = stochens.fit(lambda: ResNet20FRN(classes=2), data, bf16=bf16, **options)
+        posterior = stochens.fit(
+            lambda: ResNet20FRN(classes=2), data, **gather(precision=precision, **options)
+        )
         trained = len(calls)
-        found.append((posterior.history.nll.mean(), posterior.predict(x, bf16=bf16).mean))
-        assert (trained > 0) is (len(calls) > trained) is (bf16 is None)
+        found.append(
+            (
+                posterior.history.nll.mean(),
+                posterior.predict(x, run=stochens.Run(precision=precision)).mean,
+            )
+        )
+        assert (trained > 0) is (len(calls) > trained) is (precision == "auto")
     assert "without a CUDA graph" not in caplog.text
     (loss, probs), *others = found
     assert loss.isfinite()
@@ -270,10 +296,10 @@ def test_chains_are_those_of_the_cpu_whoever_runs_them(sampler, name):
     y = (x[:, 0] > 0).long() if likelihood == "categorical" else x[:, 0].sin()
     # short trajectories: long ones make of the last bit another path
     short = {"max_depth": 4} if sampler is stochens.nuts else {"trajectory": 0.1}
-    options = {"likelihood": likelihood, "samples": 4, "warmup": 4, "dtype": torch.float64, **short}
-    cpu = sampler(net, (x, y), device="cpu", engine="vmap", **options)
+    options = {"likelihood": likelihood, "samples": 4, "warmup": 4, "precision": "float64", **short}
+    cpu = sampler(net, (x, y), device="cpu", **gather(engine="vmap", **options))
     for engine in ("fused", "vmap", "loop"):
-        gpu = sampler(net, (x, y), device="cuda", engine=engine, **options)
+        gpu = sampler(net, (x, y), device="cuda", **gather(engine=engine, **options))
         assert torch.equal(gpu.chains.stats["leapfrogs"], cpu.chains.stats["leapfrogs"])
         for part, p in cpu.params.items():
             # float64 rounding, which eight trajectories make larger
@@ -282,11 +308,11 @@ def test_chains_are_those_of_the_cpu_whoever_runs_them(sampler, name):
 
 def test_a_run_may_change_its_engine_and_device(xor):
     x = xor[0].double()
-    options = {"warmup": 60, "dtype": torch.float64, "chains": 3}
-    whole = stochens.nuts(MLP(2, 3, 2), (x, xor[1]), samples=6, device="cpu", **options)
-    half = stochens.nuts(MLP(2, 3, 2), (x, xor[1]), samples=3, device="cpu", **options)
+    options = {"warmup": 60, "precision": "float64", "chains": 3}
+    whole = stochens.nuts(MLP(2, 3, 2), (x, xor[1]), samples=6, device="cpu", **gather(**options))
+    half = stochens.nuts(MLP(2, 3, 2), (x, xor[1]), samples=3, device="cpu", **gather(**options))
     rest = stochens.nuts(
-        MLP(2, 3, 2), (x, xor[1]), samples=6, device="cuda", resume=half, **options
+        MLP(2, 3, 2), (x, xor[1]), samples=6, device="cuda", resume=half, **gather(**options)
     )
     for name, p in whole.params.items():
         torch.testing.assert_close(rest.params[name].cpu(), p, rtol=1e-5, atol=1e-7)
@@ -306,7 +332,7 @@ def test_sgmcmc_is_that_of_the_cpu(kind, xor, caplog):
     options = {"kind": kind, "samples": 8, "burn_in": 5, "thin": 2, "batch_size": 20}
     data = xor[0].double(), xor[1]
     cpu, gpu = (
-        stochens.sgmcmc(MLP(2, 6, 2), data, device=d, dtype=torch.float64, **options)
+        stochens.sgmcmc(MLP(2, 6, 2), data, device=d, **gather(precision="float64", **options))
         for d in ("cpu", "cuda")
     )
     for name, p in cpu.params.items():

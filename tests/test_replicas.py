@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.running import gather
 from tests.tolerance import trained
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -18,10 +19,10 @@ def sets(count: int, n: int = 30) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def test_members_are_those_of_their_own_set_alone(engine, batch_size, float64):
     data = [(x.double(), y) for x, y in sets(3)]
     options = {"method": "regular", "epochs": 3, "batch_size": batch_size, "engine": engine}
-    together = stochens.fit(MLP(2, 5, 2), Replicas(data), members=7, **options)
+    together = stochens.fit(MLP(2, 5, 2), Replicas(data), members=7, **gather(**options))
     for d in range(3):
         ids = range(d, 7, 3)
-        alone = stochens.fit(MLP(2, 5, 2), data[d], members=list(ids), **options)
+        alone = stochens.fit(MLP(2, 5, 2), data[d], members=list(ids), **gather(**options))
         mine = together.replica(d, 3)
         assert mine.members == alone.members == tuple(ids)
         for name, p in alone.params.items():

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from tests.running import fit_watched
 from tests.tolerance import trained
 from torch import nn
 
@@ -75,7 +76,11 @@ def test_a_rank_too_large_is_refused_at_the_first_step(xor):
     options = {"members": 2, "epochs": 10, "batch_size": None}
     with pytest.raises(InputError, match=r"the tail has 5 steps.*fewer than rank = 6"):
         stochens.multiswag(
-            nn.Linear(2, 2), xor, rank=6, log=lambda epoch, _: epochs.append(epoch), **options
+            nn.Linear(2, 2),
+            xor,
+            rank=6,
+            run=stochens.Run(log=lambda epoch, _: epochs.append(epoch)),
+            **options,
         )
     assert not epochs
 
@@ -113,7 +118,7 @@ def test_draws_differ_and_seeds_repeat(float64, xor):
     p = posterior.predict(xor[0], draws=2, seed=0)
     assert not torch.equal(p.probs[:3], p.probs[3:])
     assert torch.equal(p.probs, posterior.predict(xor[0], draws=2, seed=0).probs)
-    chunked = stochens.multiswag(nn.Linear(2, 2), xor, chunk=2, **options)
+    chunked = stochens.multiswag(nn.Linear(2, 2), xor, run=stochens.Run(chunk=2), **options)
     for one, two in zip(posterior.low_rank, chunked.low_rank, strict=True):
         for name, value in one.items():
             within = trained(torch.float64, steps=36, rows=20)
@@ -139,7 +144,7 @@ def test_multiswa_averages_the_tail_of_each_member(float64, xor, method):
     options = {"method": method, "members": 2, "epochs": 6, "batch_size": 20, "device": "cpu"}
     witness = Witness()
     net = stochens.MLP(2, 4, 2)
-    stochens.fit(net, xor, schedule="constant", collect=lambda: witness, **options)
+    fit_watched(net, xor, lambda: witness, schedule="constant", **options)
     averaged = stochens.multiswa(net, xor, average_from=0.5, snapshots=9, **options)
     assert len(witness.seen) == 18
     for name, p in averaged.params.items():

@@ -103,7 +103,7 @@ def test_a_training_that_draws_nothing_holds_nobody_up(xor):
             meet.wait()
 
     call = functools.partial(stochens.fit, MLP(2, 8, 2), xor, members=2, epochs=2, device="cpu")
-    together(*(functools.partial(call, log=log, seed=seed) for seed in (1, 2)))
+    together(*(functools.partial(call, run=stochens.Run(log=log), seed=seed) for seed in (1, 2)))
 
 
 def test_estimators(xor):

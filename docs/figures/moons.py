@@ -35,7 +35,7 @@ def main() -> None:
             epochs=EPOCHS,
             batch_size=100,
             lr=0.01,
-            schedule="step",
+            optimizer=stochens.Optimizer(schedule="step"),
             start="prior",
         )
         p = posterior.predict(points)

@@ -19,6 +19,7 @@ from stochens.posterior.joining import join_posteriors as join
 from stochens.posterior.posterior import Posterior, load
 from stochens.posterior.predictive import GaussianPredictive, Predictive
 from stochens.run.cluster.connect import Ray
+from stochens.run.options import Run
 from stochens.samplers.diagnostics import diagnose
 from stochens.samplers.langevin import langevin
 from stochens.samplers.sampling import hmc, nuts
@@ -27,6 +28,7 @@ from stochens.samplers.swag import multiswa, multiswag
 from stochens.toy import toy_set
 from stochens.training.auto import Auto
 from stochens.training.fit import fit
+from stochens.training.schedules import Optimizer
 from stochens.version import __version__
 
 if TYPE_CHECKING:
@@ -46,11 +48,13 @@ __all__ = [
     "Homoscedastic",
     "InputError",
     "NPDropout",
+    "Optimizer",
     "Posterior",
     "Predictive",
     "Ray",
     "Regular",
     "Replicas",
+    "Run",
     "StochasticEnsembleClassifier",
     "StochasticEnsembleRegressor",
     "__version__",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from stochens.conversions import OWN_DROPOUT
-from stochens.errors import InputError
+from stochens.errors import InputError, outside
 from stochens.members import plain_attention
 from stochens.private_names import (
     SPECTRAL,
@@ -182,14 +182,14 @@ def _warn_silent(layers: list[str], rates: Counter[float]) -> None:
         warnings.warn(
             f"the network's own dropout ({', '.join(layers)}) is off at test time. {remedy}",
             SilentNoiseWarning,
-            stacklevel=6,
+            stacklevel=outside(),
         )
     elif rates:
         warnings.warn(
             f"the network calls dropout as a function (rate {max(rates)}), which is off at test "
             f"time. {remedy}",
             SilentNoiseWarning,
-            stacklevel=6,
+            stacklevel=outside(),
         )
 
 

@@ -1,7 +1,12 @@
-"""The error types, for bad input and for work that failed, and help with names almost right."""
+"""The error types, for bad input and for work that failed, and help with names almost right and
+with whom a warning is for."""
 
 import difflib
+import inspect
+import types
 from collections.abc import Collection, Iterable
+
+OURS = __name__.partition(".")[0]
 
 
 class InputError(ValueError):
@@ -52,3 +57,16 @@ def check_known(what: str, name: str, known: Collection[str]) -> None:
     if name not in known:
         hint = did_you_mean(str(name), known) or "."
         raise InputError(f"unknown {what} {name!r}{hint} Known: {', '.join(known)}")
+
+
+def _package(frame: types.FrameType) -> str:
+    name: str = frame.f_globals.get("__name__", "")  # __package__ is None in a script
+    return name.partition(".")[0]
+
+
+def outside() -> int:
+    """The stack level, for a warning of the caller, of whoever called into this library."""
+    level, frame = 0, inspect.currentframe()
+    while frame is not None and frame.f_back is not None and _package(frame) == OURS:
+        level, frame = level + 1, frame.f_back
+    return level

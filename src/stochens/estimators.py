@@ -30,8 +30,10 @@ from stochens.methods import MethodLike
 from stochens.networks import MLP
 from stochens.private_names import check_sample_weight
 from stochens.randomness.seeds import seeded
+from stochens.run.options import Run
 from stochens.training.auto import Auto
 from stochens.training.fit import fit
+from stochens.training.schedules import Optimizer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # The user's own network: made by (features, outputs), or a module to be initialised again
@@ -116,9 +118,8 @@ class _Ensemble(BaseEstimator, abc.ABC):  # type: ignore[misc]
             sample_weight=sample_weight,
             epochs=self.epochs,
             batch_size=self.batch_size,
-            optimizer=self.optimizer,
+            optimizer=Optimizer(self.optimizer, schedule=self.schedule),
             lr=self.lr,
-            schedule=self.schedule,
             prior_precision=self.prior_precision,
             kl_weight=self.kl_weight,
             likelihood=likelihood,
@@ -204,8 +205,8 @@ def _rehearse(
                 on_divergence="keep",
                 seed=seed,
                 device="cpu",
-                engine="loop",
                 progress=False,
+                run=Run(engine="loop"),
             )
             p = posterior.predict(x[:1].expand(FEW, *x.shape[1:]), noise="shared")
             if p.mean.shape[-1] != outputs and isinstance(likelihood, likelihoods.Categorical):

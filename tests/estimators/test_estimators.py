@@ -272,7 +272,9 @@ def test_what_cannot_predict_is_refused_before_it_is_trained(
     iris, net, message, method, monkeypatch
 ):
     trained = []
-    monkeypatch.setattr(work, "train", lambda *args: trained.append(args[5]) or train(*args))
+    monkeypatch.setattr(
+        work, "train", lambda *args: trained.append(args[0].settings) or train(*args)
+    )
     for model in (classifier, regressor):
         with pytest.raises(InputError, match=message):
             model(net=net, method=method).fit(*iris)

@@ -42,8 +42,7 @@ def by_fit(method: str, **options: object) -> Callable[[Path], Posterior]:
             members=6,
             epochs=40,
             batch_size=16,
-            checkpoint=folder,
-            **options,
+            run=stochens.Run(checkpoint=folder, **options),
         )
 
     return work
@@ -60,10 +59,8 @@ def by_convolutions(folder: Path) -> Posterior:
         members=3,
         epochs=10,
         batch_size=16,
-        optimizer="sgd",
-        schedule="step",
-        chunk=2,
-        checkpoint=folder,
+        optimizer=stochens.Optimizer("sgd", schedule="step"),
+        run=stochens.Run(chunk=2, checkpoint=folder),
     )
 
 
@@ -76,23 +73,29 @@ def by_swag(folder: Path) -> Posterior:
         batch_size=16,
         snapshots=8,
         rank=4,
-        checkpoint=folder,
+        run=stochens.Run(checkpoint=folder),
     )
 
 
 def by_nuts(folder: Path) -> Posterior:
     options = {"chains": 2, "samples": 40, "warmup": 40}
-    return stochens.nuts(stochens.MLP(2, 5, 2), data(), checkpoint=folder, **options)
+    return stochens.nuts(
+        stochens.MLP(2, 5, 2), data(), run=stochens.Run(checkpoint=folder), **options
+    )
 
 
 def by_langevin(folder: Path) -> Posterior:
     options = {"members": 5, "steps": 400, "batch_size": 20}
-    return stochens.langevin(stochens.MLP(2, 5, 2), data(), checkpoint=folder, **options)
+    return stochens.langevin(
+        stochens.MLP(2, 5, 2), data(), run=stochens.Run(checkpoint=folder), **options
+    )
 
 
 def by_sghmc(folder: Path) -> Posterior:
     options = {"kind": "csghmc", "chains": 3, "samples": 20, "burn_in": 60, "batch_size": 20}
-    return stochens.sgmcmc(stochens.MLP(2, 5, 2), data(), checkpoint=folder, **options)
+    return stochens.sgmcmc(
+        stochens.MLP(2, 5, 2), data(), run=stochens.Run(checkpoint=folder), **options
+    )
 
 
 WORK: dict[str, Callable[[Path], Posterior]] = {

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.running import gather
 
 import stochens
 from stochens import InputError
@@ -256,7 +257,7 @@ def test_a_training_that_is_stopped_goes_on_where_it_was(number, likelihood, tmp
     data = x, y if likelihood == "categorical" else x  # the learned noise has a rate of its own
     options = {"members": 3, "epochs": 12, "batch_size": 20, "method": "np-dropout"}
     options["likelihood"] = likelihood
-    whole = stochens.fit(stochens.MLP(2, 5, 2), data, **options)
+    whole = stochens.fit(stochens.MLP(2, 5, 2), data, **gather(**options))
     seen = []
 
     def log(epoch, values):
@@ -266,12 +267,14 @@ def test_a_training_that_is_stopped_goes_on_where_it_was(number, likelihood, tmp
 
     options["checkpoint"] = tmp_path / "kept"
     with pytest.raises((KeyboardInterrupt, SystemExit)) as raised:
-        stochens.fit(stochens.MLP(2, 5, 2), data, log=log, **options)
+        stochens.fit(stochens.MLP(2, 5, 2), data, **gather(log=log, **options))
     if number == signal.SIGINT:
         said = f"stopped; kept in {options['checkpoint']}: the same call goes on"
         assert str(raised.value) == said
     assert seen == [0, 1, 2, 3, 4]
-    again = stochens.fit(stochens.MLP(2, 5, 2), data, log=lambda e, v: seen.append(e), **options)
+    again = stochens.fit(
+        stochens.MLP(2, 5, 2), data, **gather(log=lambda e, v: seen.append(e), **options)
+    )
     assert seen == list(range(12))
     for name, p in whole.params.items():
         assert torch.equal(again.params[name], p)
@@ -281,57 +284,69 @@ def test_a_training_that_is_stopped_goes_on_where_it_was(number, likelihood, tmp
 def test_checkpoints_of_another_training_are_refused_by_name(tmp_path):
     data = stochens.toy_set("a", n=40)
     options = {"members": 2, "epochs": 1, "checkpoint": tmp_path / "kept"}
-    stochens.fit(stochens.MLP(2, 3, 2), data, **options)
-    stochens.fit(stochens.MLP(2, 3, 2), data, **options)  # the same: there is nothing to do
+    stochens.fit(stochens.MLP(2, 3, 2), data, **gather(**options))
+    stochens.fit(
+        stochens.MLP(2, 3, 2), data, **gather(**options)
+    )  # the same: there is nothing to do
     for change, said in (
         ({"lr": 0.5}, "lr was 0.001 there and is 0.5 now"),
         ({"method": "regular"}, "network was|methods was"),
         ({"seed": 3}, "seed was 0"),
     ):
         with pytest.raises(InputError, match=said):
-            stochens.fit(stochens.MLP(2, 3, 2), data, **{**options, **change})
+            stochens.fit(stochens.MLP(2, 3, 2), data, **gather(**{**options, **change}))
     with pytest.raises(InputError, match="the data differ"):
-        stochens.fit(stochens.MLP(2, 3, 2), stochens.toy_set("b", n=40), **options)
+        stochens.fit(stochens.MLP(2, 3, 2), stochens.toy_set("b", n=40), **gather(**options))
     with pytest.raises(InputError, match="start was"):
-        stochens.fit(stochens.MLP(2, 3, 2), data, **options, start="prior")
+        stochens.fit(stochens.MLP(2, 3, 2), data, **gather(**options), start="prior")
 
 
 def test_a_checkpoint_knows_whose_it_is(tmp_path):
     data = stochens.toy_set("a", n=40)
     common = {"epochs": 1, "method": "regular"}
     first, net = tmp_path / "members", stochens.MLP(2, 3, 2)
-    stochens.fit(net, data, members=[0, 1, 3], checkpoint=first, **common)
+    stochens.fit(net, data, members=[0, 1, 3], **gather(checkpoint=first, **common))
     with pytest.raises(InputError, match=r"members was \[0, 1, 3\] there and is \[0, 2, 3\] now"):
-        stochens.fit(net, data, members=[0, 2, 3], checkpoint=first, **common)
+        stochens.fit(net, data, members=[0, 2, 3], **gather(checkpoint=first, **common))
     swa = tmp_path / "swa"
-    stochens.multiswa(net, data, members=2, epochs=4, checkpoint=swa)
+    stochens.multiswa(net, data, members=2, epochs=4, run=stochens.Run(checkpoint=swa))
     with pytest.raises(InputError, match="averages was"):
-        stochens.multiswa(net, data, members=2, epochs=4, average_from=0.9, checkpoint=swa)
+        stochens.multiswa(
+            net, data, members=2, epochs=4, average_from=0.9, run=stochens.Run(checkpoint=swa)
+        )
     noise, target = tmp_path / "noise", data[0][:, :1]
     one = stochens.MLP(2, 3, 1)
     for sd, said in ((0.1, None), (2.0, "likelihood was")):
         options = {"likelihood": stochens.Homoscedastic(noise=sd), "checkpoint": noise, **common}
         if said is None:
-            stochens.fit(one, (data[0], target), members=2, **options)
+            stochens.fit(one, (data[0], target), members=2, **gather(**options))
             continue
         with pytest.raises(InputError, match=said):
-            stochens.fit(one, (data[0], target), members=2, **options)
+            stochens.fit(one, (data[0], target), members=2, **gather(**options))
     chains = tmp_path / "chains"
-    stochens.nuts(net, data, chains=1, samples=2, warmup=2, checkpoint=chains)
+    stochens.nuts(net, data, chains=1, samples=2, warmup=2, run=stochens.Run(checkpoint=chains))
     with pytest.raises(InputError, match="start was"):
-        stochens.nuts(net, data, chains=1, samples=2, warmup=2, checkpoint=chains, start="default")
+        stochens.nuts(
+            net,
+            data,
+            chains=1,
+            samples=2,
+            warmup=2,
+            run=stochens.Run(checkpoint=chains),
+            start="default",
+        )
 
 
 def test_coupled_members_and_a_chunk_of_ones_own_are_not_overruled(tmp_path):
     data, net = stochens.toy_set("a", n=40), stochens.MLP(2, 3, 2)
     options = {"epochs": 1, "method": "regular", "checkpoint": tmp_path / "kept"}
-    stochens.fit(net, data, members=2, repulsion=0.1, **options)
+    stochens.fit(net, data, members=2, repulsion=0.1, **gather(**options))
     with pytest.raises(InputError, match="repulsion couples all 4"):
-        stochens.fit(net, data, members=4, repulsion=0.1, **options)
+        stochens.fit(net, data, members=4, repulsion=0.1, **gather(**options))
     options["checkpoint"] = tmp_path / "other"
-    stochens.fit(net, data, members=4, chunk=2, **options)
+    stochens.fit(net, data, members=4, **gather(chunk=2, **options))
     with pytest.raises(InputError, match="blocks of 2 members, which cannot go on in blocks of"):
-        stochens.fit(net, data, members=4, chunk=3, **options)
+        stochens.fit(net, data, members=4, **gather(chunk=3, **options))
 
 
 def test_one_block_of_all_members_is_not_begun_anew_in_smaller_ones(tmp_path):
@@ -345,11 +360,11 @@ def test_one_block_of_all_members_is_not_begun_anew_in_smaller_ones(tmp_path):
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        stochens.fit(net, data, log=log, chunk=50, **options)
+        stochens.fit(net, data, **gather(log=log, chunk=50, **options))
     with pytest.raises(InputError, match="blocks of 4 members, which cannot go on in blocks of"):
-        stochens.fit(net, data, chunk=2, **options)
+        stochens.fit(net, data, **gather(chunk=2, **options))
     assert [p.name for p in (tmp_path / "kept").glob("members-*")] == ["members-00000-00003"]
-    stochens.fit(net, data, log=log, chunk=60, **options)  # all of them, as before
+    stochens.fit(net, data, **gather(log=log, chunk=60, **options))  # all of them, as before
     assert seen == list(range(6))
 
 
@@ -357,22 +372,22 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
     data, net = stochens.toy_set("a", n=40), stochens.MLP(2, 3, 2)
     options = {"members": 2, "method": "regular", "checkpoint": tmp_path / "kept"}
     one = stochens.fit(
-        net, data, lr=np.float32(0.5), epochs=np.int64(2), seed=np.int64(1), **options
+        net, data, lr=np.float32(0.5), epochs=np.int64(2), seed=np.int64(1), **gather(**options)
     )
-    two = stochens.fit(net, data, lr=0.5, epochs=2, seed=1, **options)
+    two = stochens.fit(net, data, lr=0.5, epochs=2, seed=1, **gather(**options))
     assert torch.equal(one.params["0.weight"], two.params["0.weight"])
 
 
 def test_a_damaged_last_checkpoint_costs_only_the_time_since_the_one_before(tmp_path):
     data = stochens.toy_set("a", n=60)
-    options = {"members": 2, "epochs": 5, "batch_size": 20, "checkpoint_every": 0.0}
+    options = {"members": 2, "epochs": 5, "batch_size": 20, "every": 0.0}
     folder = tmp_path / "kept"
-    whole = stochens.fit(stochens.MLP(2, 4, 2), data, checkpoint=folder, **options)
+    whole = stochens.fit(stochens.MLP(2, 4, 2), data, **gather(checkpoint=folder, **options))
     last = sorted(folder.glob("members-*/0*"))[-1] / storage.TENSORS
     *rest, end = last.read_bytes()
     last.write_bytes(bytes([*rest, end ^ 1]))
     with pytest.warns(UserWarning, match="the checkpoint before it is used"):
-        again = stochens.fit(stochens.MLP(2, 4, 2), data, checkpoint=folder, **options)
+        again = stochens.fit(stochens.MLP(2, 4, 2), data, **gather(checkpoint=folder, **options))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for name, p in whole.params.items():
@@ -383,14 +398,14 @@ def test_blocks_are_those_of_before_though_memory_is_another_now(tmp_path):
     """Noise by torch's own numbers is drawn block by block, so that their size is part of it."""
     data = stochens.toy_set("a", n=60)
     options = {"members": 5, "epochs": 4, "batch_size": 20, "engine": "vmap"}
-    whole = stochens.fit(stochens.MLP(2, 4, 2), data, chunk=2, **options)
+    whole = stochens.fit(stochens.MLP(2, 4, 2), data, **gather(chunk=2, **options))
 
     def stop(epoch, values):
         raise KeyboardInterrupt
 
-    options["checkpoint"], options["checkpoint_every"] = tmp_path / "kept", 0.0
+    options["checkpoint"], options["every"] = tmp_path / "kept", 0.0
     with pytest.raises(KeyboardInterrupt):
-        stochens.fit(stochens.MLP(2, 4, 2), data, chunk=2, log=stop, **options)
-    again = stochens.fit(stochens.MLP(2, 4, 2), data, **options)
+        stochens.fit(stochens.MLP(2, 4, 2), data, **gather(chunk=2, log=stop, **options))
+    again = stochens.fit(stochens.MLP(2, 4, 2), data, **gather(**options))
     for name, p in whole.params.items():
         assert torch.equal(again.params[name], p)

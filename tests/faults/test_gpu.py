@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.running import gather
 from torch import nn
 
 import stochens
@@ -21,21 +22,21 @@ def network() -> nn.Module:
 
 
 @pytest.mark.parametrize("method", ["regular", "dropout", "dropconnect"])
-@pytest.mark.parametrize("bf16", [False, True])  # by vmap, and by the kernels where they run
-def test_a_stopped_training_goes_on_to_rounding(method, bf16, tmp_path):
+@pytest.mark.parametrize(
+    "precision", ["float32", "bf16"]
+)  # by vmap, and by the kernels where they run
+def test_a_stopped_training_goes_on_to_rounding(method, precision, tmp_path):
     options = {"method": method, "members": 2, "epochs": 4, "batch_size": 32, "optimizer": "sgd"}
-    options |= {"lr": 0.01, "bf16": bf16, "device": "cuda", "seed": 3}
-    whole = stochens.fit(network, images(), **options)
+    options |= {"lr": 0.01, "precision": precision, "device": "cuda", "seed": 3}
+    whole = stochens.fit(network, images(), **gather(**options))
 
     def stop(epoch: int, values: dict[str, float]) -> None:
         if epoch == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        stochens.fit(
-            network, images(), log=stop, checkpoint=tmp_path, checkpoint_every=0, **options
-        )
-    again = stochens.fit(network, images(), checkpoint=tmp_path, **options)
+        stochens.fit(network, images(), **gather(log=stop, checkpoint=tmp_path, every=0, **options))
+    again = stochens.fit(network, images(), **gather(checkpoint=tmp_path, **options))
     for name, p in whole.params.items():
         # cuDNN and the kernels may add in another order; 8 steps at a small rate
         torch.testing.assert_close(again.params[name], p, rtol=1e-2, atol=2e-3)
@@ -44,13 +45,13 @@ def test_a_stopped_training_goes_on_to_rounding(method, bf16, tmp_path):
 @pytest.mark.parametrize("lost", ["drop", "keep"])
 def test_a_lost_member_harms_nobody(lost):
     options = {"method": "regular", "epochs": 3, "batch_size": 32, "optimizer": "sgd", "lr": 0.01}
-    options |= {"device": "cuda", "bf16": True, "lost": lost}
-    start = stochens.fit(network, images(), members=4, **(options | {"epochs": 1})).params
+    options |= {"device": "cuda", "precision": "bf16", "on_divergence": lost}
+    start = stochens.fit(network, images(), members=4, **gather(**options | {"epochs": 1})).params
     poisoned = {name: p.clone() for name, p in start.items()}
     poisoned["head.weight"][2] = float("nan")
-    healthy = stochens.fit(network, images(), members=4, start=start, **options)
+    healthy = stochens.fit(network, images(), members=4, start=start, **gather(**options))
     with pytest.warns(UserWarning, match="member"):
-        found = stochens.fit(network, images(), members=4, start=poisoned, **options)
+        found = stochens.fit(network, images(), members=4, start=poisoned, **gather(**options))
     assert found.members == ((0, 1, 3) if lost == "drop" else (0, 1, 2, 3))
     for name, p in healthy.params.items():
         for member in (0, 1, 3):
@@ -74,7 +75,7 @@ def test_memory_that_ends_halves_the_blocks():
                 epochs=1,
                 batch_size=64,
                 device="cuda",
-                engine="vmap",
+                run=stochens.Run(engine="vmap"),
             )
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.running import fit_watched
 
 import stochens
 from stochens import MLP, Posterior
@@ -76,17 +77,17 @@ class Poison(Watch):
 def trained(
     engine: str, method: str, optimizer: str, collect=Watch, on_divergence="keep"
 ) -> Posterior:
-    return stochens.fit(
+    return fit_watched(
         MLP(2, 6, 6, 2),
         stochens.toy_set("b", n=POINTS),
+        collect,
         method=method,
         members=MEMBERS,
         epochs=EPOCHS,
         batch_size=BATCH,
         optimizer=optimizer,
-        engine=engine,
+        run=stochens.Run(engine=engine),
         on_divergence=on_divergence,
-        collect=collect,
         device="cpu",
     )
 

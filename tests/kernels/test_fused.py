@@ -69,7 +69,9 @@ def test_a_shared_activation_trains_as_by_vmap(float64, xor):
     net = nn.Sequential(nn.Linear(2, 6), relu, nn.Linear(6, 6), relu, nn.Linear(6, 2))
     data, options = (xor[0].double(), xor[1]), {"method": "regular", "members": 2, "epochs": 20}
     one, two = (
-        stochens.fit(net, data, lr=0.01, engine=engine, device="cpu", **options).history.loss
+        stochens.fit(
+            net, data, lr=0.01, run=stochens.Run(engine=engine), device="cpu", **options
+        ).history.loss
         for engine in ("fused", "vmap")
     )
     torch.testing.assert_close(one, two, **trained(torch.float64, steps=20, rows=60))
@@ -163,7 +165,7 @@ def test_fused_composition_learns_as_vmap_does(xor, method):
     options = {"method": [method, Gaussian(0.2, learn=True)], "members": 40, "epochs": 40}
     losses = [
         stochens.fit(
-            MLP(2, 8, 2), xor, engine=engine, lr=0.01, device="cpu", **options
+            MLP(2, 8, 2), xor, run=stochens.Run(engine=engine), lr=0.01, device="cpu", **options
         ).history.loss
         for engine in ("fused", "vmap")
     ]

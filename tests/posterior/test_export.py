@@ -200,7 +200,9 @@ def test_a_network_that_cannot_be_traced_is_one_clear_error(images, tmp_path):
             return super().forward(x if float(x.sum()) > 0 else -x)
 
     x, y = images
-    posterior = fit(lambda: Asks(25, 3), (x.flatten(1), y), epochs=1, engine="loop")
+    posterior = fit(
+        lambda: Asks(25, 3), (x.flatten(1), y), epochs=1, run=stochens.Run(engine="loop")
+    )
     with pytest.raises(InputError, match=r"torch.export cannot trace this network"):
         posterior.export(tmp_path / "model.pt2")
     assert not list(tmp_path.iterdir())

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.running import gather
 from tests.tolerance import close
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -24,7 +25,7 @@ from stochens.posterior.fingerprint import fingerprint
 
 def fit(data, net=None, **options):
     settings = {"method": "regular", "members": 3, "epochs": 2, "device": "cpu"}
-    return stochens.fit(net or (lambda: MLP(2, 6, 2)), data, **(settings | options))
+    return stochens.fit(net or (lambda: MLP(2, 6, 2)), data, **gather(**settings | options))
 
 
 # float64: two layers of at most 6 terms, a softmax and a mean of at most 7 members
@@ -120,7 +121,9 @@ MIXED = [
 def test_noise_on_outputs_is_fresh_beside_noise_on_weights(xor, method, engine):
     activation = nn.ReLU if engine == "fused" else nn.GELU
     net = functools.partial(Deep, activation)
-    posterior = fit(xor, net, method=method, engine="auto" if engine == "fused" else engine)
+    posterior = fit(
+        xor, net, method=method, run=stochens.Run(engine="auto" if engine == "fused" else engine)
+    )
     x = xor[0][:1].expand(40, 2)
     p = posterior.predict(x, batch_size=10)
     for member in p.probs:
@@ -135,7 +138,9 @@ def test_noise_on_weights_is_one_draw_beside_noise_on_outputs(xor, engine):
     activation = nn.ReLU if engine == "fused" else nn.GELU
     net = functools.partial(Deep, activation)
     options = {"method": [NPDropout(), Gaussian(1e-6)], "epochs": 20, "lr": 0.05}
-    posterior = fit(xor, net, engine="auto" if engine == "fused" else engine, **options)
+    posterior = fit(
+        xor, net, run=stochens.Run(engine="auto" if engine == "fused" else engine), **options
+    )
     p = posterior.predict(xor[0][:1].expand(20, 2), batch_size=3)
     torch.testing.assert_close(p.probs, p.probs[:, :1].expand_as(p.probs), rtol=0, atol=1e-4)
     torch.testing.assert_close(
@@ -464,9 +469,9 @@ def test_files_of_others_are_never_written_over(xor, tmp_path):
 def test_a_posterior_is_loaded_in_the_precision_it_was_saved_in(xor, tmp_path):
     """A sampler may be asked for another than the network's."""
     x, y = xor
-    options = {"chains": 2, "samples": 4, "warmup": 4, "dtype": torch.float64}
+    options = {"chains": 2, "samples": 4, "warmup": 4, "precision": "float64"}
     like = "gaussian"
-    posterior = stochens.nuts(MLP(2, 6, 1), (x, y.float()), likelihood=like, **options)
+    posterior = stochens.nuts(MLP(2, 6, 1), (x, y.float()), likelihood=like, **gather(**options))
     posterior.save(tmp_path / "run")
     again = stochens.load(tmp_path / "run", MLP(2, 6, 1))
     assert torch.equal(again.predict(x.double()).mean, posterior.predict(x.double()).mean)

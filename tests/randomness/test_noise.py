@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.kernels import emulated
+from tests.running import gather
 from tests.tolerance import trained
 from torch import nn
 
@@ -85,10 +86,10 @@ def test_members_are_the_same_in_blocks_of_any_size(float64, xor, method, networ
     net = nn.Sequential(nn.Linear(2, 8), activation, nn.Linear(8, 2))
     options = {"method": method, "members": 4, "epochs": 5, "batch_size": 20, "seed": 1}
     options["engine"] = "auto" if network == "fused" else network
-    whole = stochens.fit(net, data, **options)
+    whole = stochens.fit(net, data, **gather(**options))
     within = trained(torch.float64, steps=15, rows=20)
     for chunk in (2, 1):
-        parted = stochens.fit(net, data, chunk=chunk, **options)
+        parted = stochens.fit(net, data, **gather(chunk=chunk, **options))
         for name, p in whole.params.items():
             torch.testing.assert_close(parted.params[name], p, **within)
         torch.testing.assert_close(parted.history.loss, whole.history.loss)

@@ -9,8 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import stochens
 from stochens import MLP
 from stochens.run import memory
-from stochens.training import fit as fitting
-from stochens.training import work
+from stochens.training import ensemble, work
 
 
 def test_activations_of_one_example():
@@ -46,12 +45,12 @@ def test_fit_trains_in_as_many_blocks_as_it_takes(float64, xor, monkeypatch):
     blocks = []
     train = work.train
 
-    def count(net, start, data, likelihood, members, *rest):
+    def count(task, start, members, watchers):
         blocks.append(members)
-        return train(net, start, data, likelihood, members, *rest)
+        return train(task, start, members, watchers)
 
     monkeypatch.setattr(work, "train", count)
-    monkeypatch.setattr(fitting, "members_that_fit", lambda *_, **__: 2)
+    monkeypatch.setattr(ensemble, "members_that_fit", lambda *_, **__: 2)
     cut = stochens.fit(MLP(2, 4, 2), data, method="regular", members=5, epochs=2, device="cpu")
     assert blocks == [(0, 1), (2, 3), (4,)]
     for name, p in whole.params.items():
@@ -65,7 +64,7 @@ def test_memory_is_planned_for_the_batches_of_a_loader(xor, monkeypatch):
         asked.append(batch_size)
         return 5
 
-    monkeypatch.setattr(fitting, "members_that_fit", seen)
+    monkeypatch.setattr(ensemble, "members_that_fit", seen)
     loader = DataLoader(TensorDataset(*xor), batch_size=30)
     for data, rows in ((loader, 128), (xor, 12)):
         stochens.fit(MLP(2, 4, 2), data, members=2, epochs=1, batch_size=rows, device="cpu")

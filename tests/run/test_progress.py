@@ -39,7 +39,9 @@ def test_nothing_is_written_when_the_data_are_bad(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
     data = (torch.full((4, 2), float("nan")), torch.zeros(4, dtype=torch.long))
     with pytest.raises(InputError, match="x must be finite"):
-        stochens.fit(stochens.MLP(2, 2), data, method="regular", log="tensorboard")
+        stochens.fit(
+            stochens.MLP(2, 2), data, method="regular", run=stochens.Run(log="tensorboard")
+        )
     assert made == []
 
 

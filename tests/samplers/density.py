@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from stochens.members import flatten
 from stochens.randomness.seeds import SAMPLER, derive
+from stochens.run.options import Run
 from stochens.samplers import nuts as tree
 from stochens.samplers import trajectory
 from stochens.samplers.adaptation import windows
 from stochens.samplers.driver import reasonable_step
 from stochens.samplers.engines import PlainRunner, choose, names, restored, tensors
-from stochens.samplers.problem import prepare
+from stochens.samplers.problem import SamplerRequest, prepare
 from stochens.samplers.target import NetworkTarget, Target
 from stochens.samplers.trajectory import STATS, Record, Rules, State, initial
 
@@ -207,8 +208,10 @@ def lockstep(
     """
     GROWTH = 1e3 if dtype == torch.float64 else 1.0
     within = close(dtype, terms=len(data[0]), depth=6 * block, condition=GROWTH)
-    options = {"start": "prior", "prior_precision": 1.0, "seed": 3, "device": "cpu"}
-    problem = prepare(net, data, chains=chains, likelihood=likelihood, dtype=dtype, **options)
+    run = Run(device="cpu", precision=str(dtype).removeprefix("torch."))
+    problem = prepare(
+        SamplerRequest(net=net, data=data, members=chains, likelihood=likelihood, seed=3, run=run)
+    )
     like, x, y = problem.likelihood, problem.x, problem.y
     rows = 20  # so that torch's gradient is a sum over parts
     target = NetworkTarget(problem.net, like, x, y, problem.shapes, 1.0, rows)

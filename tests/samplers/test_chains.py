@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from tests.running import gather
 from torch import nn
 
 import stochens
@@ -126,15 +127,15 @@ def interrupted(monkeypatch, calls):
 @pytest.mark.parametrize(("sampler", "calls"), [(stochens.nuts, 30), (stochens.hmc, 12)])
 def test_an_interrupted_run_keeps_its_draws_and_goes_on(sampler, calls, engine, data, monkeypatch):
     options = {"chains": 2, "samples": 60, "warmup": 15, "engine": engine, "step_size": 0.3}
-    long = sampler(nn.Linear(2, 2), data, **options)
+    long = sampler(nn.Linear(2, 2), data, **gather(**options))
     with monkeypatch.context() as patch:
         interrupted(patch, calls)
         with pytest.warns(UserWarning, match="of 60 draws of each chain, which are kept"):
-            part = sampler(nn.Linear(2, 2), data, **options)
+            part = sampler(nn.Linear(2, 2), data, **gather(**options))
     made = len(part) // 2
     assert 0 < made < 60
     torch.testing.assert_close(part.chain(1).params["bias"], long.chain(1).params["bias"][:made])
-    whole = sampler(nn.Linear(2, 2), data, resume=part, **options)
+    whole = sampler(nn.Linear(2, 2), data, resume=part, **gather(**options))
     assert torch.equal(whole.params["weight"], long.params["weight"])
     for name, t in long.chains.stats.items():
         assert torch.equal(whole.chains.stats[name], t), name
@@ -142,20 +143,22 @@ def test_an_interrupted_run_keeps_its_draws_and_goes_on(sampler, calls, engine, 
 
 def test_stopped_in_the_warm_up_a_folder_keeps_it(data, monkeypatch, tmp_path):
     options = {"chains": 2, "samples": 20, "warmup": 60}
-    long = stochens.nuts(nn.Linear(2, 2), data, **options)
+    long = stochens.nuts(nn.Linear(2, 2), data, **gather(**options))
     with monkeypatch.context() as patch:
         interrupted(patch, 2)
         with pytest.raises(KeyboardInterrupt, match="checkpoint=FOLDER"):
-            stochens.nuts(nn.Linear(2, 2), data, **options)
+            stochens.nuts(nn.Linear(2, 2), data, **gather(**options))
         interrupted(patch, 2)
         with pytest.raises(KeyboardInterrupt):
-            stochens.nuts(nn.Linear(2, 2), data, checkpoint=tmp_path / "run", **options)
-    whole = stochens.nuts(nn.Linear(2, 2), data, checkpoint=tmp_path / "run", **options)
+            stochens.nuts(nn.Linear(2, 2), data, **gather(checkpoint=tmp_path / "run", **options))
+    whole = stochens.nuts(nn.Linear(2, 2), data, **gather(checkpoint=tmp_path / "run", **options))
     assert torch.equal(whole.params["weight"], long.params["weight"])
-    again = stochens.nuts(nn.Linear(2, 2), data, checkpoint=tmp_path / "run", **options)
+    again = stochens.nuts(nn.Linear(2, 2), data, **gather(checkpoint=tmp_path / "run", **options))
     assert torch.equal(again.params["weight"], long.params["weight"])  # nothing left to do
     with pytest.raises(InputError, match="seed was 0 there and is 1 now"):
-        stochens.nuts(nn.Linear(2, 2), data, checkpoint=tmp_path / "run", seed=1, **options)
+        stochens.nuts(
+            nn.Linear(2, 2), data, seed=1, **gather(checkpoint=tmp_path / "run", **options)
+        )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -165,7 +168,7 @@ def test_of_two_runs_to_go_on_with_none_is_left_out_silently(data, tmp_path, sam
     options = {"chains": 2, ("burn_in" if sampler == "sgmcmc" else "warmup"): 10}
     long = sample(net, data, samples=9, **options)
     few = sample(net, data, samples=3, **options)
-    options["checkpoint"] = tmp_path / "run"
+    options["run"] = stochens.Run(checkpoint=tmp_path / "run")
     more = sample(net, data, samples=6, resume=few, **options)  # a new folder keeps what follows
     assert torch.equal(more.chains.stats["likelihood"], long.chains.stats["likelihood"][:, :6])
     with pytest.raises(InputError, match=r"run holds a run, and resume is a run too: .* leave"):
@@ -177,15 +180,17 @@ def test_of_two_runs_to_go_on_with_none_is_left_out_silently(data, tmp_path, sam
 def test_a_folder_of_something_else_is_not_written_over(data, tmp_path):
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(InputError, match="not empty"):
-        stochens.nuts(nn.Linear(2, 2), data, samples=2, warmup=2, checkpoint=tmp_path)
+        stochens.nuts(
+            nn.Linear(2, 2), data, samples=2, warmup=2, run=stochens.Run(checkpoint=tmp_path)
+        )
     assert (tmp_path / "letter.txt").read_text() == "dear"
 
 
 def test_sgmcmc_goes_on_too(data, monkeypatch):
     options = {"chains": 2, "samples": 20, "burn_in": 10, "thin": 2, "batch_size": 7}
-    long = stochens.sgmcmc(nn.Linear(2, 2), data, **options)
-    few = stochens.sgmcmc(nn.Linear(2, 2), data, **{**options, "samples": 9})
-    more = stochens.sgmcmc(nn.Linear(2, 2), data, resume=few, **options)
+    long = stochens.sgmcmc(nn.Linear(2, 2), data, **gather(**options))
+    few = stochens.sgmcmc(nn.Linear(2, 2), data, **gather(**{**options, "samples": 9}))
+    more = stochens.sgmcmc(nn.Linear(2, 2), data, resume=few, **gather(**options))
     assert torch.equal(more.params["weight"], long.params["weight"])
     assert torch.equal(more.chains.stats["likelihood"], long.chains.stats["likelihood"])
 
@@ -201,14 +206,14 @@ def test_sgmcmc_goes_on_too(data, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(sgmcmc_steps, "_step", stopping)
         with pytest.warns(UserWarning, match="stopped after 7 of 20"):
-            part = stochens.sgmcmc(nn.Linear(2, 2), data, **options)
-    whole = stochens.sgmcmc(nn.Linear(2, 2), data, resume=part, **options)
+            part = stochens.sgmcmc(nn.Linear(2, 2), data, **gather(**options))
+    whole = stochens.sgmcmc(nn.Linear(2, 2), data, resume=part, **gather(**options))
     assert torch.equal(whole.params["weight"], long.params["weight"])
     with pytest.raises(InputError, match="resume is of another run: lr"):
-        stochens.sgmcmc(nn.Linear(2, 2), data, resume=part, lr=0.5, **options)
+        stochens.sgmcmc(nn.Linear(2, 2), data, resume=part, lr=0.5, **gather(**options))
     run = stochens.hmc(nn.Linear(2, 2), data, chains=2, samples=2, warmup=2)
     with pytest.raises(InputError, match="no chains of its kind"):
-        stochens.sgmcmc(nn.Linear(2, 2), data, resume=run, **options)
+        stochens.sgmcmc(nn.Linear(2, 2), data, resume=run, **gather(**options))
 
 
 @pytest.mark.parametrize("sample", [stochens.sgmcmc, stochens.nuts, stochens.hmc])
@@ -233,10 +238,15 @@ def test_other_chains_are_not_gone_on_with(data, sample, tmp_path):
 
 def test_chains_that_ran_apart_are_remembered_by_their_ids(data):
     options = {"samples": 3, "burn_in": 2, "thin": 1}
-    parts = [stochens.sgmcmc(nn.Linear(2, 2), data, chains=ids, **options) for ids in ([0], [1])]
+    parts = [
+        stochens.sgmcmc(nn.Linear(2, 2), data, chains=ids, **gather(**options))
+        for ids in ([0], [1])
+    ]
     joined = join_chains(parts)
     assert joined.chains.settings["chains"] == 2
-    more = stochens.sgmcmc(nn.Linear(2, 2), data, resume=joined, **options | {"chains": 2})
+    more = stochens.sgmcmc(
+        nn.Linear(2, 2), data, resume=joined, **gather(**options | {"chains": 2})
+    )
     assert torch.equal(more.params["weight"], joined.params["weight"])
 
 
@@ -247,7 +257,7 @@ def test_a_seed_may_be_one_of_numpys(data, tmp_path):
     run.save(tmp_path / "run")
     walk = functools.partial(stochens.langevin, nn.Linear(2, 2), data, members=2, steps=300)
     seeds = (np.int64(3), 3)
-    one, two = (walk(seed=s, checkpoint=tmp_path / "walk") for s in seeds)
+    one, two = (walk(seed=s, run=stochens.Run(checkpoint=tmp_path / "walk")) for s in seeds)
     assert torch.equal(one.params["weight"], two.params["weight"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # so few draws are troubled
@@ -287,11 +297,11 @@ class Recurrent(nn.Module):
     ],
 )
 def test_networks_that_vmap_cannot_run_go_in_a_loop(data, sampler, options):
-    posterior = sampler(Recurrent, data, **options)
+    posterior = sampler(Recurrent, data, **gather(**options))
     assert posterior.engine == "loop"
     assert posterior.predict(data[0]).mean.shape == (60, 2)
     with pytest.raises(InputError, match="vmap cannot run this network"):
-        sampler(Recurrent, data, **(options | {"engine": "vmap"}))
+        sampler(Recurrent, data, **gather(**options | {"engine": "vmap"}))
 
 
 def test_weights_that_a_pass_changes_are_refused():

@@ -91,7 +91,7 @@ def test_every_trouble_is_said_with_its_remedy(run):
     for part in ("7 of 800", "chain 2", "target_accept", "max_depth=12", "E-BFMI", "chain 3"):
         assert part in words
     with pytest.warns(SamplingWarning, match="7 of 800"):
-        diagnostics.warn_of_trouble(bad, torch.zeros(3, 2), stacklevel=2)
+        diagnostics.warn_of_trouble(bad, torch.zeros(3, 2))
 
 
 def test_chains_that_disagree_are_said_to(run):

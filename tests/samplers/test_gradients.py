@@ -7,7 +7,7 @@ from torch import nn
 
 import stochens
 from stochens.samplers import langevin
-from stochens.samplers.problem import prepare
+from stochens.samplers.problem import SamplerRequest, prepare
 from stochens.samplers.sgmcmc_steps import (
     AVERAGING,
     Gradient,
@@ -44,10 +44,8 @@ def test_the_slope_of_all_data_from_its_batches(batch):
     """N nll and its slope where Langevin's members end, whatever the size of a batch, a short last
     one too; against autograd on all of the data in float64."""
     x, y = stochens.toy_set("b", n=30)
-    problem = prepare(
-        nn.Linear(2, 2), (x, y), chains=3, likelihood="categorical", start="prior",
-        prior_precision=1.0, seed=0, device="cpu", dtype=torch.float64, engine="vmap",
-    )  # fmt: skip
+    run = stochens.Run(device="cpu", precision="float64", engine="vmap")
+    problem = prepare(SamplerRequest(net=nn.Linear(2, 2), data=(x, y), members=3, run=run))
     at, _ = langevin._beginning(problem)
     gradient = Gradient(problem, data_term_for(problem)[0])
     energy, slope = langevin._of_all(gradient, at, batch, 30, 0)

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.running import gather
 from tests.samplers import density
 from tests.samplers.density import Density
 from tests.samplers.test_nuts import _gaussian, quiet, same
@@ -225,15 +226,15 @@ def test_the_kernel_is_the_same_machine(activation, outputs, likelihood, chains,
 def test_going_on_is_one_long_run(engine, tmp_path):
     options = {"chains": 2, "warmup": 20, "engine": engine, "max_leapfrogs": 8}
     net, data = density.small_net(nn.Tanh, 2).double(), density.classes()
-    whole = stochens.hmc(net, data, samples=6, **options)
-    half = stochens.hmc(net, data, samples=3, **options)
-    same(stochens.hmc(net, data, samples=6, resume=half, **options), whole)
+    whole = stochens.hmc(net, data, samples=6, **gather(**options))
+    half = stochens.hmc(net, data, samples=3, **gather(**options))
+    same(stochens.hmc(net, data, samples=6, resume=half, **gather(**options)), whole)
     folder = tmp_path / "run"
-    stochens.hmc(net, data, samples=2, checkpoint=folder, **options)
-    same(stochens.hmc(net, data, samples=6, checkpoint=folder, **options), whole)
+    stochens.hmc(net, data, samples=2, **gather(checkpoint=folder, **options))
+    same(stochens.hmc(net, data, samples=6, **gather(checkpoint=folder, **options)), whole)
     for change in ({"trajectory": 1.0}, {"jitter": 0.1}, {"max_leapfrogs": 9}, {"seed": 1}):
         with pytest.raises(InputError, match=next(iter(change)).replace("trajectory", "length")):
-            stochens.hmc(net, data, samples=6, checkpoint=folder, **{**options, **change})
+            stochens.hmc(net, data, samples=6, **gather(checkpoint=folder, **{**options, **change}))
     with pytest.raises(InputError, match="sampler"):
         stochens.nuts(net, data, samples=6, warmup=20, chains=2, resume=whole)
 
@@ -253,9 +254,9 @@ def test_the_trajectory_is_a_quarter_period_of_the_prior(xor):
 @quiet
 def test_the_mass_is_adapted_when_asked(xor):
     options = {"chains": 2, "samples": 1, "warmup": 50, "max_leapfrogs": 5}
-    plain = stochens.hmc(nn.Linear(2, 2), xor, **options).chains.state["inverse_mass"]
+    plain = stochens.hmc(nn.Linear(2, 2), xor, **gather(**options)).chains.state["inverse_mass"]
     assert torch.equal(plain, torch.ones_like(plain))
-    own = stochens.hmc(nn.Linear(2, 2), xor, adapt_mass=True, **options)
+    own = stochens.hmc(nn.Linear(2, 2), xor, adapt_mass=True, **gather(**options))
     assert not bool((own.chains.state["inverse_mass"] == 1).any())
 
 
@@ -276,7 +277,7 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_bad_options_are_refused(what, xor):
     with pytest.raises(InputError, match=next(iter(REFUSED[what]))):
-        stochens.hmc(nn.Linear(2, 2), xor, **{"samples": 2, "warmup": 2, **REFUSED[what]})
+        stochens.hmc(nn.Linear(2, 2), xor, **gather(**{"samples": 2, "warmup": 2, **REFUSED[what]}))
 
 
 def test_a_stochastic_network_is_refused(xor):

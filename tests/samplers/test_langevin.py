@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.running import gather
 from torch import nn
 
 import stochens
@@ -74,7 +75,9 @@ def test_a_member_is_the_same_in_any_company(xor):
 def test_engines_agree(float64, xor):
     data = xor[0].double(), xor[1]
     runs = [
-        stochens.langevin(stochens.MLP(2, 4, 2), data, members=3, steps=20, engine=engine)
+        stochens.langevin(
+            stochens.MLP(2, 4, 2), data, members=3, steps=20, run=stochens.Run(engine=engine)
+        )
         for engine in ("fused", "vmap", "loop")
     ]
     for run in runs[1:]:
@@ -238,7 +241,9 @@ def test_saved_and_loaded(xor, tmp_path):
 )
 def test_bad_options_are_refused(xor, options, message):
     with pytest.raises(InputError, match=message):
-        stochens.langevin(stochens.MLP(2, 4, 2), xor, **{"members": 2, "steps": 3} | options)
+        stochens.langevin(
+            stochens.MLP(2, 4, 2), xor, **gather(**{"members": 2, "steps": 3} | options)
+        )
 
 
 def test_no_member_left_is_no_bad_input(xor):
@@ -254,12 +259,14 @@ def test_members_that_diverge_are_left_out_and_named():
     like = stochens.Homoscedastic(noise=0.5)
     with pytest.warns(SamplingWarning, match=r"1 of 8 members diverged .* \(members \[3\]\)"):
         posterior = stochens.langevin(
-            nn.Linear(1, 1), (x.float(), y.float()), likelihood=like, **options
+            nn.Linear(1, 1), (x.float(), y.float()), likelihood=like, **gather(**options)
         )
     assert posterior.members == (0, 1, 2, 4, 5, 6, 7)
     start["weight"][:5] = 1e15
     with pytest.raises(Failed, match="5 of 8 members diverged"):
-        stochens.langevin(nn.Linear(1, 1), (x.float(), y.float()), likelihood=like, **options)
+        stochens.langevin(
+            nn.Linear(1, 1), (x.float(), y.float()), likelihood=like, **gather(**options)
+        )
 
 
 def test_too_few_steps_are_said_to_be(xor):
@@ -309,8 +316,8 @@ def test_a_prior_too_wide_for_the_network_is_named():
     net(x)
     options = {"members": 20, "likelihood": "heteroscedastic", "steps": 5}
     with pytest.raises(InputError, match=r"member \d+ cannot start: .* start=fit"):
-        stochens.langevin(net, (x, x[:, :1]), **options)
-    stochens.langevin(net, (x, x[:, :1]), start="default", **options)
+        stochens.langevin(net, (x, x[:, :1]), **gather(**options))
+    stochens.langevin(net, (x, x[:, :1]), start="default", **gather(**options))
 
 
 def test_a_stochastic_network_is_refused(xor):

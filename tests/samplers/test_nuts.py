@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats as scipy_stats
+from tests.running import gather
 from tests.samplers import density
 from tests.samplers.density import Density
 from tests.tolerance import close, rounding
@@ -742,13 +743,13 @@ def test_going_on_is_one_long_run(engine):
     was gone on with is as it was."""
     options = {"chains": 3, "warmup": 50, "max_depth": 3, "engine": engine, "seed": 4}
     net, data = density.small_net(nn.Tanh, 2).double(), density.classes()
-    whole = stochens.nuts(net, data, samples=8, **options)
-    half = stochens.nuts(net, data, samples=4, **options)
+    whole = stochens.nuts(net, data, samples=8, **gather(**options))
+    half = stochens.nuts(net, data, samples=4, **gather(**options))
     kept = {name: t.clone() for name, t in half.chains.state.items()}
-    same(stochens.nuts(net, data, samples=8, resume=half, **options), whole)
+    same(stochens.nuts(net, data, samples=8, resume=half, **gather(**options)), whole)
     for name, t in kept.items():
         assert torch.equal(half.chains.state[name], t), f"{name} of the run gone on with has moved"
-    same(stochens.nuts(net, data, samples=8, resume=half, **options), whole)
+    same(stochens.nuts(net, data, samples=8, resume=half, **gather(**options)), whole)
     draws = whole.params["0.weight"].view(3, 8, 5, 3)
     assert torch.equal(draws[:, :4], half.params["0.weight"].view(3, 4, 5, 3))
 
@@ -758,14 +759,19 @@ def test_going_on_from_disk(tmp_path):
     options = {"chains": 2, "warmup": 30, "max_depth": 3}
     net, data = density.small_net(nn.ReLU, 2), density.classes()
     data = data[0].float(), data[1]
-    whole = stochens.nuts(net, data, samples=8, **options)
-    first = stochens.nuts(net, data, samples=3, checkpoint=tmp_path / "run", **options)
-    same(stochens.nuts(net, data, samples=8, checkpoint=tmp_path / "run", **options), whole)
+    whole = stochens.nuts(net, data, samples=8, **gather(**options))
+    first = stochens.nuts(net, data, samples=3, **gather(checkpoint=tmp_path / "run", **options))
+    same(
+        stochens.nuts(net, data, samples=8, **gather(checkpoint=tmp_path / "run", **options)),
+        whole,
+    )
     first.save(tmp_path / "saved")
     loaded = stochens.load(tmp_path / "saved", net)
-    same(stochens.nuts(net, data, samples=8, resume=loaded, **options), whole)
+    same(stochens.nuts(net, data, samples=8, resume=loaded, **gather(**options)), whole)
     with pytest.raises(InputError, match="seed"):
-        stochens.nuts(net, data, samples=9, seed=1, checkpoint=tmp_path / "run", **options)
+        stochens.nuts(
+            net, data, samples=9, seed=1, **gather(checkpoint=tmp_path / "run", **options)
+        )
 
 
 @quiet
@@ -774,7 +780,7 @@ def test_an_interrupted_run_goes_on(phase, tmp_path, monkeypatch):
     """Ctrl-C in the middle of some trajectory, where chains are at different transitions."""
     options = {"chains": 3, "warmup": 20, "max_depth": 3, "engine": "vmap", "samples": 8}
     net, data = density.small_net(nn.Tanh, 2).double(), density.classes()
-    whole = stochens.nuts(net, data, **options)
+    whole = stochens.nuts(net, data, **gather(**options))
     advance = PlainRunner.advance
     least = 12 if phase == "warm-up" else 25
 
@@ -789,14 +795,17 @@ def test_an_interrupted_run_goes_on(phase, tmp_path, monkeypatch):
         patch.setattr(PlainRunner, "advance", interrupted)
         if phase == "warm-up":
             with pytest.raises(KeyboardInterrupt, match="warm-up"):
-                stochens.nuts(net, data, **options)
+                stochens.nuts(net, data, **gather(**options))
         else:
-            part = stochens.nuts(net, data, **options)
+            part = stochens.nuts(net, data, **gather(**options))
             assert 1 <= len(part) // 3 < 8
             assert int(part.chains.state["leaf"].max()) >= 3
     if phase == "draws":
-        same(stochens.nuts(net, data, resume=part, **{**options, "checkpoint": None}), whole)
-    same(stochens.nuts(net, data, **options), whole)
+        same(
+            stochens.nuts(net, data, resume=part, **gather(**{**options, "checkpoint": None})),
+            whole,
+        )
+    same(stochens.nuts(net, data, **gather(**options)), whole)
 
 
 @quiet
@@ -804,10 +813,10 @@ def test_engines_may_change_hands():
     """A run begun by one engine is gone on with by another: the same first draws after it."""
     options = {"chains": 2, "warmup": 20, "max_depth": 3}
     net, data = density.small_net(nn.Tanh, 2).double(), density.classes()
-    half = stochens.nuts(net, data, samples=2, engine="vmap", **options)
-    a = stochens.nuts(net, data, samples=4, resume=half, engine="auto", **options)
-    half = stochens.nuts(net, data, samples=2, engine="vmap", **options)
-    b = stochens.nuts(net, data, samples=4, resume=half, engine="vmap", **options)
+    half = stochens.nuts(net, data, samples=2, **gather(engine="vmap", **options))
+    a = stochens.nuts(net, data, samples=4, resume=half, **gather(engine="auto", **options))
+    half = stochens.nuts(net, data, samples=2, **gather(engine="vmap", **options))
+    b = stochens.nuts(net, data, samples=4, resume=half, **gather(engine="vmap", **options))
     # two transitions of at most 7 leapfrogs, forth and back through three layers, 37 examples
     within = close(torch.float64, terms=37, depth=2 * 7 * 6, condition=1e3)
     for name, p in a.params.items():
@@ -829,7 +838,7 @@ OTHERS = {
     "max_depth": {"max_depth": 3},
     "target_accept": {"target_accept": 0.9},
     "prior_precision": {"prior_precision": 2.0},
-    "dtype": {"dtype": torch.float32},
+    "dtype": {"precision": "float32"},
     "fewer samples": {"samples": 2},
     "a wider network": {
         "net": nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, 2)).double()
@@ -840,14 +849,14 @@ OTHERS = {
 
 @pytest.fixture
 def short_run():
-    return stochens.nuts(**_other())
+    return stochens.nuts(**gather(**_other()))
 
 
 @quiet
 @pytest.mark.parametrize("what", OTHERS)
 def test_another_run_is_not_gone_on_with(what, short_run):
     with pytest.raises(InputError):
-        stochens.nuts(**_other(resume=short_run, engine="vmap", **OTHERS[what]))
+        stochens.nuts(**gather(**_other(resume=short_run, engine="vmap", **OTHERS[what])))
 
 
 @quiet
@@ -855,9 +864,11 @@ def test_another_likelihood_is_not_gone_on_with():
     x, y = density.curve()
     net = density.small_net(nn.Tanh, 1).double()
     options = {"chains": 2, "warmup": 10, "samples": 3, "max_depth": 2}
-    first = stochens.nuts(net, (x, y), likelihood=Homoscedastic(noise=0.3), **options)
+    first = stochens.nuts(net, (x, y), likelihood=Homoscedastic(noise=0.3), **gather(**options))
     with pytest.raises(InputError):
-        stochens.nuts(net, (x, y), likelihood=Homoscedastic(noise=3.0), resume=first, **options)
+        stochens.nuts(
+            net, (x, y), likelihood=Homoscedastic(noise=3.0), resume=first, **gather(**options)
+        )
 
 
 def test_only_a_sampler_s_run_is_gone_on_with(xor):
@@ -943,7 +954,7 @@ REFUSED = {
     "no warmup": ({"warmup": None}, "warmup"),
     "step_size": ({"step_size": 0.0}, "step_size"),
     "prior_precision": ({"prior_precision": -1.0}, "prior_precision"),
-    "dtype": ({"dtype": torch.float16}, "dtype"),
+    "precision": ({"precision": "float16"}, "precision"),
     "likelihood": ({"likelihood": "poisson"}, "likelihood"),
     "start by name": ({"start": "posterior"}, "start"),
     "start of wrong shape": (
@@ -962,13 +973,15 @@ REFUSED = {
 def test_bad_options_are_refused(what, xor):
     options, message = REFUSED[what]
     with pytest.raises(InputError, match=message):
-        stochens.nuts(nn.Linear(2, 2), xor, **{"chains": 2, "samples": 2, "warmup": 2, **options})
+        stochens.nuts(
+            nn.Linear(2, 2), xor, **gather(**{"chains": 2, "samples": 2, "warmup": 2, **options})
+        )
 
 
 def test_the_kernel_is_not_had_for_every_network(xor):
     net = nn.Sequential(nn.Linear(2, 3), nn.GELU(), nn.Linear(3, 2))
     with pytest.raises(InputError, match="fused"):
-        stochens.nuts(net, xor, engine="fused")
+        stochens.nuts(net, xor, run=stochens.Run(engine="fused"))
 
 
 def test_a_loader_is_refused(xor):
@@ -984,7 +997,7 @@ def test_a_start_from_a_posterior(xor):
     trained = stochens.fit(nn.Linear(2, 2), xor, method="regular", members=3, epochs=2)
     options = {"samples": 1, "warmup": 1, "max_depth": 1, "step_size": 1e-12}
     with pytest.raises(InputError, match="3 members"):
-        stochens.nuts(nn.Linear(2, 2), xor, chains=4, start=trained, **options)
-    posterior = stochens.nuts(nn.Linear(2, 2), xor, chains=2, start=trained, **options)
+        stochens.nuts(nn.Linear(2, 2), xor, chains=4, start=trained, **gather(**options))
+    posterior = stochens.nuts(nn.Linear(2, 2), xor, chains=2, start=trained, **gather(**options))
     for name, p in posterior.params.items():
         torch.testing.assert_close(p, trained.params[name][:2], rtol=1e-5, atol=1e-5)

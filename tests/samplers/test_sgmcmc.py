@@ -10,12 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.running import gather
 from torch import Tensor, nn
 
 import stochens
 from stochens import InputError
 from stochens.samplers import sgmcmc_steps
-from stochens.samplers.problem import prepare
+from stochens.samplers.problem import SamplerRequest, prepare
 from stochens.samplers.sgmcmc import sgmcmc
 from stochens.samplers.sgmcmc_steps import Cycle, Gradient, batches, data_term_for
 
@@ -44,8 +45,7 @@ def draws_of(chains: int, at: Tensor | float = 0.0, **options) -> Tensor:
         prior_precision=PRECISION,
         start=start,
         device="cpu",
-        dtype=torch.float64,
-        **options,
+        **gather(precision="float64", **options),
     )
     return posterior.params["0.weight"].view(chains, -1, 3)
 
@@ -179,9 +179,16 @@ def test_lr_is_that_of_sgd_on_the_loss_of_fit(xor):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    options = {"burn_in": 0, "thin": 20, "samples": 1, "temperature": 0.0, "dtype": torch.float64}
+    options = {"burn_in": 0, "thin": 20, "samples": 1, "temperature": 0.0, "precision": "float64"}
     posterior = sgmcmc(
-        net, xor, chains=1, start=start, lr=0.1, momentum=0.8, prior_precision=1.5, **options
+        net,
+        xor,
+        chains=1,
+        start=start,
+        lr=0.1,
+        momentum=0.8,
+        prior_precision=1.5,
+        **gather(**options),
     )
     for name, p in zip(names, params, strict=True):
         torch.testing.assert_close(posterior.params[name][0].cpu(), p.detach())
@@ -218,9 +225,9 @@ def test_mini_batches_are_unbiased(batch_size, seed):
     exactly; and a random order makes every batch a random part of the data."""
     generator = torch.Generator().manual_seed(seed)
     data = (torch.randn(30, 2, generator=generator), torch.randint(2, (30,), generator=generator))
-    common = {"likelihood": "categorical", "start": "prior", "prior_precision": 1.0, "seed": seed}
     net = stochens.MLP(2, 3, 2)
-    problem = prepare(net, data, chains=3, device="cpu", dtype=torch.float64, **common)
+    run = stochens.Run(device="cpu", precision="float64")
+    problem = prepare(SamplerRequest(net=net, data=data, members=3, seed=seed, run=run))
     q = torch.cat([p.flatten(1) for p in problem.start.values()], 1)
     term, _ = data_term_for(problem)
     gradient = Gradient(problem, term)
@@ -235,10 +242,16 @@ def test_mini_batches_are_unbiased(batch_size, seed):
 
 @pytest.mark.parametrize("batch_size", [None, 7])
 def test_engines_agree(xor, batch_size):
-    options = {"chains": 3, "samples": 4, "thin": 2, "burn_in": 10, "dtype": torch.float64}
+    options = {"chains": 3, "samples": 4, "thin": 2, "burn_in": 10, "precision": "float64"}
     net = stochens.MLP(2, 4, 2)
     runs = [
-        sgmcmc(net, xor, batch_size=batch_size, device="cpu", engine=engine, **options).params
+        sgmcmc(
+            net,
+            xor,
+            batch_size=batch_size,
+            device="cpu",
+            **gather(engine=engine, **options),
+        ).params
         for engine in ("auto", "vmap", "loop")
     ]
     for other in runs[1:]:
@@ -256,8 +269,8 @@ def test_engines_agree(xor, batch_size):
 def test_a_chain_is_the_same_in_any_company(xor, engine, options):
     options = {"samples": 4, "thin": 3, "burn_in": 9, "batch_size": 16, "device": "cpu", **options}
     net = stochens.MLP(2, 4, 2)
-    two = sgmcmc(net, xor, chains=2, engine=engine, **options)
-    five = sgmcmc(net, xor, chains=5, engine=engine, **options)
+    two = sgmcmc(net, xor, chains=2, **gather(engine=engine, **options))
+    five = sgmcmc(net, xor, chains=5, **gather(engine=engine, **options))
     for name, p in two.params.items():
         assert torch.equal(five.params[name][:8], p)
         assert len(p.flatten(1).unique(dim=0)) == 8  # and all draws differ
@@ -269,7 +282,8 @@ def test_one_seed_repeats_and_another_differs(xor):
     start = stochens.fit(stochens.MLP(2, 4, 2), xor, method="regular", members=2, epochs=1)
     net = stochens.MLP(2, 4, 2)
     one, again, other = (
-        sgmcmc(net, xor, start=start, seed=seed, **options).params["0.weight"] for seed in (1, 1, 2)
+        sgmcmc(net, xor, start=start, seed=seed, **gather(**options)).params["0.weight"]
+        for seed in (1, 1, 2)
     )
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
@@ -278,7 +292,7 @@ def test_one_seed_repeats_and_another_differs(xor):
 def test_members_are_the_draws_of_chain_after_chain(xor, tmp_path):
     net = stochens.MLP(2, 4, 2)
     options = {"samples": 6, "thin": 2, "burn_in": 5, "cycles": 2, "prior_precision": 3.0}
-    posterior = sgmcmc(net, xor, kind="csghmc", chains=3, **options)
+    posterior = sgmcmc(net, xor, kind="csghmc", chains=3, **gather(**options))
     assert len(posterior) == 18
     assert posterior.chains.count == 3
     stats = posterior.chains.stats
@@ -307,7 +321,7 @@ def test_the_likelihood_recorded_is_that_of_the_step_that_led_to_the_draw(xor):
     x, y = xor
     net = stochens.MLP(2, 4, 2)
     options = {"chains": 2, "samples": 5, "thin": 1, "burn_in": 0, "device": "cpu"}
-    posterior = sgmcmc(net, xor, **options)
+    posterior = sgmcmc(net, xor, **gather(**options))
     probs = posterior.predict(x).probs.view(2, 5, 60, 2)
     nll = -probs.gather(3, y.expand(2, 5, 60).unsqueeze(3)).log().sum((2, 3))  # [2, 5]
     got = posterior.chains.stats["likelihood"]
@@ -325,9 +339,9 @@ def test_a_chain_that_diverges_is_named_and_harms_no_other():
     with pytest.warns(
         UserWarning, match=r"1 of 2 chains diverged \(chains \[1\]\), the first before"
     ):
-        posterior = sgmcmc(net, (x, x), chains=2, start=start, device="cpu", **options)
+        posterior = sgmcmc(net, (x, x), chains=2, start=start, device="cpu", **gather(**options))
     alone = {name: p[:1] for name, p in start.items()}
-    one = sgmcmc(net, (x, x), chains=1, start=alone, device="cpu", **options)
+    one = sgmcmc(net, (x, x), chains=1, start=alone, device="cpu", **gather(**options))
     for name, p in one.params.items():
         assert torch.equal(posterior.chain(0).params[name], p)
 
@@ -347,10 +361,10 @@ def interrupted_at(call: int, monkeypatch) -> None:
 def test_ctrl_c_keeps_the_draws(xor, monkeypatch):
     options = {"chains": 2, "samples": 5, "thin": 4, "burn_in": 10}
     net = stochens.MLP(2, 4, 2)
-    whole = sgmcmc(net, xor, **options)
+    whole = sgmcmc(net, xor, **gather(**options))
     interrupted_at(19, monkeypatch)  # after 2 draws, in the midst of the third
     with pytest.warns(UserWarning, match="stopped after 2 of 5 draws"):
-        part = sgmcmc(net, xor, **options)
+        part = sgmcmc(net, xor, **gather(**options))
     assert part.chains.stats["step"].shape == (2, 2)
     for k in range(2):
         for name, p in part.chain(k).params.items():
@@ -394,17 +408,17 @@ def test_ctrl_c_in_the_burn_in(xor, monkeypatch):
         ({"start": "nowhere"}, "start must be"),
         ({"engine": "gpu"}, "engine must be"),
         ({"likelihood": "categoricl"}, "unknown likelihood"),
-        ({"dtype": torch.float16}, "dtype must be"),
+        ({"precision": "float16"}, "unknown precision"),
     ],
 )
 def test_bad_options(xor, options, message):
     with pytest.raises(InputError, match=message):
-        sgmcmc(nn.Linear(2, 2), xor, **options)
+        sgmcmc(nn.Linear(2, 2), xor, **gather(**options))
 
 
 def test_bad_networks_and_starts(xor):
     with pytest.raises(InputError, match="engine='fused' runs"):
-        sgmcmc(nn.Sequential(nn.Linear(2, 2), nn.GELU()), xor, engine="fused")
+        sgmcmc(nn.Sequential(nn.Linear(2, 2), nn.GELU()), xor, run=stochens.Run(engine="fused"))
     with pytest.raises(InputError, match="the network is stochastic"):
         sgmcmc(stochens.stochastic(stochens.MLP(2, 4, 2), "dropout"), xor)
     start = {"weight": torch.zeros(2, 2, 2), "bias": torch.zeros(2, 2)}

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.running import gather
 from torch import nn
 
 import stochens
@@ -18,7 +19,7 @@ from stochens.samplers.diagnostics import (
     mixing_trouble,
 )
 from stochens.samplers.mixing import mixing
-from stochens.samplers.sampling import _quietly, _sample
+from stochens.samplers.sampling import HamiltonianRequest, _sample, _sample_block
 from stochens.samplers.trajectory import Rules
 
 PRINTED = """
@@ -86,7 +87,7 @@ def test_fewer_draws_than_there_are_cannot_be_asked_for(data, tmp_path):
     options = {"kind": "sgld", "chains": 2, "burn_in": 0, "thin": 1, "lr": 1e-3}
 
     def sample(samples: int, **more):
-        return stochens.sgmcmc(nn.Linear(2, 2), data, samples=samples, **options, **more)
+        return stochens.sgmcmc(nn.Linear(2, 2), data, samples=samples, **gather(**options, **more))
 
     run = sample(4)
     assert torch.equal(sample(4, resume=run).params["weight"], run.params["weight"])
@@ -101,7 +102,7 @@ def test_fewer_draws_than_there_are_cannot_be_asked_for(data, tmp_path):
 def test_the_prior_energy_of_sgmcmc_is_that_of_its_draws(data):
     """1/2 lambda |q|^2 of each draw, in float64."""
     options = {"chains": 2, "samples": 3, "burn_in": 2, "thin": 1}
-    run = stochens.sgmcmc(nn.Linear(2, 2), data, prior_precision=3.0, **options)
+    run = stochens.sgmcmc(nn.Linear(2, 2), data, prior_precision=3.0, **gather(**options))
     flat = torch.cat([p.flatten(1) for p in run.params.values()], 1).double()  # [6, D]
     prior = 0.5 * 3.0 * flat.square().sum(1).view(2, 3)
     # sums of 6 squares in another order
@@ -123,7 +124,7 @@ def test_samplers_run_four_chains_and_refuse_no_draws(data, sampler):
 def test_a_trajectory_is_a_quarter_turn_of_the_prior(data):
     """pi / 2 standard deviations of N(0, 1 / 4), as Izmailov et al. (2021) have it."""
     options = {"samples": 1, "warmup": 1, "step_size": 0.1, "prior_precision": 4.0}
-    run = stochens.hmc(nn.Linear(2, 2), data, **options)
+    run = stochens.hmc(nn.Linear(2, 2), data, **gather(**options))
     assert run.chains.settings["length"] == pytest.approx(math.pi / 4, rel=1e-15)
     assert run.chains.settings["jitter"] == 0.2
 
@@ -133,11 +134,11 @@ def test_a_trajectory_is_a_quarter_turn_of_the_prior(data):
 def test_a_checkpoint_of_another_beginning_is_refused(data, sampler, tmp_path):
     """Where chains began, and the step size that they began with, are part of a run."""
     options = {"samples": 2, "warmup": 2, "chains": 1, "checkpoint": tmp_path / "run"}
-    sampler(nn.Linear(2, 2), data, step_size=0.1, **options)
+    sampler(nn.Linear(2, 2), data, step_size=0.1, **gather(**options))
     with pytest.raises(InputError, match=r"step_size was 0\.1 there and is 0\.2 now"):
-        sampler(nn.Linear(2, 2), data, step_size=0.2, **options)
+        sampler(nn.Linear(2, 2), data, step_size=0.2, **gather(**options))
     with pytest.raises(InputError, match="start was"):
-        sampler(nn.Linear(2, 2), data, step_size=0.1, start="default", **options)
+        sampler(nn.Linear(2, 2), data, step_size=0.1, start="default", **gather(**options))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -145,7 +146,7 @@ def test_one_chain_may_start_from_a_posterior_of_one_member(data):
     net = nn.Linear(2, 2)
     member = stochens.fit(net, data, method="regular", members=1, epochs=1)
     options = {"samples": 1, "warmup": 1, "chains": 1, "step_size": 1e-12, "max_depth": 1}
-    run = stochens.nuts(net, data, start=member, **options)
+    run = stochens.nuts(net, data, start=member, **gather(**options))
     # a step of 1e-12 leads nowhere
     torch.testing.assert_close(run.params["weight"], member.params["weight"])
 
@@ -167,7 +168,7 @@ def test_chains_start_from_the_prior_or_as_the_network_is_initialised(data, samp
     else:
         options["max_depth"] = 1
     for start, least, most in (("prior", 5, 1000), ("default", 0, 0.7072)):
-        run = sampler(nn.Linear(2, 2), data, start=start, **options)
+        run = sampler(nn.Linear(2, 2), data, start=start, **gather(**options))
         values = run.params["weight"].abs()  # 16 of them: the largest is above 5 but for e-21
         assert least <= float(values.max()) <= most
 
@@ -177,19 +178,27 @@ def test_a_run_on_many_machines_has_no_resume(data):
     with pytest.warns(UserWarning, match="transitions diverged"):
         run = stochens.nuts(nn.Linear(2, 2), data, samples=1, warmup=1, chains=1, step_size=50.0)
     with pytest.raises(InputError, match="resume is for one machine"):
-        stochens.nuts(nn.Linear(2, 2), data, samples=2, warmup=1, engine="ray", resume=run)
+        stochens.nuts(
+            nn.Linear(2, 2), data, samples=2, warmup=1, run=stochens.Run(engine="ray"), resume=run
+        )
 
 
 def test_a_part_of_the_chains_says_nothing_of_trouble(data, recwarn):
     """The whole run does, once; the parts of it are on other machines."""
     rules = Rules(1, windows(1), 0.8, max_depth=1)
-    options = dict.fromkeys(("device", "dtype", "resume", "checkpoint"))
-    options |= {"net": nn.Linear(2, 2), "data": data, "chains": 2, "samples": 2, "seed": 0}
-    options |= {"prior_precision": 1.0, "likelihood": "categorical", "start": "prior"}
-    options |= {"step_size": 50.0, "engine": "auto", "progress": False}
-    _quietly("nuts", rules, **options)
+    request = HamiltonianRequest(
+        net=nn.Linear(2, 2),
+        data=data,
+        members=2,
+        sampler="nuts",
+        rules=rules,
+        samples=2,
+        step_size=50.0,
+        run=stochens.Run(progress=False),
+    )
+    _sample_block(request)
     assert not recwarn.list
-    _sample("nuts", rules, **options)
+    _sample(request)
     assert "transitions diverged" in str(recwarn.list[0].message)
 
 
@@ -198,7 +207,9 @@ def test_what_did_not_mix_is_named(data):
     """The log density is among it where it is known: of a mini-batch it is mostly noise."""
     x, _ = data
     options = {"samples": 6, "chains": 2, "seed": 3}
-    exact = stochens.nuts(nn.Linear(2, 2), data, warmup=1, step_size=1e-6, max_depth=1, **options)
+    exact = stochens.nuts(
+        nn.Linear(2, 2), data, warmup=1, step_size=1e-6, max_depth=1, **gather(**options)
+    )
     assert "training inputs and the log density is up to" in mixing_trouble(exact, x)
-    rough = stochens.sgmcmc(nn.Linear(2, 2), data, burn_in=1, thin=1, lr=1e-9, **options)
+    rough = stochens.sgmcmc(nn.Linear(2, 2), data, burn_in=1, thin=1, lr=1e-9, **gather(**options))
     assert "training inputs is up to" in mixing_trouble(rough, x)

@@ -28,7 +28,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     data = torch.ones(16, 8), torch.zeros(16, dtype=torch.long)
-    options = {"epochs": 1, "method": "regular", "engine": "vmap", "device": "cpu", "chunk": 1}
+    run = stochens.Run(engine="vmap", device="cpu", chunk=1)
+    options = {"epochs": 1, "method": "regular", "run": run}
     stochens.fit(nn.Linear(8, 2), data, members=2, **options)  # what torch loads once
     one = 4 * sum(p.numel() for p in build().parameters())
     before = peak()

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.running import gather
 from torch import nn
 
 import stochens
@@ -20,7 +21,7 @@ def told(net=None, data=(X, Y), **options) -> list[str]:
     options = {"members": 2, "epochs": 1, "lr": 1.0} | options
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        stochens.fit(MLP(2, 4, 2) if net is None else net, data, **options)
+        stochens.fit(MLP(2, 4, 2) if net is None else net, data, **gather(**options))
     of_ours = [w for w in said if issubclass(w.category, UserWarning)]
     assert all(w.filename == __file__ for w in of_ours)  # the user's line
     return [str(w.message) for w in said]
@@ -78,7 +79,7 @@ def test_a_noise_that_did_not_come_down(factor, monkeypatch):
     options = {"method": "regular", "members": 3, "epochs": 200, "lr": 0.01}
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        posterior = stochens.fit(MLP(2, 20, 1), (X, y), likelihood="gaussian", **options)
+        posterior = stochens.fit(MLP(2, 20, 1), (X, y), likelihood="gaussian", **gather(**options))
     noise = posterior.params["log_variance"].exp().sqrt().median()
     left = posterior.predict(X).draw_means.sub(y).square().mean((1, 2)).sqrt().median()
     if factor > 1:  # it came down too far: 60 rows are few for 81 parameters, which is said as well
@@ -135,7 +136,7 @@ def test_a_function_must_build_a_network_each_time():
 )
 def test_words_of_another_kind(options, said):
     with pytest.raises(InputError, match=said):
-        stochens.fit(MLP(2, 4, 2), (X, Y), **{"members": 2, "epochs": 1} | options)
+        stochens.fit(MLP(2, 4, 2), (X, Y), **gather(**{"members": 2, "epochs": 1} | options))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 import torch
+from tests.running import gather
 from tests.tolerance import rounding
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -33,7 +34,7 @@ def data():
 
 def fit(data, method=SMALL, **options):
     settings = {"members": 3, "epochs": 200, "lr": 0.02, "batch_size": None} | options
-    return stochens.fit(stochens.MLP(2, 10, 2), data, method=method, **settings)
+    return stochens.fit(stochens.MLP(2, 10, 2), data, method=method, **gather(**settings))
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +200,7 @@ def test_a_candidate_that_cannot_be_is_left_out(data):
 def test_a_candidate_that_diverges_is_left_out(data, monkeypatch):
     def diverging(*args):
         start = args[1]
-        if any(isinstance(layer, DropoutLayer) for layer in args[0].modules()):
+        if any(isinstance(layer, DropoutLayer) for layer in args[0].net.modules()):
             start = {name: p * math.nan for name, p in start.items()}
         return train(args[0], start, *args[2:])
 
@@ -279,7 +280,7 @@ class Stopped:
     def __call__(self, *args):
         if len(self.found) == self.at:
             signal.raise_signal(signal.SIGINT)  # which waits for the end of a step
-        self.found.append(args[-1].found)  # what the keeper has of it
+        self.found.append(args[-1].keep.found)  # what the keeper has of it
         return train(*args)
 
 
@@ -287,49 +288,49 @@ class Stopped:
 def test_trials_are_part_of_a_checkpoint(data, posterior, at, tmp_path, monkeypatch):
     Stopped(monkeypatch, at)
     with pytest.raises(KeyboardInterrupt):
-        fit(data, checkpoint=tmp_path / "kept")
+        fit(data, run=stochens.Run(checkpoint=tmp_path / "kept"))
     left = Stopped(monkeypatch)
-    resumed = fit(data, checkpoint=tmp_path / "kept")
+    resumed = fit(data, run=stochens.Run(checkpoint=tmp_path / "kept"))
     assert len(left.found) == 4 - at, "those that had ended are not trained again"
     assert left.found[0] is not None, "the one that was stopped goes on"
     assert resumed.trials == posterior.trials
     for name, p in posterior.params.items():
         assert torch.equal(p, resumed.params[name])
     again = Stopped(monkeypatch)
-    assert fit(data, checkpoint=tmp_path / "kept").trials == posterior.trials
+    assert fit(data, run=stochens.Run(checkpoint=tmp_path / "kept")).trials == posterior.trials
     assert len(again.found) == 1, "the training itself, which is found whole"
     assert not list(tmp_path.glob("kept/trial-*")), "nothing is left of trainings that have ended"
 
 
 def test_kept_trials_of_another_run_are_refused(data, tmp_path):
-    fit(data, epochs=4, checkpoint=tmp_path / "kept")
+    fit(data, epochs=4, run=stochens.Run(checkpoint=tmp_path / "kept"))
     for changed in ({"epochs": 8}, {"lr": 0.5}, {"seed": 1}, {"kl_weight": 0.5}):
         with pytest.raises(InputError, match="trials is of another run"):
-            fit(data, **{"epochs": 4} | changed, checkpoint=tmp_path / "kept")
+            fit(data, **{"epochs": 4} | changed, run=stochens.Run(checkpoint=tmp_path / "kept"))
     with pytest.raises(InputError, match="the data differ"):
-        fit((2 * data[0], data[1]), epochs=4, checkpoint=tmp_path / "kept")
+        fit((2 * data[0], data[1]), epochs=4, run=stochens.Run(checkpoint=tmp_path / "kept"))
     for candidates in (["regular"], SMALL.candidates[::-1]):
         other = dataclasses.replace(SMALL, candidates=candidates)
         with pytest.raises(InputError, match="candidates was"):
-            fit(data, other, epochs=4, checkpoint=tmp_path / "kept")
+            fit(data, other, epochs=4, run=stochens.Run(checkpoint=tmp_path / "kept"))
 
 
 def test_who_was_left_out_is_tried_again_by_the_same_call(data, tmp_path):
     one_layer = nn.Linear(2, 2)
     options = {"method": SMALL, "members": 2, "epochs": 4, "checkpoint": tmp_path / "kept"}
-    first = stochens.fit(one_layer, data, **options)
-    assert stochens.fit(one_layer, data, **options).trials == first.trials
+    first = stochens.fit(one_layer, data, **gather(**options))
+    assert stochens.fit(one_layer, data, **gather(**options)).trials == first.trials
     assert not list(tmp_path.glob("kept/trial-*"))
     by_vmap_alone = nn.Sequential(nn.Linear(2, 8), nn.GELU(), nn.Linear(8, 2))
     options["checkpoint"] = tmp_path / "other"
     with pytest.raises(InputError, match="engine='fused'"):
-        stochens.fit(by_vmap_alone, data, engine="fused", **options)
-    assert len(stochens.fit(by_vmap_alone, data, **options).trials.rows) == 3
+        stochens.fit(by_vmap_alone, data, **gather(engine="fused", **options))
+    assert len(stochens.fit(by_vmap_alone, data, **gather(**options)).trials.rows) == 3
 
 
 def test_a_url_is_for_many_machines(data):
     with pytest.raises(InputError, match="= memory://kept is a URL, which is for engine='ray'"):
-        fit(data, checkpoint="memory://kept")
+        fit(data, run=stochens.Run(checkpoint="memory://kept"))
 
 
 def test_a_folder_that_is_no_checkpoint_does_not_count_against_a_method(data, tmp_path):
@@ -337,8 +338,8 @@ def test_a_folder_that_is_no_checkpoint_does_not_count_against_a_method(data, tm
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept/letter.txt").write_text("dear")
     with pytest.raises(InputError, match="is not empty, and holds no checkpoints"):
-        fit(data, checkpoint=tmp_path / "kept")
+        fit(data, run=stochens.Run(checkpoint=tmp_path / "kept"))
     with alone_in(tmp_path / "other/trial-001"):
         (tmp_path / "other/.lock").touch()
         with pytest.raises(InputError, match="another process"):
-            fit(data, epochs=4, checkpoint=tmp_path / "other")
+            fit(data, epochs=4, run=stochens.Run(checkpoint=tmp_path / "other"))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.running import gather
 from tests.tolerance import trained
 from torch import nn
 
@@ -26,7 +27,7 @@ def short_of_memory(monkeypatch, most: int) -> list[int]:
     train, tried = work.train, []
 
     def limited(*args):
-        members = args[4]
+        members = args[2]
         tried.append(len(members))
         if len(members) > most:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -40,10 +41,10 @@ OPTIONS = {"members": 11, "epochs": 2, "batch_size": 20, "method": "regular"}
 
 
 def test_where_memory_runs_out_blocks_are_halved_and_this_is_said_once(data, monkeypatch):
-    whole = stochens.fit(MLP(2, 4, 2), data, **OPTIONS)
+    whole = stochens.fit(MLP(2, 4, 2), data, **gather(**OPTIONS))
     tried = short_of_memory(monkeypatch, 2)
     with pytest.warns(UserWarning, match="11 members at a time do not fit") as said:
-        halved = stochens.fit(MLP(2, 4, 2), data, **OPTIONS)
+        halved = stochens.fit(MLP(2, 4, 2), data, **gather(**OPTIONS))
     assert tried == [11, 5, 2, 2, 2, 2, 2, 1]
     assert len([w for w in said if "at a time" in str(w.message)]) == 1
     assert halved.members == whole.members
@@ -58,13 +59,13 @@ def test_one_member_that_does_not_fit_is_one_error(data, monkeypatch):
     short_of_memory(monkeypatch, 0)
     one = OPTIONS | {"members": 1}
     with pytest.raises(InputError, match="one member does not fit into memory"):
-        stochens.fit(MLP(2, 4, 2), data, **one)
+        stochens.fit(MLP(2, 4, 2), data, **gather(**one))
 
 
 def test_members_that_are_coupled_cannot_be_parted(data, monkeypatch):
     short_of_memory(monkeypatch, 4)
     with pytest.raises(InputError, match="the members do not fit into memory"):
-        stochens.fit(MLP(2, 4, 2), data, repulsion=0.1, **OPTIONS)
+        stochens.fit(MLP(2, 4, 2), data, repulsion=0.1, **gather(**OPTIONS))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the unit of ru_maxrss is another")
@@ -88,9 +89,9 @@ def test_memory_is_the_result_and_what_one_block_needs():
 
 @pytest.mark.parametrize("chunk", [None, 2])
 def test_parameters_to_go_on_from_stay_as_they_are(data, chunk):
-    first = stochens.fit(MLP(2, 4, 2), data, **OPTIONS)
+    first = stochens.fit(MLP(2, 4, 2), data, **gather(**OPTIONS))
     before = {name: p.clone() for name, p in first.params.items()}
-    stochens.fit(MLP(2, 4, 2), data, start=first.params, chunk=chunk, **OPTIONS)
+    stochens.fit(MLP(2, 4, 2), data, start=first.params, **gather(chunk=chunk, **OPTIONS))
     assert all(torch.equal(first.params[name], p) for name, p in before.items())
 
 
@@ -100,8 +101,10 @@ def test_noise_is_the_members_own_in_any_block(data, method, engine, float64):
     """A function of (seed, member, step): the same members in blocks of 3, 2 and 1."""
     data = data[0].double(), data[1]
     options = {"method": method, "members": 3, "epochs": 2, "batch_size": 20, "engine": engine}
-    whole, *parts = (stochens.fit(MLP(2, 4, 2), data, chunk=n, **options) for n in (3, 2, 1))
-    other = stochens.fit(MLP(2, 4, 2), data, **options | {"seed": 1})
+    whole, *parts = (
+        stochens.fit(MLP(2, 4, 2), data, **gather(chunk=n, **options)) for n in (3, 2, 1)
+    )
+    other = stochens.fit(MLP(2, 4, 2), data, **gather(**options | {"seed": 1}))
     for name, p in whole.params.items():
         assert not torch.equal(p, other.params[name])
         for part in parts:
@@ -111,7 +114,7 @@ def test_noise_is_the_members_own_in_any_block(data, method, engine, float64):
 
 def test_a_training_on_a_cpu_has_nothing_to_log(data, caplog):
     """It asks for no CUDA graph, which would be refused with a line in the log."""
-    stochens.fit(MLP(2, 4, 2), data, device="cpu", **OPTIONS)
+    stochens.fit(MLP(2, 4, 2), data, device="cpu", **gather(**OPTIONS))
     assert caplog.records == []
 
 
@@ -123,15 +126,15 @@ def test_a_networks_own_dropout_goes_on_where_it_was(data, tmp_path):
         return nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.Linear(8, 2))
 
     options = {"method": "regular", "members": 2, "epochs": 4, "batch_size": 20, "device": "cpu"}
-    whole = stochens.fit(net, data, **options)
+    whole = stochens.fit(net, data, **gather(**options))
 
     def stop(epoch, values):
         if epoch == 1:
             raise KeyboardInterrupt
 
-    options |= {"checkpoint": tmp_path / "kept", "checkpoint_every": 0.0}
+    options |= {"checkpoint": tmp_path / "kept", "every": 0.0}
     with pytest.raises(KeyboardInterrupt):
-        stochens.fit(net, data, log=stop, **options)
-    again = stochens.fit(net, data, **options)
+        stochens.fit(net, data, **gather(log=stop, **options))
+    again = stochens.fit(net, data, **gather(**options))
     for name, p in whole.params.items():
         assert torch.equal(again.params[name], p)

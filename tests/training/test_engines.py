@@ -90,7 +90,7 @@ SHARED: dict[str, Any] = {
     "langevin": lambda net, data: stochens.langevin(net, data, members=3, steps=6),
     "sgmcmc": lambda net, data: stochens.sgmcmc(net, data, chains=2, samples=2, burn_in=2),
     "nuts": lambda net, data: stochens.nuts(
-        net, data, chains=2, samples=2, warmup=2, max_depth=2, engine="vmap"
+        net, data, chains=2, samples=2, warmup=2, max_depth=2, run=stochens.Run(engine="vmap")
     ),
 }
 
@@ -110,7 +110,7 @@ def test_a_branch_of_training_mode_is_found(net: Any, data: Any) -> None:
         found = stochens.fit(net, data, method="regular", **FIT)
     assert found.predict(data[0]).mean.isfinite().all()
     with pytest.raises(Unsuited, match=r"vmap cannot run this network: .*; use engine='loop'"):
-        stochens.fit(net, data, method="regular", engine="vmap", **FIT)
+        stochens.fit(net, data, method="regular", run=stochens.Run(engine="vmap"), **FIT)
 
 
 @pytest.mark.parametrize("mode", [True, False])

@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.running import gather
 from tests.tolerance import trained
 from torch import nn
 from torch.torch_version import TorchVersion
@@ -38,7 +39,7 @@ def make_net() -> nn.Module:
 def fit(data, net=None, **options):
     settings = {"method": "regular", "members": 3, "epochs": 4, "batch_size": 25, "lr": 0.01}
     settings["device"] = "cpu"
-    return stochens.fit(net or make_net, data, **(settings | options))
+    return stochens.fit(net or make_net, data, **gather(**settings | options))
 
 
 def alone(data, member: int, *, epochs: int, batch: int, lr: float, precision: float, seed=0):
@@ -71,7 +72,7 @@ def data(float64, xor):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("members", [1, [0, 4, 2]])
 def test_each_member_equals_the_network_trained_alone(data, engine, members):
-    posterior = fit(data, members=members, engine=engine, prior_precision=3.0)
+    posterior = fit(data, members=members, run=stochens.Run(engine=engine), prior_precision=3.0)
     for row, member in enumerate(posterior.members):
         net = alone(data, member, epochs=4, batch=25, lr=0.01, precision=3.0)
         for name, p in net.named_parameters():
@@ -147,7 +148,7 @@ def test_a_member_starts_the_same_whoever_is_beside_it(data, method):
 
 def test_members_do_not_change_when_chunked_or_joined(data):
     whole = fit(data, members=5)
-    chunked = fit(data, members=5, chunk=2)
+    chunked = fit(data, members=5, run=stochens.Run(chunk=2))
     joined = stochens.join([fit(data, members=range(3)), fit(data, members=range(3, 5))])
     assert joined.members == whole.members
     for other in (chunked, joined):
@@ -183,7 +184,9 @@ def test_every_method_learns_repeats_and_leaves_the_users_randomness_alone(xor, 
 def test_fused_and_vmap_agree_where_the_noise_is_on_weights(data):
     """Both draw the weights' noise from the same stream, so they are the same to rounding."""
     for method in (DropConnect(0.2), NPDropout()):
-        vmap, fused = (fit(data, method=method, engine=e) for e in ("vmap", "auto"))
+        vmap, fused = (
+            fit(data, method=method, run=stochens.Run(engine=e)) for e in ("vmap", "auto")
+        )
         for name, p in vmap.params.items():
             torch.testing.assert_close(fused.params[name], p, **CLOSE)
 
@@ -192,12 +195,12 @@ def test_fused_and_vmap_agree_where_the_noise_is_on_weights(data):
 def test_a_member_that_is_lost_does_not_harm_the_others(data, engine):
     start = init(builder(make_net), members=range(3), seed=0)
     start["0.weight"][1, 0, 0] = float("nan")
-    healthy = fit(data, engine=engine)
+    healthy = fit(data, run=stochens.Run(engine=engine))
     said = r"1 of 3 members diverged and are %s \(member 1 at step 0 with loss nan\)"
     with pytest.warns(UserWarning, match=said % "kept as they are"):
-        harmed = fit(data, start=start, on_divergence="keep", engine=engine)
+        harmed = fit(data, start=start, on_divergence="keep", run=stochens.Run(engine=engine))
     with pytest.warns(UserWarning, match=said % "left out"):
-        fewer = fit(data, start=start, engine=engine)  # nothing to try again from
+        fewer = fit(data, start=start, run=stochens.Run(engine=engine))  # nothing to try again from
     assert fewer.members == (0, 2)
     for name, p in healthy.params.items():
         torch.testing.assert_close(harmed.params[name][[0, 2]], p[[0, 2]], **CLOSE)
@@ -228,7 +231,7 @@ def test_lost_members_are_trained_again_from_other_seeds(data):
     )
     assert 0 < int(fine.sum()) < 8
     with pytest.warns(UserWarning, match=r"are trained again \(member \d at step 0") as again:
-        tried = fit(data, net=Fragile, chunk=2, **options)
+        tried = fit(data, net=Fragile, run=stochens.Run(chunk=2), **options)
     with pytest.warns(UserWarning, match="are left out") as left:
         dropped = fit(data, on_divergence="drop", net=Fragile, **options)
     assert {w.filename for w in (*again, *left)} == {__file__}  # the user's line
@@ -276,7 +279,7 @@ def test_a_dataset_is_read_once_and_a_loader_in_every_epoch(xor):
             return super().forward(x)
 
     loader = DataLoader(data, batch_size=20)
-    fit(loader, net=lambda: Net(2, 4, 2), epochs=3, batch_size=7, engine="loop")
+    fit(loader, net=lambda: Net(2, 4, 2), epochs=3, batch_size=7, run=stochens.Run(engine="loop"))
     assert data.reads >= 3 * 60
     assert 20 in sizes  # the loader's batches
     assert 7 not in sizes
@@ -320,13 +323,15 @@ def test_repulsion_keeps_members_apart(xor):
 
     assert distance(pushed) > 2 * distance(kept)
     with pytest.raises(InputError, match="couples all 2 members"):
-        fit(xor, repulsion=0.05, members=2, chunk=1)
+        fit(xor, repulsion=0.05, members=2, run=stochens.Run(chunk=1))
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
 @pytest.mark.parametrize("schedule", ["cosine", "step", "constant"])
 def test_optimizers_and_schedules_learn(xor, optimizer, schedule):
-    posterior = fit(xor, optimizer=optimizer, schedule=schedule, epochs=40, lr=0.05)
+    posterior = fit(
+        xor, optimizer=stochens.Optimizer(optimizer, schedule=schedule), epochs=40, lr=0.05
+    )
     assert posterior.history.nll[-1].mean() < 0.9 * posterior.history.nll[0].mean()
 
 
@@ -356,9 +361,11 @@ def test_regression_learns_the_line_and_its_noise():
     y = 2 * x[:, 0] + 1 + 0.3 * torch.randn(400, generator=generator)
     make = lambda outputs: lambda: nn.Linear(1, outputs)  # noqa: E731
     options = {"method": "regular", "members": 3, "epochs": 800, "lr": 0.1, "batch_size": None}
-    one = stochens.fit(make(1), (x, y), likelihood="gaussian", **options)
-    two = stochens.fit(make(2), (x, y), likelihood="heteroscedastic", **options)
-    known = stochens.fit(make(1), (x, y), likelihood=stochens.Homoscedastic(0.3), **options)
+    one = stochens.fit(make(1), (x, y), likelihood="gaussian", **gather(**options))
+    two = stochens.fit(make(2), (x, y), likelihood="heteroscedastic", **gather(**options))
+    known = stochens.fit(
+        make(1), (x, y), likelihood=stochens.Homoscedastic(0.3), **gather(**options)
+    )
     at = torch.tensor([[0.0], [1.5]])
     for posterior in (one, two, known):
         p = posterior.predict(at)
@@ -411,11 +418,11 @@ def test_recurrent_networks_use_the_loop_and_say_so(xor):
     x = xor[0].view(20, 3, 2)
     options = {"method": "dropconnect", "members": 2, "epochs": 2, "lr": 0.5}
     with pytest.warns(UserWarning, match="members run one after the other"):
-        posterior = stochens.fit(Recurrent, (x, xor[1][:20]), **options)
+        posterior = stochens.fit(Recurrent, (x, xor[1][:20]), **gather(**options))
     assert posterior.engine == "loop"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        stochens.fit(Recurrent, (x, xor[1][:20]), engine="loop", **options)
+        stochens.fit(Recurrent, (x, xor[1][:20]), **gather(engine="loop", **options))
 
 
 class Classifier(nn.Module):
@@ -444,7 +451,12 @@ def test_a_transformer_becomes_an_ensemble(method):
 
 def test_progress_and_logging(xor, capsys):
     seen = []
-    fit(xor, progress=True, log=lambda epoch, values: seen.append((epoch, values)), epochs=3)
+    fit(
+        xor,
+        progress=True,
+        run=stochens.Run(log=lambda epoch, values: seen.append((epoch, values))),
+        epochs=3,
+    )
     assert [epoch for epoch, _ in seen] == [0, 1, 2]
     assert set(seen[0][1]) == {"loss", "lr"}
     assert "training" in capsys.readouterr().err
@@ -479,8 +491,8 @@ def test_progress_and_logging(xor, capsys):
         ({"engine": "fast"}, "engine must be"),
         ({"start": "zeros"}, "start must be"),
         ({"skip": "haed"}, "pattern 'haed' matches no layer; the layers are 0, 2, 4"),
-        ({"bf16": True, "device": "cpu"}, "bf16 is for CUDA"),
-        ({"checkpoint_every": -1.0}, "checkpoint_every must not be negative"),
+        ({"precision": "bf16", "device": "cpu"}, "precision='bf16' is for CUDA"),
+        ({"every": -1.0}, "every must not be negative"),
         ({"log": "paper"}, "log must be a function"),
     ],
 )
@@ -542,7 +554,7 @@ def test_networks_that_cannot_be_members(xor):
     with pytest.raises(InputError, match="parameter 'scale' cannot be initialised again"):
         stochens.fit(Bare(), xor, method="regular")
     options = {"method": "regular", "members": 2, "epochs": 1, "batch_size": 20}
-    stochens.fit(Bare, xor, **options)  # a function is fine
+    stochens.fit(Bare, xor, **gather(**options))  # a function is fine
     norm = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     with pytest.raises(InputError, match=r"'1' is a BatchNorm1d.*freeze_batchnorm.*replace_batch"):
         stochens.fit(norm, xor)
@@ -564,8 +576,8 @@ def test_a_compiled_step_is_the_step(float64, xor, monkeypatch):
     monkeypatch.setattr("torch._functorch.config.enable_autograd_cache", False)
     data = xor[0].double(), xor[1]
     options = {"method": "regular", "members": 2, "epochs": 2, "batch_size": 30, "lr": 0.01}
-    plain = stochens.fit(stochens.MLP(2, 4, 2), data, engine="vmap", **options)
-    compiled = stochens.fit(stochens.MLP(2, 4, 2), data, engine="compile", **options)
+    plain = stochens.fit(stochens.MLP(2, 4, 2), data, **gather(engine="vmap", **options))
+    compiled = stochens.fit(stochens.MLP(2, 4, 2), data, **gather(engine="compile", **options))
     for name, p in plain.params.items():
         torch.testing.assert_close(compiled.params[name], p, **CLOSE)
 
@@ -575,16 +587,18 @@ def test_compile_on_an_older_torch_is_one_clear_error(xor, monkeypatch, way):
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.10.0+cpu"))
     said = r"engine='compile' needs torch 2\.11 or newer, this is 2\.10\.0\+cpu"
     with pytest.raises(InputError, match=said):
-        way(stochens.MLP(2, 4, 2), xor, engine="compile")
+        way(stochens.MLP(2, 4, 2), xor, run=stochens.Run(engine="compile"))
 
 
-@pytest.mark.parametrize(("bf16", "asked"), [(None, ["train", "predict"]), (False, [])])
-def test_the_kernels_of_a_resnet_are_asked_unless_float32_is(monkeypatch, bf16, asked):
+@pytest.mark.parametrize(("precision", "asked"), [("auto", ["train", "predict"]), ("float32", [])])
+def test_the_kernels_of_a_resnet_are_asked_unless_float32_is(monkeypatch, precision, asked):
     said = []
     monkeypatch.setattr(loop, "resnet_nll", lambda *_: said.append("train"))
     monkeypatch.setattr(streaming, "resnet_forward", lambda *_, **__: said.append("predict"))
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
     data = torch.randn(8, 1, 4, 4), torch.arange(8) % 2
-    posterior = stochens.fit(net, data, method="regular", members=2, epochs=1, bf16=bf16)
-    posterior.predict(data[0], bf16=bf16)
+    posterior = stochens.fit(
+        net, data, method="regular", members=2, epochs=1, run=stochens.Run(precision=precision)
+    )
+    posterior.predict(data[0], run=stochens.Run(precision=precision))
     assert said == asked

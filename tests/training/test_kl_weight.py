@@ -49,7 +49,7 @@ def test_the_old_name_is_refused_with_the_new_one():
     ):
         stochens.fit(net, (x, y), temperature=0.5)
     with pytest.raises(
-        InputError, match=r"fit has no temperature any more: it is called kl_weight"
+        InputError, match=r"multiswa has no temperature any more: it is called kl_weight"
     ):
         stochens.multiswa(net, (x, y), likelihood="gaussian", temperature=0.5)
     for kind in (StochasticEnsembleClassifier, StochasticEnsembleRegressor):

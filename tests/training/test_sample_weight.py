@@ -40,8 +40,8 @@ def fit(data, likelihood="categorical", **options):
 def test_weights_are_repeated_rows(data, likelihood, engine):
     x, y = data
     y = y if likelihood == "categorical" else y.double() + x[:, 0]
-    weighted = fit((x, y), likelihood, sample_weight=WEIGHTS, engine=engine)
-    rows = fit(repeated(x, y), likelihood, engine=engine)
+    weighted = fit((x, y), likelihood, sample_weight=WEIGHTS, run=stochens.Run(engine=engine))
+    rows = fit(repeated(x, y), likelihood, run=stochens.Run(engine=engine))
     for name, p in rows.params.items():
         torch.testing.assert_close(weighted.params[name], p, **CLOSE)
     # the record too: the KL loss in nats is of as many examples
@@ -112,15 +112,25 @@ def test_weights_where_they_mean_nothing(data):
     with pytest.raises(InputError, match="not Replicas"):
         fit(Replicas([data, data]), sample_weight=torch.ones(N))
     with pytest.raises(InputError, match="fused"):
-        fit(data, sample_weight=WEIGHTS, engine="fused")
+        fit(data, sample_weight=WEIGHTS, run=stochens.Run(engine="fused"))
 
 
 def test_a_checkpoint_of_other_weights_is_refused(data, tmp_path):
-    fit(data, sample_weight=WEIGHTS + 1, epochs=2, checkpoint=tmp_path / "kept")
+    fit(data, sample_weight=WEIGHTS + 1, epochs=2, run=stochens.Run(checkpoint=tmp_path / "kept"))
     with pytest.raises(InputError, match="the data differ"):
-        fit(data, sample_weight=WEIGHTS + 2, epochs=2, checkpoint=tmp_path / "kept")
+        fit(
+            data,
+            sample_weight=WEIGHTS + 2,
+            epochs=2,
+            run=stochens.Run(checkpoint=tmp_path / "kept"),
+        )
     with pytest.raises(InputError, match="the data differ"):
-        fit(data, sample_weight=torch.full((N,), 2), epochs=2, checkpoint=tmp_path / "kept")
+        fit(
+            data,
+            sample_weight=torch.full((N,), 2),
+            epochs=2,
+            run=stochens.Run(checkpoint=tmp_path / "kept"),
+        )
 
 
 def test_a_posterior_knows_how_many_examples_it_is_of(data, tmp_path):

@@ -61,7 +61,12 @@ def test_steps_are_the_papers(float64, xor, optimizer, lr, steps):
     data = xor[0].double(), xor[1]
     options = {"method": "regular", "members": 1, "batch_size": None, "device": "cpu"}
     posterior = stochens.fit(
-        make_net, data, optimizer=optimizer, lr=lr, schedule="step", epochs=steps, **options
+        make_net,
+        data,
+        optimizer=stochens.Optimizer(optimizer, schedule="step"),
+        lr=lr,
+        epochs=steps,
+        **options,
     )
     for name, p in by_the_recipe(data, optimizer, lr, steps).named_parameters():
         torch.testing.assert_close(posterior.params[name][0], p.detach(), **CLOSE)

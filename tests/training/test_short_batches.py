@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from tests.running import fit_watched, gather
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import stochens
 from stochens import Homoscedastic
 from stochens.data import source
-from stochens.samplers.problem import prepare
+from stochens.samplers.problem import SamplerRequest, prepare
 from stochens.samplers.sgmcmc_steps import batches
 from stochens.training.shares import Shares
 
@@ -44,7 +45,7 @@ def best(x, y, weights=None, *, precision=PRECISION):
 def learned(data, **options):
     settings = {"method": "regular", "members": 2, "epochs": 200, "batch_size": B}
     settings |= {"prior_precision": PRECISION, "likelihood": Homoscedastic(NOISE)}
-    posterior = stochens.fit(nn.Linear(2, 1), data, **settings | options)
+    posterior = stochens.fit(nn.Linear(2, 1), data, **gather(**settings | options))
     return torch.cat([posterior.params["weight"].squeeze(1), posterior.params["bias"]], 1)
 
 
@@ -76,7 +77,7 @@ def test_the_example_that_was_wrong(float64):
     y[-1] = 100.0
     options = {"method": "regular", "members": 1, "epochs": 200, "optimizer": "sgd", "lr": 0.05}
     options |= {"likelihood": Homoscedastic(1.0)}
-    posterior = stochens.fit(nn.Linear(1, 1), in_order((x, y)), **options)
+    posterior = stochens.fit(nn.Linear(1, 1), in_order((x, y)), **gather(**options))
     assert posterior.params["bias"].item() == pytest.approx(100 / (N + 1), abs=NEAR["atol"])
 
 
@@ -123,8 +124,8 @@ def test_the_record_of_an_epoch_counts_rows(far_last):
     """At a rate of 0 the mean over batches is that of the data, in any order."""
     options = {"lr": 1e-300, "epochs": 2, "method": "regular", "members": 2}
     options |= {"likelihood": Homoscedastic(NOISE)}
-    parts = stochens.fit(nn.Linear(2, 1), far_last, batch_size=13, **options).history
-    whole = stochens.fit(nn.Linear(2, 1), far_last, batch_size=None, **options).history
+    parts = stochens.fit(nn.Linear(2, 1), far_last, batch_size=13, **gather(**options)).history
+    whole = stochens.fit(nn.Linear(2, 1), far_last, batch_size=None, **gather(**options)).history
     torch.testing.assert_close(parts.nll, whole.nll)  # float32 records
     torch.testing.assert_close(parts.loss, whole.loss)
 
@@ -156,13 +157,13 @@ def test_a_training_that_is_stopped_inside_an_epoch_goes_on(far_last, tmp_path):
             return {}
 
     options = {"method": "regular", "members": 2, "epochs": 4, "batch_size": 13, "lr": 0.05}
-    options |= {"likelihood": Homoscedastic(NOISE), "checkpoint_every": 0.0}
+    options |= {"likelihood": Homoscedastic(NOISE), "every": 0.0}
     net = nn.Linear(2, 1)
-    whole = stochens.fit(net, far_last, **options)
+    whole = stochens.fit(net, far_last, **gather(**options))
     folder = tmp_path / "kept"
     with pytest.raises(Stop):  # after two of the three steps of the second epoch are kept
-        stochens.fit(net, far_last, checkpoint=folder, collect=lambda: Watch(6), **options)
-    again = stochens.fit(net, far_last, checkpoint=folder, collect=lambda: Watch(-1), **options)
+        fit_watched(net, far_last, lambda: Watch(6), checkpoint=folder, **options)
+    again = fit_watched(net, far_last, lambda: Watch(-1), checkpoint=folder, **options)
     assert all(torch.equal(p, again.params[name]) for name, p in whole.params.items())
     assert all(torch.equal(a, b) for a, b in zip(whole.history, again.history, strict=True))
 
@@ -209,18 +210,8 @@ def test_a_loader_that_doubles_its_rows_keeps_its_rate(far_last):
 
 def test_every_batch_of_a_sampler_is_whole_and_every_row_comes_as_often(xor):
     x, y = xor
-    problem = prepare(
-        nn.Linear(2, 2),
-        (x, y),
-        chains=[0, 3],
-        start="prior",
-        prior_precision=1.0,
-        likelihood="categorical",
-        seed=0,
-        device="cpu",
-        dtype=None,
-        engine="auto",
-    )
+    request = SamplerRequest(net=nn.Linear(2, 2), data=(x, y), members=[0, 3])
+    problem = prepare(request)
     stream = batches(problem, 25)
     rows = torch.cat([next(stream) for _ in range(12)], 1)  # 300 rows of 60: five epochs
     assert rows.shape == (2, 300)

@@ -189,10 +189,10 @@ def test_auto_passes_over_the_method_that_leaves_them_alike(tmp_path: Path) -> N
     net = stochens.MLP(2, 4, 2)
     auto = stochens.Auto(candidates=["regular", "dropout"], members=2, epochs=1)
     options: dict[str, Any] = {"method": auto, "batch_size": None, "start": "module"}
-    posterior = fit(net, checkpoint=tmp_path, **options)
+    posterior = fit(net, run=stochens.Run(checkpoint=tmp_path), **options)
     assert posterior.recipe.methods[0].name == "dropout"
     with pytest.raises(InputError, match="begun"):  # trials of other weights are not gone on with
-        fit(stochens.MLP(2, 4, 2), checkpoint=tmp_path, **options)
+        fit(stochens.MLP(2, 4, 2), run=stochens.Run(checkpoint=tmp_path), **options)
 
 
 def test_members_that_end_alike_are_named() -> None:

@@ -6,6 +6,8 @@ import torch
 import stochens
 from stochens import MLP, Auto
 from stochens.training import auto
+from stochens.training.ensemble import train_ensemble
+from stochens.training.request import FitRequest
 
 
 @pytest.fixture
@@ -14,17 +16,19 @@ def data():
 
 
 @pytest.mark.parametrize(("epochs", "of_a_trial"), [(1, 1), (4, 1), (5, 2), (8, 2)])
-def test_a_trial_has_a_quarter_of_the_epochs_and_four_fifths_of_the_data(data, epochs, of_a_trial):
+def test_a_trial_has_a_quarter_of_the_epochs_and_four_fifths_of_the_data(
+    data, epochs, of_a_trial, monkeypatch
+):
     """A quarter, rounded up, as the documentation of Auto says; a fifth of the data is held out."""
     seen = []
 
-    def fit(net, data, **options):
-        seen.append((options["epochs"], options["members"], len(data[0])))
-        return stochens.fit(net, data, **options)
+    def train(request):
+        seen.append((request.epochs, request.members, len(request.data[0])))
+        return train_ensemble(request)
 
-    options = {"epochs": epochs, "sample_weight": None, "seed": 0, "checkpoint": None}
-    options["likelihood"] = "categorical"
-    auto.run(fit, MLP(2, 4, 2), data, Auto(candidates=["regular"], members=2), options)
+    monkeypatch.setattr(auto, "train_ensemble", train)
+    request = FitRequest(net=MLP(2, 4, 2), data=data, epochs=epochs)
+    auto.run_trials(request, Auto(candidates=["regular"], members=2))
     assert seen == [(of_a_trial, 2, 40)]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 
 from stochens.conversions import FrozenBatchNorm
+from stochens.errors import outside
 from stochens.members import watch
 from stochens.methods.base import NORM, Method, StochasticLayer, of_likelihood
 from stochens.methods.gaussian import GaussianOwn
@@ -29,7 +30,6 @@ def warn_partial(
     *,
     skip: Sequence[str],
     output: str | None,
-    stacklevel: int = 2,
 ) -> None:
     """Name what has no noise in a network with these methods, and was not meant to be without.
 
@@ -47,7 +47,7 @@ def warn_partial(
             words = what.format(by=by, told=told)
             if what is UNKNOWN and not any(rule.everywhere for rule in rules):
                 words += "; gaussian gives noise to every parameter"
-            warnings.warn(words, PartialNoiseWarning, stacklevel=stacklevel + 1)
+            warnings.warn(words, PartialNoiseWarning, stacklevel=outside())
 
 
 UNKNOWN = "{by} gives no noise to {told}, which stands in no layer that it takes"

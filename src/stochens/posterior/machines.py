@@ -2,38 +2,89 @@
 
 import copy
 import dataclasses
-from typing import Any
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from stochens.errors import InputError
+from stochens.likelihoods import Predicted
 from stochens.members import device_of
+from stochens.posterior.fields import PosteriorFields
+from stochens.posterior.low_rank import LowRankGaussian
 from stochens.posterior.predictive import join_rows
-from stochens.posterior.streaming import Ask
-from stochens.run.cluster.arrays import pack_all, pack_array, unpack_all, unpack_array
+from stochens.posterior.streaming import Ask, predictive
+from stochens.run.cluster.arrays import Array, Named, pack_all, pack_array, unpack_all, unpack_array
 from stochens.run.cluster.connect import Ray, connect, room
 from stochens.run.cluster.tasks import cut_evenly, run_pieces
+from stochens.run.options import CUDA_ONLY, Run, matmul_precision, refuse_unused
 from stochens.run.progress import Report
 
 PIECES = 4  # for each worker, so that a slow one delays the end by little
 
 
-def on_machines(
-    posterior: Any, x: Tensor, ask: Ask, engine: Ray, device: str | None, progress: bool | None
-) -> Any:
+def refuse_unfit(posterior: PosteriorFields, run: Run) -> None:
+    """A posterior predicts where it is and in the precision that its parameters have, unless it is
+    by bfloat16 or on many machines."""
+    refuse_unused(run, "predict", "chunk", "checkpoint", "log")
+    here = device_of(posterior.params).type
+    if run.cluster is None:
+        if run.engine != "auto":
+            raise InputError(f"engine must be 'auto', 'ray' or Ray(...), got {run.engine!r}")
+        if run.device is not None and torch.device(run.device).type != here:
+            device = str(run.device)
+            raise InputError(
+                f"device = {device!r} is for engine='ray'; use posterior.to({device!r})"
+            )
+        if run.precision in CUDA_ONLY and here != "cuda":
+            raise InputError(
+                f"precision={run.precision!r} is for CUDA, and this posterior is on {here!r}"
+            )
+    dtype = next(iter(posterior.params.values())).dtype
+    if run.dtype not in (None, dtype):
+        raise InputError(
+            f"precision={run.precision!r}, but the parameters of this posterior are {dtype}, which "
+            "is what it predicts in; ask `fit` or the sampler for another precision"
+        )
+
+
+class _Shared(NamedTuple):
+    """What all pieces have in common; lies in the object store once."""
+
+    bare: PosteriorFields  # without its tensors, on the CPU
+    params: Named  # packed
+    low_rank: LowRankGaussian | None  # likewise
+    x: Array | Tensor
+    ask: Ask
+    run: Run
+    gpu: bool
+
+
+def predict_on_machines(
+    posterior: PosteriorFields, x: Tensor, ask: Ask, cluster: Ray, run: Run
+) -> Predicted:
     """Batches of x as pieces; posterior and x lie in the object store once."""
+    device = None if run.device is None else str(run.device)
     if device not in (None, "cpu", "cuda"):
         raise InputError(f"device must be 'cpu' or 'cuda', got {device!r}")
-    if device is None and not ask.bf16 and device_of(posterior.params).type != "cuda":
+    here = device_of(posterior.params).type
+    if device is None and run.precision not in CUDA_ONLY and here != "cuda":
         device = "cpu"  # where it is: other devices draw other numbers
-    ray = connect(engine)
-    where = room(ray, engine, device)
-    if ask.bf16 and not where.gpu:
-        raise InputError("bf16 is for CUDA, and the Ray cluster has no GPU")
+    ray = connect(cluster)
+    where = room(ray, cluster, device)
+    if run.precision in CUDA_ONLY and not where.gpu:
+        raise InputError(f"precision={run.precision!r} is for CUDA, and the Ray cluster has no GPU")
     low_rank = posterior.low_rank and posterior.low_rank.each(pack_all)
     bare = dataclasses.replace(posterior, params={}, low_rank=None, history=None, chains=None)
-    params = pack_all(posterior.params)
-    shared = (copy.deepcopy(bare).to("cpu"), params, low_rank, pack_array(x), ask, where.gpu)
+    shared = _Shared(
+        copy.deepcopy(bare).to("cpu"),
+        pack_all(posterior.params),
+        low_rank,
+        pack_array(x),
+        ask,
+        Run(precision=run.precision),
+        where.gpu,
+    )
     batches = range(0, len(x), ask.rows)
     most = -(-len(batches) // (PIECES * where.slots))
     pieces = {
@@ -42,25 +93,26 @@ def on_machines(
         )
         for first in cut_evenly(batches, most)
     }
+    show = False if run.progress is None else run.progress
     done, failed = run_pieces(
-        ray, engine, where, _predict_piece, shared, pieces, what="prediction", show=progress
+        ray, cluster, where, _predict_piece, shared, pieces, what="prediction", show=show
     )
     for name, why in failed.items():
         raise type(why)(f"prediction failed at {name}: {why}")
     return join_rows(list(done.values()))
 
 
-def _predict_piece(shared: Any, at: slice, report: Report) -> Any:
+def _predict_piece(shared: _Shared, at: slice, report: Report) -> Predicted:
     """In a worker."""
-    bare, params, low_rank, x, ask, gpu = shared
     posterior = dataclasses.replace(
-        bare,
-        params=unpack_all(params),
-        low_rank=low_rank and low_rank.each(unpack_all),
+        shared.bare,
+        params=unpack_all(shared.params),
+        low_rank=shared.low_rank and shared.low_rank.each(unpack_all),
     )
-    if gpu:
+    if shared.gpu:
         posterior = posterior.to("cuda")
-    part = unpack_array(x)[at]
-    found = posterior._predictive(part, ask, first_row=at.start)
+    part = unpack_array(shared.x)[at]
+    with matmul_precision(shared.run):
+        found = predictive(posterior, part, shared.ask, first_row=at.start)
     report(len(part), len(part), None)
     return found

@@ -1,7 +1,6 @@
 """An approximate posterior: stacked parameters and the network they belong to."""
 
 import contextlib
-import copy
 import dataclasses
 from typing import Any
 
@@ -13,25 +12,23 @@ from stochens import objective
 from stochens.checks import whole, whole_or_none, whole_seed
 from stochens.data import first_input, input_blocks, inputs
 from stochens.errors import InputError
-from stochens.likelihoods import Likelihood
-from stochens.members import Builder, Engine, Params, device_of, join, move, size, take
+from stochens.likelihoods import Likelihood, Predicted
+from stochens.members import Builder, join, take
 from stochens.methods import MethodLike, stochastic_places
 from stochens.posterior import saved
-from stochens.posterior.chains import Chains
 from stochens.posterior.export import Predictor, write
-from stochens.posterior.history import History
-from stochens.posterior.low_rank import LowRankGaussian, params_of_draw
-from stochens.posterior.machines import on_machines
+from stochens.posterior.fields import PosteriorFields
+from stochens.posterior.low_rank import params_of_draw
+from stochens.posterior.machines import predict_on_machines, refuse_unfit
 from stochens.posterior.reading import PIECE, Ahead, predict_blocks
-from stochens.posterior.recipe import Inputs, Recipe
 from stochens.posterior.shared_noise import noise_by_name, noise_requests
 from stochens.posterior.streaming import Ask, bytes_of_one, plan, predictive
-from stochens.posterior.trials import Trials
-from stochens.run.cluster.connect import Engines, ray_engine
+from stochens.run.options import Run, matmul_precision, merge_run, refuse_moved
+from stochens.run.progress import Show
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Posterior:
+class Posterior(PosteriorFields):
     """Members and their noise: what `fit`, `multiswag` and the samplers return.
 
     `net` is the stochastic network, a template whose own tensors are not used; `params` holds every
@@ -48,25 +45,6 @@ class Posterior:
     ['0.bias', '0.weight']
     """
 
-    net: nn.Module
-    params: Params
-    likelihood: Likelihood
-    recipe: Recipe
-    members: tuple[int, ...]
-    data_size: float  # how many examples the likelihood is of: N, or the sum of their weights
-    prior_precision: float = 1.0
-    seed: int = 0
-    history: History | None = None
-    low_rank: LowRankGaussian | None = None
-    engine: Engine = "vmap"
-    chains: Chains | None = None  # of a sampler: the members are its draws, chain after chain
-    trials: Trials | None = None  # of method="auto": what led to the method
-    sample_weight: str | None = None  # a digest of the weights; None: all examples counted the same
-    inputs: Inputs | None = None  # None: of a folder that was written before they were kept
-
-    def __len__(self) -> int:
-        return size(self.params)
-
     def __repr__(self) -> str:
         n = self.data_size if isinstance(self.data_size, int) else f"{self.data_size:.6g}"
         if self.chains is not None:
@@ -77,6 +55,7 @@ class Posterior:
 
     # -- prediction -----------------------------------------------------------------------------
 
+    @refuse_moved
     def predict(
         self,
         x: Any,
@@ -85,12 +64,11 @@ class Posterior:
         batch_size: int | None = None,
         keep_draws: bool | None = None,
         noise: str = "fresh",
-        bf16: bool | None = None,
         seed: int = 0,
-        engine: Engines | None = None,
-        device: str | None = None,
-        progress: bool | None = False,
-    ) -> Any:
+        device: str | torch.device | None = None,
+        progress: Show = None,
+        run: Run = Run(),
+    ) -> Predicted:
         """The predictive distribution at x [B, ...], of the kind that the likelihood states: a
         Predictive for classes, a GaussianPredictive for regression.
 
@@ -102,63 +80,44 @@ class Posterior:
         and uncertainties are always there. One seed gives the same draws again. Noise on weights is
         drawn once for all of x; noise on outputs is fresh for each example, or drawn once for all
         of x too by `noise="shared"`: each draw is one function then, whose value at an input does
-        not depend on the inputs beside it. `bf16`: the network in bfloat16, on CUDA; the averages
-        stay as they are. None: only where ResNet20FRN's kernels serve, as in `fit`. `engine`: "ray"
-        or Ray(...) for batches on many machines, which draw the same numbers where they have the
-        same kind of device; `device` is theirs, "cpu" or "cuda" (if not given, CPUs for a posterior
-        on the CPU), and `progress` shows them.
+        not depend on the inputs beside it.
+
+        `run`: its precision, and its engine where that is "ray" or Ray(...), for batches on many
+        machines, which draw the same numbers where they have the same kind of device. `device` is
+        theirs, "cpu" or "cuda" (if not given, CPUs for a posterior on the CPU), and `progress`
+        shows them. On one machine a posterior predicts where it is.
 
         Threads may predict and train at the same time, and each gets what it would get alone; only
         what draws from torch's own generator meanwhile, as building a network does, can change it.
         """
-        cluster = None if engine is None else ray_engine(engine)
-        streamed = cluster is None and isinstance(x, (Dataset, DataLoader))
+        run = merge_run(run, device=device, progress=progress)
+        streamed = run.cluster is None and isinstance(x, (Dataset, DataLoader))
         blocks = input_blocks(x) if streamed else iter([inputs(x)])
         if noise not in ("fresh", "shared"):
             raise InputError(f"noise must be 'fresh' or 'shared', got {noise!r}")
         whole(draws=draws)
         whole_or_none(batch_size=batch_size)
-        if engine is not None and cluster is None:
-            raise InputError(f"engine must be None, 'ray' or Ray(...), got {engine!r}")
-        if device is not None and cluster is None:
-            raise InputError(
-                f"device = {device!r} is for engine='ray'; use posterior.to({device!r})"
-            )
-        here = device_of(self.params)
-        if bf16 and here.type != "cuda" and cluster is None:
-            raise InputError(f"bf16 is for CUDA, and this posterior is on {here.type!r}")
+        refuse_unfit(self, run)
         groups = self.chains.count if self.chains is not None and draws == 1 else 1
         shared = noise == "shared"
-        ask = Ask(0, 0, 0, draws, groups, keep_draws, bf16, whole_seed(seed), shared)
+        ask = Ask(0, 0, 0, draws, groups, keep_draws, run.bf16, whole_seed(seed), shared)
         trained_on = None if self.inputs is None else self.inputs.shape
 
         def planned(ahead: Ahead) -> tuple[int, int]:
             some, available = ahead.first, ahead.available
             return plan(self.net, self.params, some, batch_size, trained_on, available=available)
 
-        def predicted(x: Tensor, sizes: tuple[int, int], first_row: int) -> Any:
+        def predicted(x: Tensor, sizes: tuple[int, int], first_row: int) -> Predicted:
             rows, chunk = sizes
             mine = ask._replace(all_rows=first_row + len(x), rows=rows, chunk=chunk)
-            if cluster is not None:
-                return on_machines(self, x, mine, cluster, device, progress)
+            if run.cluster is not None:
+                return predict_on_machines(self, x, mine, run.cluster, run)
             if first_row:  # the first rows were tried for the plan
                 bytes_of_one(self.net, x, trained_on)
-            return self._predictive(x, mine, first_row=first_row)
+            return predictive(self, x, mine, first_row=first_row)
 
-        return predict_blocks(blocks, planned, predicted, piece=PIECE if streamed else None)
-
-    def _predictive(self, x: Tensor, ask: Ask, *, first_row: int = 0) -> Any:
-        """At some of the rows that were asked for: those from a multiple of `ask.rows` on."""
-        return predictive(
-            self.net,
-            self.params,
-            self.likelihood,
-            x,
-            ask,
-            low_rank=self.low_rank,
-            engine=self.engine,
-            first_row=first_row,
-        )
+        with matmul_precision(run):
+            return predict_blocks(blocks, planned, predicted, piece=PIECE if streamed else None)
 
     def export(
         self,
@@ -279,14 +238,6 @@ class Posterior:
         draws, k = len(self) // self.chains.count, k % self.chains.count
         return self.take(slice(k * draws, (k + 1) * draws))
 
-    def to(self, device: torch.device | str) -> "Posterior":
-        """The same posterior on another device; this one stays where it is."""
-        low_rank = self.low_rank and self.low_rank.each(lambda part: move(part, device))
-        net = copy.deepcopy(self.net).to(device)  # a module moves in place
-        return dataclasses.replace(
-            self, net=net, params=move(self.params, device), low_rank=low_rank
-        )
-
     def save(self, path: Any, *, overwrite: bool = False) -> None:
         """Write one folder of safetensors and JSON; `stochens.load(path, net)` reads it back."""
         saved.write(path, self, overwrite=overwrite)
@@ -313,4 +264,4 @@ def load(
     >>> load(folder, net).params["0.weight"].shape  # [M, 5, 2]
     torch.Size([3, 5, 2])
     """
-    return Posterior(**saved.read(path, net, method, likelihood)).to(device)
+    return Posterior(**vars(saved.read(path, net, method, likelihood))).to(device)

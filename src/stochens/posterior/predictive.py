@@ -1,7 +1,6 @@
 """Draws of the network's output, summed up to a prediction, so that they need not all be held."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,6 +76,6 @@ class Sums:
         return self.kind.averaged(tuple(total / size for total in self.sums), centre, self.kept)
 
 
-def join_rows(parts: Sequence[Any]) -> Any:
+def join_rows(parts: Sequence[Predicted]) -> Predicted:
     """Predictions at some inputs and at others, as one, in order; all of one kind."""
     return parts[0] if len(parts) == 1 else type(parts[0]).joined(parts)

@@ -79,5 +79,4 @@ def predict_blocks(
                 parts = [p.light() for p in parts]
             parts.append(part)
             first_row += len(x)
-    joined: Predicted = join_rows(parts)
-    return joined
+    return join_rows(parts)

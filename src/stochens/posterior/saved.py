@@ -10,6 +10,7 @@ from stochens.likelihoods import LIKELIHOODS, Likelihood
 from stochens.members import Builder, Params, builder, copy_network, shared_by_all, trainable
 from stochens.methods import MethodLike, resolve, stochastic
 from stochens.posterior.chains import Chains
+from stochens.posterior.fields import PosteriorFields
 from stochens.posterior.fingerprint import differs, fingerprint
 from stochens.posterior.history import History
 from stochens.posterior.low_rank import LowRankGaussian
@@ -20,14 +21,14 @@ from stochens.randomness.seeds import derive, seeded
 FORMAT = "stochens posterior 1"
 
 
-def write(path: Any, posterior: Any, *, overwrite: bool) -> None:
+def write(path: Any, posterior: PosteriorFields, *, overwrite: bool) -> None:
     """One folder of safetensors and JSON, whole or not there."""
     storage.write_folder(
         path, FORMAT, tensors(posterior), _description(posterior), overwrite=overwrite
     )
 
 
-def tensors(posterior: Any) -> dict[str, Tensor]:
+def tensors(posterior: PosteriorFields) -> dict[str, Tensor]:
     """Everything that is a tensor, by kind and name."""
     # Copies, since one tensor may have several names, which safetensors refuses.
     shared = {name: t.clone() for name, t in shared_by_all(posterior.net).items()}
@@ -43,7 +44,7 @@ def tensors(posterior: Any) -> dict[str, Tensor]:
     return {f"{kind}/{name}": t for kind, named in kinds.items() for name, t in named.items()}
 
 
-def _description(posterior: Any) -> dict[str, Any]:
+def _description(posterior: PosteriorFields) -> dict[str, Any]:
     """Everything else."""
     return {
         **posterior.recipe.description(),
@@ -62,8 +63,8 @@ def _description(posterior: Any) -> dict[str, Any]:
 
 def read(
     path: Any, net: nn.Module | Builder, method: MethodLike | None, likelihood: Likelihood | None
-) -> dict[str, Any]:
-    """The fields of the posterior, on the CPU, for the plain network that it belongs to; method and
+) -> PosteriorFields:
+    """The posterior, on the CPU, for the plain network that it belongs to; method and
     likelihood where they are the user's own."""
     found, about = storage.read_folder(path, FORMAT)
     kinds: dict[str, dict[str, Tensor]] = {}
@@ -94,23 +95,23 @@ def read(
         inputs = Inputs.read(about.get("inputs"))
     _refuse_other_outputs(template, params, inputs, kinds.get("fingerprint", {}), path)
     with storage.reading(path):
-        return {
-            "net": template,
-            "params": params,
-            "likelihood": likelihood,
-            "recipe": recipe,
-            "members": tuple(about["members"]),
-            "data_size": about["data_size"],
-            "sample_weight": about.get("sample_weight"),
-            "prior_precision": about["prior_precision"],
-            "seed": about["seed"],
-            "history": History(**kinds["history"]) if "history" in kinds else None,
-            "low_rank": _low_rank(kinds, names),
-            "engine": about["engine"],
-            "chains": Chains.read(kinds, about.get("chains")),
-            "inputs": inputs,
-            "trials": Trials.read(about.get("trials")),
-        }
+        return PosteriorFields(
+            net=template,
+            params=params,
+            likelihood=likelihood,
+            recipe=recipe,
+            members=tuple(about["members"]),
+            data_size=about["data_size"],
+            sample_weight=about.get("sample_weight"),
+            prior_precision=about["prior_precision"],
+            seed=about["seed"],
+            history=History(**kinds["history"]) if "history" in kinds else None,
+            low_rank=_low_rank(kinds, names),
+            engine=about["engine"],
+            chains=Chains.read(kinds, about.get("chains")),
+            inputs=inputs,
+            trials=Trials.read(about.get("trials")),
+        )
 
 
 def _low_rank(kinds: dict[str, Params], names: list[str]) -> LowRankGaussian | None:

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,11 @@ from stochens.checks import dtype_remedy, telling_rows
 from stochens.errors import InputError
 from stochens.kernels.fused import fused_forward
 from stochens.kernels.resnet import resnet_forward
-from stochens.likelihoods import Likelihood
+from stochens.likelihoods import Predicted
 from stochens.members import Engine, Params, device_of, forward, size, take
 from stochens.methods import stochastic_layers
-from stochens.posterior.low_rank import LowRankGaussian, params_of_draw
+from stochens.posterior.fields import PosteriorFields
+from stochens.posterior.low_rank import params_of_draw
 from stochens.posterior.predictive import Sums
 from stochens.posterior.shared_noise import noise_of_draw, noise_requests
 from stochens.randomness.noise import same_noise
@@ -83,22 +84,13 @@ def _budget(device: torch.device) -> int:
     return min(MOST_ACTIVATIONS, max(ACTIVATIONS, 1 << quarter.bit_length() - 1))
 
 
-def predictive(
-    net: nn.Module,
-    params: Params,
-    likelihood: Likelihood,
-    x: Tensor,
-    ask: Ask,
-    *,
-    low_rank: LowRankGaussian | None,
-    engine: Engine,
-    first_row: int = 0,
-) -> Any:
+def predictive(posterior: PosteriorFields, x: Tensor, ask: Ask, *, first_row: int = 0) -> Predicted:
     """At some of the rows that were asked for: those from a multiple of `ask.rows` on."""
+    net, params, engine = posterior.net, posterior.params, posterior.engine
     device, members = device_of(params), size(params)
     rows, chunk, draws, seed = ask.rows, ask.chunk, ask.draws, ask.seed
     sums = Sums(
-        likelihood,
+        posterior.likelihood,
         draws * members,
         len(x),
         keep=ask.keep_draws,
@@ -112,7 +104,7 @@ def predictive(
     requests = (noise_requests(net, x[:1]) if ask.shared_noise else None) or None
     with torch.no_grad():
         for number in range(draws):
-            theta = params_of_draw(params, low_rank, number, seed=seed)
+            theta = params_of_draw(params, posterior.low_rank, number, seed=seed)
             own = None if requests is None else noise_of_draw(requests, members, number, seed=seed)
             for first in range(0, members, chunk):
                 block = take(theta, slice(first, first + chunk))

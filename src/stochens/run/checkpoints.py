@@ -140,17 +140,20 @@ class Keeper:
 
 
 @contextlib.contextmanager
-def kept_in(folder: str | Path | None, format: str, settings: dict[str, Any]) -> Iterator[Keeper]:
+def kept_in(
+    folder: str | Path | None, format: str, settings: dict[str, Any], *, every: float = EVERY
+) -> Iterator[Keeper]:
     """Work that is kept in a folder, which is ours alone meanwhile; None: it is not kept.
 
-    Signals to stop wait for the end of a step. `settings` are what work that goes on must share.
+    Signals to stop wait for the end of a step. `settings` are what work that goes on must share;
+    `every`: seconds between checkpoints.
     """
     if folder is None:
         yield Keeper(None, settings, lambda: None)
         return
     settings = as_read(settings)
     with alone_in(folder), stoppable(folder) as stop:
-        yield Keeper(Checkpoints(folder, format), settings, stop)
+        yield Keeper(Checkpoints(folder, format, every=every), settings, stop)
 
 
 def refuse_other(now: dict[str, Any], then: dict[str, Any], where: str) -> None:

@@ -85,10 +85,10 @@ def _counted(tell: Callable[[int, str | None], None]) -> Callable[[int, str | No
     return update
 
 
-def live(show: bool | None) -> bool:
+def live(show: Show) -> bool:
     """Whether a bar may be redrawn: the processes of a run would write over each other's."""
     alone = multiprocessing.parent_process() is None
-    return alone and sys.stderr.isatty() if show is None else show
+    return alone and sys.stderr.isatty() if show is None else show is True
 
 
 class Lines:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stochens.errors import InputError
+from stochens.errors import InputError, outside
 from stochens.members import flatten
 from stochens.posterior.posterior import Posterior
 from stochens.samplers.mixing import LEAST_DRAWS, Mixing, mixing
@@ -127,14 +127,12 @@ def e_bfmi(energy: Tensor) -> Tensor:
 # In words -----------------------------------------------------------------------------------------
 
 
-def warn_of_trouble(
-    posterior: Posterior, x: Tensor, more: str | None = None, *, stacklevel: int
-) -> None:
+def warn_of_trouble(posterior: Posterior, x: Tensor, more: str | None = None) -> None:
     """Said once at the end of a run on the inputs x: what its own statistics tell, `more` that the
     sampler has found, and whether its chains mixed."""
     for said in (more, *sampler_troubles(posterior), mixing_trouble(posterior, x)):
         if said is not None:
-            warnings.warn(said, SamplingWarning, stacklevel=stacklevel)
+            warnings.warn(said, SamplingWarning, stacklevel=outside())
 
 
 def mixing_trouble(posterior: Posterior, x: Tensor) -> str | None:

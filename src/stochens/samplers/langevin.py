@@ -15,14 +15,13 @@ import itertools
 import math
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from stochens.checks import positive, whole_or_none
-from stochens.errors import Failed, InputError
+from stochens.errors import Failed, InputError, outside
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder, flatten
 from stochens.posterior.chains import Chains, count_or_list
@@ -31,16 +30,15 @@ from stochens.posterior.posterior import Posterior
 from stochens.randomness.hashed import MOMENTUM, normal
 from stochens.randomness.seeds import SAMPLER, derive
 from stochens.run.checkpoints import kept_in
-from stochens.run.cluster.connect import Engines
+from stochens.run.options import Run, matmul_precision, merge_run, refuse_moved
 from stochens.run.progress import Show, progress_bar
 from stochens.samplers import arrival, langevin_steps
 from stochens.samplers.arrival import Ends
 from stochens.samplers.diagnostics import SamplingWarning
 from stochens.samplers.langevin_steps import State, StepRule
-from stochens.samplers.problem import Problem, Start, prepare
+from stochens.samplers.problem import Problem, SamplerRequest, Start, prepare
 from stochens.samplers.sgmcmc_steps import Gradient, batches, data_term_for
 from stochens.samplers.target import unflatten
-from stochens.training.machines import over_machines
 
 FORMAT = "stochens langevin 2"  # 1: one step size for all; an epoch ended in a short batch
 STREAM = 2  # of the numbers of (seed, SAMPLER, member)
@@ -62,6 +60,26 @@ def usual_step(data_size: int) -> float:
     return STEP / math.sqrt(data_size)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LangevinRequest(SamplerRequest):
+    """What `langevin` is asked for."""
+
+    which: ClassVar[str] = "members"
+
+    steps: int | None
+    step_size: float | None
+    friction: float | None
+    anneal: float | None
+    last_step: float | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole_or_none(steps=self.steps)
+        if self.anneal is not None and not 0 <= self.anneal <= 1:
+            raise InputError(f"anneal must be a share in [0, 1], got {self.anneal!r}")
+
+
+@refuse_moved
 def langevin(
     net: nn.Module | Builder,
     data: Any,
@@ -78,11 +96,8 @@ def langevin(
     start: Start = "prior",
     seed: int = 0,
     device: str | torch.device | None = None,
-    dtype: torch.dtype | None = None,
-    bf16: bool | None = None,
-    engine: Engines = "auto",
     progress: Show = None,
-    checkpoint: str | Path | None = None,
+    run: Run = Run(),
 ) -> Posterior:
     """An ensemble whose members are draws from the posterior, each carried there from the prior.
 
@@ -109,96 +124,80 @@ def langevin(
         second half; 1 when None, 0.1 with mini-batches, whose noise then dies away.
     start: "prior", "default" (the layers' own), a Posterior (its first members, such as `fit`
         returns), or Params [members, ...].
-    bf16: the network in bfloat16, on CUDA; parameters stay as they are. None: only where
-        ResNet20FRN's kernels serve, as in fit.
-    engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "compile", "vmap" or
-        "loop", as in `fit`; "ray" or Ray(...) for blocks of members on many machines.
-    checkpoint: a folder to save the run in once a minute; a run found there is gone on with.
+    device, progress, run: how it runs, as in `fit`.
 
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
     >>> posterior = langevin(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), members=20)
     >>> posterior.predict(x).probs.shape
     torch.Size([20, 40, 2])
     """
-    options = dict(locals())
-    posterior, plan, problem = _walked(**options)
-    if problem.machines is not None:
-        blocks = over_machines(
-            problem.machines.cluster, _of_block, options, problem.machines.ids, which="members"
-        )
+    request = LangevinRequest(
+        net=net,
+        data=data,
+        members=members,
+        steps=steps,
+        batch_size=batch_size,
+        step_size=step_size,
+        friction=friction,
+        anneal=anneal,
+        last_step=last_step,
+        prior_precision=prior_precision,
+        likelihood=likelihood,
+        start=start,
+        seed=seed,
+        run=merge_run(run, device=device, progress=progress),
+    )
+    problem = prepare(request)
+    plan = _plan(request, problem)
+    if problem.machines is None:
+        posterior = _walk(request, problem, plan)
+    else:
+        blocks = problem.machines.blocks(_walk_block, request)
         chains = Chains.join([block.chains for block in blocks if block.chains is not None])
         joined = join_posteriors(blocks).to(problem.machines.home)
         posterior = dataclasses.replace(joined, chains=chains)
     return _judged(posterior, plan, {name: s.numel() for name, s in problem.shapes.items()})
 
 
-def _walked(
-    *,
-    net: nn.Module | Builder,
-    data: Any,
-    members: int | Sequence[int],
-    steps: int | None,
-    batch_size: int | None,
-    step_size: float | None,
-    friction: float | None,
-    anneal: float | None,
-    last_step: float | None,
-    prior_precision: float,
-    likelihood: str | Likelihood,
-    start: Start,
-    seed: int,
-    device: str | torch.device | None,
-    dtype: torch.dtype | None,
-    bf16: bool | None,
-    engine: Engines,
-    progress: Show,
-    checkpoint: str | Path | None,
-) -> tuple[Posterior, StepRule, Problem]:
-    """All members, those that diverged too, with how they ended as `chains`. Where a cluster is to
-    walk, none of them has."""
-    whole_or_none(steps=steps, batch_size=batch_size)
-    if anneal is not None and not 0 <= anneal <= 1:
-        raise InputError(f"anneal must be a share in [0, 1], got {anneal!r}")
-    problem = prepare(
-        net,
-        data,
-        chains=members,
-        which="members",
-        likelihood=likelihood,
-        start=start,
-        prior_precision=prior_precision,
-        seed=seed,
-        device=device,
-        dtype=dtype,
-        bf16=bf16,
-        batch_size=batch_size,
-        engine=engine,
-        checkpoint=checkpoint,
-    )
+def _walk_block(request: LangevinRequest) -> Posterior:
+    """Some of the members; they are judged beside all of the others."""
+    problem = prepare(request)
+    return _walk(request, problem, _plan(request, problem))
+
+
+def _plan(request: LangevinRequest, problem: Problem) -> StepRule:
+    """The options, with what was left to us."""
     N = len(problem.x)
-    batch = min(batch_size or N, N)
-    mini = batch < N
+    mini = min(request.batch_size or N, N) < N
+    of_prior = isinstance(request.start, str) and request.start == "prior"
+    friction, anneal, last = request.friction, request.anneal, request.last_step
     plan = StepRule(
-        steps=steps,
-        step_size=usual_step(N) if step_size is None else step_size,
-        fixed=step_size is not None,
+        steps=request.steps,
+        step_size=usual_step(N) if request.step_size is None else request.step_size,
+        fixed=request.step_size is not None,
         friction=FRICTION[mini] if friction is None else friction,
-        anneal=ANNEAL[isinstance(start, str) and start == "prior"] if anneal is None else anneal,
-        last_step=LAST_STEP[mini] if last_step is None else last_step,
-        precision=prior_precision,
+        anneal=ANNEAL[of_prior] if anneal is None else anneal,
+        last_step=LAST_STEP[mini] if last is None else last,
+        precision=request.prior_precision,
     )
     positive(step_size=plan.step_size, friction=plan.friction, last_step=plan.last_step)
-    if problem.machines is not None:
-        return problem.posterior(problem.start), plan, problem
+    return plan
+
+
+def _walk(request: LangevinRequest, problem: Problem, plan: StepRule) -> Posterior:
+    """All members, those that diverged too, with how they ended as `chains`."""
+    run, steps, N = request.run, request.steps, len(problem.x)
+    batch = min(request.batch_size or N, N)
     settings: dict[str, Any] = {}
-    if checkpoint is not None:
+    if run.checkpoint is not None:
         settings = {"batch_size": batch, **plan._asdict(), **problem.settings()}
-        settings |= problem.begun(bf16=bf16)
+        settings |= problem.begun(bf16=run.bf16)
     ids = problem.ids
-    data_term, context = data_term_for(problem, bf16=bf16)
+    data_term, context = data_term_for(problem)
     gradient = Gradient(problem, data_term)
-    bars = progress_bar("langevin", total=UNITS * len(ids), show=progress)
-    with context, bars as bar, kept_in(checkpoint, FORMAT, settings) as keep:
+    bars = progress_bar("langevin", total=UNITS * len(ids), show=run.progress)
+    keeping = kept_in(run.checkpoint, FORMAT, settings, every=run.every)
+    with matmul_precision(run), context, bars as bar, keeping as keep:
         at, key = _beginning(problem)
         done = 0
         if keep.found is not None:
@@ -228,13 +227,7 @@ def _walked(
         state={name: t.cpu() for name, t in ended.items()},
         settings={"chains": count_or_list(ids)},
     )
-    posterior = dataclasses.replace(problem.posterior(params), members=ids, chains=chains)
-    return posterior, plan, problem
-
-
-def _of_block(**options: Any) -> Posterior:
-    """Some of the members; they are judged beside all of the others."""
-    return _walked(**options)[0]
+    return dataclasses.replace(problem.posterior(params), members=ids, chains=chains)
 
 
 def _beginning(problem: Problem) -> tuple[State, Tensor]:
@@ -288,8 +281,8 @@ def _refuse_bad_start(energy: Tensor, ids: tuple[int, ...]) -> None:
         if not math.isfinite(value):
             raise InputError(
                 f"member {member} cannot start: its log likelihood is {-value} there. Is the prior "
-                "too wide for this network? Use a larger prior_precision, dtype=torch.float64, or "
-                "start=fit(...), the posterior of trained members"
+                "too wide for this network? Use a larger prior_precision, "
+                "run=Run(precision='float64'), or start=fit(...), the posterior of trained members"
             )
 
 
@@ -312,9 +305,9 @@ def _judged(posterior: Posterior, plan: StepRule, sizes: dict[str, int]) -> Post
     verdict = arrival.judge(ends.take(kept), sizes)
     if short is not None:  # the cause is known; the identities would say no more
         said = f"{short}. Their spread may not be that of the posterior"
-        warnings.warn(said, SamplingWarning, stacklevel=3)
+        warnings.warn(said, SamplingWarning, stacklevel=outside())
     elif not verdict.arrived:
-        warnings.warn(_in_words(verdict, plan), SamplingWarning, stacklevel=3)
+        warnings.warn(_in_words(verdict, plan), SamplingWarning, stacklevel=outside())
     return posterior if bool(fine.all()) else posterior.take(kept.tolist())
 
 
@@ -328,7 +321,7 @@ def _report_divergence(fine: Tensor, ids: tuple[int, ...], why: str) -> None:
             f"{len(lost)} of {M} members diverged and are left out (members "
             f"{[ids[k] for k in lost[:10]]}): {why}",
             SamplingWarning,
-            stacklevel=4,
+            stacklevel=outside(),
         )
 
 

@@ -1,19 +1,18 @@
 """What every sampler prepares: the network, the data and where each chain begins, checked."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from stochens import likelihoods, methods
-from stochens.checks import member_ids, own_dropout, positive, whole, whole_seed
+from stochens.checks import own_dropout, whole, whole_or_none
 from stochens.data import source
 from stochens.errors import InputError
 from stochens.likelihoods import Likelihood
 from stochens.members import (
-    Builder,
     Engine,
     Factory,
     Params,
@@ -26,34 +25,63 @@ from stochens.members import (
 )
 from stochens.methods import stochastic_layers
 from stochens.posterior.chains import count_or_list
-from stochens.posterior.joining import join_chains, join_posteriors
+from stochens.posterior.joining import join_chains
 from stochens.posterior.posterior import Posterior
 from stochens.posterior.recipe import Inputs, Recipe
 from stochens.randomness.seeds import seeded
 from stochens.run.checkpoints import digest
-from stochens.run.cluster.connect import Engines, Ray, ray_engine
-from stochens.run.cluster.folder import refuse_url
+from stochens.run.cluster.connect import Ray
+from stochens.run.options import Run, refuse_unused
 from stochens.training.engines import ENGINES, choose_engine, place_for, refuse_unknown
 from stochens.training.machines import local_device, members_to_check, over_machines, refuse_resume
 from stochens.training.network import build_network
+from stochens.training.request import Request
 from stochens.training.starts import refuse_other_shapes
 
 Start = str | Params | Posterior
+
+
+R = TypeVar("R", bound="SamplerRequest")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SamplerRequest(Request):
+    """What every sampler is asked for."""
+
+    which: ClassVar[str] = "chains"
+
+    members: int | Sequence[int] = 4  # the chains
+    start: Start = "prior"
+    batch_size: int | None = None
+    resume: Posterior | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.members, Iterable):
+            whole(**{self.which: self.members})
+        super().__post_init__()
+        whole_or_none(batch_size=self.batch_size)
+        refuse_unused(self.run, "a sampler", "log")
+        if self.run.cluster is None:
+            refuse_unused(self.run, "a sampler on one machine", "chunk")
+        else:
+            refuse_resume(self.resume)
 
 
 class Machines(NamedTuple):
     """A cluster that samples in the place of this machine, where only one chain is prepared."""
 
     cluster: Ray
-    which: str  # what the ids are of: chains, or members
-    ids: tuple[int, ...]  # all of them
     home: torch.device  # where the draws are wanted
 
-    def sampled(self, sample: Callable[..., Posterior], options: dict[str, Any]) -> Posterior:
-        """`sample(**options)` for blocks of the ids, as one."""
-        blocks = over_machines(self.cluster, sample, options, self.ids, which=self.which)
-        join = join_chains if self.which == "chains" else join_posteriors
-        return join(blocks).to(self.home)
+    def sampled(self, sample: Callable[[R], Posterior], request: R) -> Posterior:
+        """`sample(request)` for blocks of its chains, as one."""
+        return join_chains(self.blocks(sample, request)).to(self.home)
+
+    def blocks(self, sample: Callable[[R], Posterior], request: R) -> list[Posterior]:
+        """Likewise, each block by itself."""
+        run = dataclasses.replace(request.run, chunk=None)
+        alone = dataclasses.replace(request, run=run)
+        return over_machines(self.cluster, sample, alone, size=request.run.chunk)
 
 
 class Problem(NamedTuple):
@@ -68,7 +96,7 @@ class Problem(NamedTuple):
     seed: int
     ids: tuple[int, ...]  # of the chains, which depend on nothing else but the seed
     engine: Engine  # by which the network runs where no kernel does
-    way: str  # the engine that was asked for, on this machine
+    run: Run
     machines: Machines | None
 
     @property
@@ -99,6 +127,7 @@ class Problem(NamedTuple):
         """What a run that goes on must share with the one before it."""
         first = next(iter(self.start.values()))
         shapes = ", ".join(f"{name} {tuple(shape)}" for name, shape in self.shapes.items())
+        rounded = {"tf32": True} if self.run.tf32 else {}
         return {
             "chains": count_or_list(self.ids),
             "seed": self.seed,
@@ -108,50 +137,21 @@ class Problem(NamedTuple):
             "parameters": shapes,
             "network": str(self.net),
             "data": digest({"x": self.x, "y": self.y}),
+            **rounded,
         }
 
 
-def prepare(
-    net: nn.Module | Builder,
-    data: Any,
-    *,
-    chains: int | Sequence[int],
-    which: str = "chains",
-    likelihood: str | Likelihood,
-    start: Start,
-    prior_precision: float,
-    seed: int,
-    device: str | torch.device | None,
-    dtype: torch.dtype | None,
-    bf16: bool | None = None,
-    batch_size: int | None = None,
-    engine: Engines = "auto",
-    engines: Sequence[str] = ENGINES,
-    resume: Posterior | None = None,
-    checkpoint: str | Path | None = None,
-) -> Problem:
-    """Check everything that can be checked before the first step.
-
-    chains: how many, or which; `which`: what the sampler calls them. engines: those it knows.
-    """
-    positive(prior_precision=prior_precision)
-    if not isinstance(chains, Iterable):
-        whole(**{which: chains})
-    ids, seed, cluster = member_ids(chains, which), whole_seed(seed), ray_engine(engine)
-    way = cluster.within if cluster is not None else str(engine)
-    refuse_unknown(way, engines)
+def prepare(request: SamplerRequest, *, engines: Sequence[str] = ENGINES) -> Problem:
+    """Check everything that can be checked before the first step. engines: those it knows."""
+    run, ids, start, seed = request.run, request.ids, request.start, int(request.seed)
+    refuse_unknown(run.way, engines)
     machines = None
-    if cluster is None:
-        refuse_url(checkpoint)
-    else:
-        refuse_resume(resume)
-        machines = Machines(cluster, which, ids, local_device(device))
-        ids = members_to_check(ids, start, cluster)
-    if dtype not in (None, torch.float32, torch.float64):
-        raise InputError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
-    like = likelihoods.resolve(likelihood)
-    place = place_for(device, bf16, cluster)
-    given = source(data)
+    if run.cluster is not None:
+        machines = Machines(run.cluster, local_device(run.device))
+        ids = members_to_check(ids, start, run.cluster)
+    like = likelihoods.resolve(request.likelihood)
+    place, dtype = place_for(run), run.dtype
+    given = source(request.data)
     if given.loader is not None:
         raise InputError("samplers need all of the data at once, not a DataLoader; give (x, y)")
     if given.sets > 1:
@@ -159,23 +159,23 @@ def prepare(
     y = like.check_targets(given.y)
     x, y = (t.to(dtype) if dtype and t.is_floating_point() else t for t in (given.x, y))
     plain, build, few, _ = build_network(
-        net, like, x, y, seed, dtype=dtype, refuse=_refuse_no_density
+        request.net, like, x, y, seed, dtype=dtype, refuse=_refuse_no_density
     )
-    params = _start(plain.eval(), build, start, ids, seed, prior_precision)
-    own_rows = batch_size is not None and batch_size < len(x)
+    params = _start(plain.eval(), build, start, ids, seed, request.prior_precision)
+    own_rows = request.batch_size is not None and request.batch_size < len(x)
     # on the CPU, where all of these are
-    how = choose_engine(way, plain, params, few, own_rows=own_rows, training=False)
+    how = choose_engine(run.way, plain, params, few, own_rows=own_rows, training=False)
     return Problem(
         net=plain.to(place),
         likelihood=like,
         x=x.to(place),
         y=y.to(place),
         start=move(params, place),
-        prior_precision=prior_precision,
+        prior_precision=request.prior_precision,
         seed=seed,
         ids=ids,
         engine=how,
-        way=way,
+        run=run,
         machines=machines,
     )
 

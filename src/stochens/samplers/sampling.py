@@ -1,33 +1,33 @@
 """`nuts` and `hmc`: reference posteriors, on the same stacked parameters as everything else."""
 
-import functools
+import dataclasses
 import math
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stochens.checks import positive, whole
-from stochens.errors import InputError
+from stochens.errors import InputError, outside
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder, flatten, size
 from stochens.posterior.chains import Chains
 from stochens.posterior.posterior import Posterior
 from stochens.randomness.seeds import SAMPLER, derive
 from stochens.run.checkpoints import kept_in
-from stochens.run.cluster.connect import Engines
 from stochens.run.memory import activation_bytes, free_bytes
+from stochens.run.options import Run, matmul_precision, merge_run, refuse_moved
 from stochens.run.progress import Show, progress_bar
 from stochens.samplers import adaptation
 from stochens.samplers import nuts as tree
 from stochens.samplers.adaptation import Windows
 from stochens.samplers.diagnostics import SamplingWarning, warn_of_trouble
-from stochens.samplers.driver import reasonable_step, run
+from stochens.samplers.driver import reasonable_step
+from stochens.samplers.driver import run as drive
 from stochens.samplers.engines import choose
-from stochens.samplers.problem import Problem, Start, prepare
+from stochens.samplers.problem import Problem, SamplerRequest, Start, prepare
 from stochens.samplers.rounding import rounding_trouble
 from stochens.samplers.snapshot import Snapshot, check_continues, empty, find_snapshot, refuse_both
 from stochens.samplers.target import NetworkTarget, Target, unflatten
@@ -39,6 +39,30 @@ MAX_DEPTH = 16  # 65,535 leapfrog steps
 FORMAT = "stochens sampler 1"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HamiltonianRequest(SamplerRequest):
+    """What `nuts` and `hmc` are asked for."""
+
+    sampler: str
+    rules: Rules
+    samples: int
+    step_size: float | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole(samples=self.samples)
+        if not 0 < self.rules.target_accept < 1:
+            raise InputError(f"target_accept must be in (0, 1), got {self.rules.target_accept!r}")
+        if self.step_size is not None:
+            positive(step_size=self.step_size)
+        if self.run.precision == "bf16":
+            raise InputError(
+                f"{self.sampler} compares energies, which bfloat16 cannot hold; use "
+                "precision='float32' or 'float64'"
+            )
+
+
+@refuse_moved
 def nuts(
     net: nn.Module | Builder,
     data: Any,
@@ -53,12 +77,10 @@ def nuts(
     max_depth: int = 10,
     step_size: float | None = None,
     seed: int = 0,
-    device: str | torch.device | None = None,
-    dtype: torch.dtype | None = None,
-    engine: Engines = "auto",
-    progress: Show = None,
     resume: Posterior | None = None,
-    checkpoint: str | Path | None = None,
+    device: str | torch.device | None = None,
+    progress: Show = None,
+    run: Run = Run(),
 ) -> Posterior:
     """The posterior by the no-U-turn sampler, all chains at once: the reference to measure against.
 
@@ -78,13 +100,11 @@ def nuts(
     target_accept: nearer to 1 makes smaller steps and fewer divergences.
     max_depth: a trajectory has at most 2^max_depth - 1 leapfrog steps.
     step_size: where the warm-up begins; searched for when None.
-    dtype: float32 or float64; the network's own when None.
-    engine: "auto", "fused" (a compiled kernel, for small MLPs), "vmap" (a CUDA graph on a GPU) or
-        "loop"; "ray" or Ray(...) for blocks of chains on many machines.
     resume: what an interrupted call returned, or a finished one when more samples are wanted. The
-        draws are those that one long run would have made.
-    checkpoint: a folder to save the run in once a minute; a run found there is gone on with, and
-        `resume` is refused then.
+        draws are those that one long run would have made. Refused where run.checkpoint holds a run.
+    device, progress, run: how it runs, as in `fit`. Precisions are "auto", "float64", "float32" and
+        "tf32"; engines "auto", "fused" (a compiled kernel, for small MLPs), "vmap" (a CUDA graph on
+        a GPU), "loop" and Ray, for blocks of chains on many machines.
 
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
     >>> posterior = nuts(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), samples=1000, warmup=500)
@@ -95,9 +115,26 @@ def nuts(
     if max_depth > MAX_DEPTH:
         raise InputError(f"max_depth must be at most {MAX_DEPTH}, got {max_depth!r}")
     rules = Rules(warmup, adaptation.windows(warmup), target_accept, max_depth=max_depth)
-    return _sample("nuts", rules, **_without(locals(), "max_depth", "warmup", "target_accept"))
+    return _sample(
+        HamiltonianRequest(
+            sampler="nuts",
+            rules=rules,
+            net=net,
+            data=data,
+            members=chains,
+            samples=samples,
+            prior_precision=prior_precision,
+            likelihood=likelihood,
+            start=start,
+            step_size=step_size,
+            seed=seed,
+            resume=resume,
+            run=merge_run(run, device=device, progress=progress),
+        )
+    )
 
 
+@refuse_moved
 def hmc(
     net: nn.Module | Builder,
     data: Any,
@@ -115,12 +152,10 @@ def hmc(
     max_leapfrogs: int = 10_000,
     step_size: float | None = None,
     seed: int = 0,
-    device: str | torch.device | None = None,
-    dtype: torch.dtype | None = None,
-    engine: Engines = "auto",
-    progress: Show = None,
     resume: Posterior | None = None,
-    checkpoint: str | Path | None = None,
+    device: str | torch.device | None = None,
+    progress: Show = None,
+    run: Run = Run(),
 ) -> Posterior:
     """The posterior by Hamiltonian Monte Carlo on the full batch, trajectories of a fixed length.
 
@@ -150,86 +185,65 @@ def hmc(
         jitter=jitter,
         max_leapfrogs=max_leapfrogs,
     )
-    own = ("trajectory", "jitter", "adapt_mass", "max_leapfrogs", "length", "warmup")
-    return _sample("hmc", rules, **_without(locals(), *own, "target_accept"))
-
-
-def _without(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: v for name, v in arguments.items() if name not in (*names, "rules", "own")}
-
-
-def _sample(
-    sampler: str,
-    rules: Rules,
-    *,
-    net: nn.Module | Builder,
-    data: Any,
-    chains: int | Sequence[int],
-    samples: int,
-    prior_precision: float,
-    likelihood: str | Likelihood,
-    start: Start,
-    step_size: float | None,
-    seed: int,
-    device: str | torch.device | None,
-    dtype: torch.dtype | None,
-    engine: Engines,
-    progress: Show,
-    resume: Posterior | None,
-    checkpoint: str | Path | None,
-) -> Posterior:
-    options = {name: v for name, v in locals().items() if name not in ("sampler", "rules")}
-    whole(samples=samples)
-    if not 0 < rules.target_accept < 1:
-        raise InputError(f"target_accept must be in (0, 1), got {rules.target_accept!r}")
-    if step_size is not None:
-        positive(step_size=step_size)
-    problem = prepare(
-        net,
-        data,
-        chains=chains,
-        likelihood=likelihood,
-        start=start,
-        prior_precision=prior_precision,
-        seed=seed,
-        device=device,
-        dtype=dtype,
-        engine=engine,
-        engines=ENGINES,
-        resume=resume,
-        checkpoint=checkpoint,
+    return _sample(
+        HamiltonianRequest(
+            sampler="hmc",
+            rules=rules,
+            net=net,
+            data=data,
+            members=chains,
+            samples=samples,
+            prior_precision=prior_precision,
+            likelihood=likelihood,
+            start=start,
+            step_size=step_size,
+            seed=seed,
+            resume=resume,
+            run=merge_run(run, device=device, progress=progress),
+        )
     )
-    if problem.machines is not None:
-        sample = functools.partial(_quietly, sampler, rules)
-        posterior = problem.machines.sampled(sample, options)
-        lost = rounding_trouble(posterior, _target(problem))
-        warn_of_trouble(posterior, problem.x, lost, stacklevel=4)
-        return posterior
-    rules = rules._replace(windows=Windows(*(t.to(problem.x.device) for t in rules.windows)))
-    target = _target(problem)
-    settings = _settings(sampler, rules, problem)
-    own = problem.begun(step_size=step_size) if checkpoint is not None else {}
-    with kept_in(checkpoint, FORMAT, {**settings, **own}) as keep:
-        refuse_both(resume, keep.found, checkpoint)
-        snapshot = find_snapshot(resume, keep.found, settings)
-        if snapshot is None:
-            state = _beginning(problem, target, rules, step_size)
-            record = empty(state, rules, samples)
-        else:
-            state, record = check_continues(snapshot, rules, samples, problem.x.device)
-        runner = choose(problem.way, problem, target, state, rules, record)
-        total = record.stats.shape[1] * len(problem.ids)
-        with progress_bar(sampler, total=total, show=progress) as bar:
-            bar.advance(int(state.transition.sum()))
-            whole_run = run(runner, record, rules, bar, keep)
-    return _result(sampler, problem, target, runner.state(), record, rules, settings, whole_run)
 
 
-def _quietly(sampler: str, rules: Rules, **options: Any) -> Posterior:
+def _sample(request: HamiltonianRequest) -> Posterior:
+    problem = prepare(request, engines=ENGINES)
+    if problem.machines is None:
+        return _sample_here(request, problem)
+    posterior = problem.machines.sampled(_sample_block, request)
+    lost = rounding_trouble(posterior, _target(problem))
+    warn_of_trouble(posterior, problem.x, lost)
+    return posterior
+
+
+def _sample_block(request: HamiltonianRequest) -> Posterior:
     """Some of the chains; what is wrong with all of them is told of all of them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)
-        return _sample(sampler, rules, **options)
+        return _sample_here(request, prepare(request, engines=ENGINES))
+
+
+def _sample_here(request: HamiltonianRequest, problem: Problem) -> Posterior:
+    """All chains of the problem, on this machine."""
+    sampler, rules, resume = request.sampler, request.rules, request.resume
+    run, checkpoint = request.run, request.run.checkpoint
+    rules = rules._replace(windows=Windows(*(t.to(problem.x.device) for t in rules.windows)))
+    target = _target(problem)
+    settings = _settings(sampler, rules, problem)
+    own = problem.begun(step_size=request.step_size) if checkpoint is not None else {}
+    keeping = kept_in(checkpoint, FORMAT, {**settings, **own}, every=run.every)
+    with matmul_precision(run), keeping as keep:
+        refuse_both(resume, keep.found, checkpoint)
+        snapshot = find_snapshot(resume, keep.found, settings)
+        if snapshot is None:
+            state = _beginning(problem, target, rules, request.step_size)
+            record = empty(state, rules, request.samples)
+        else:
+            state, record = check_continues(snapshot, rules, request.samples, problem.x.device)
+        runner = choose(run.way, problem, target, state, rules, record)
+        total = record.stats.shape[1] * len(problem.ids)
+        with progress_bar(sampler, total=total, show=run.progress) as bar:
+            bar.advance(int(state.transition.sum()))
+            whole_run = drive(runner, record, rules, bar, keep)
+    return _result(sampler, problem, target, runner.state(), record, rules, settings, whole_run)
 
 
 def _target(problem: Problem) -> NetworkTarget:
@@ -331,8 +345,8 @@ def _result(
         warnings.warn(
             f"stopped after {made} of {record.draws.shape[1]} draws of each chain, which are kept; "
             "the same call with resume=posterior goes on, or with its checkpoint",
-            stacklevel=4,
+            stacklevel=outside(),
         )
     lost = rounding_trouble(posterior, target)
-    warn_of_trouble(posterior, problem.x, lost, stacklevel=5)
+    warn_of_trouble(posterior, problem.x, lost)
     return posterior

@@ -1,33 +1,27 @@
 """`sgmcmc`: stochastic-gradient MCMC, all chains at once. The equations are in sgmcmc_steps.py."""
 
+import dataclasses
 import warnings
 from collections.abc import Sequence
 from numbers import Integral
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from stochens.checks import not_negative, positive, whole, whole_or_none
-from stochens.errors import InputError, check_known, did_you_mean
+from stochens.checks import not_negative, positive, whole
+from stochens.errors import InputError, check_known, did_you_mean, outside
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder, flatten
 from stochens.posterior.chains import Chains
 from stochens.posterior.posterior import Posterior
 from stochens.run.checkpoints import kept_in, refuse_other
-from stochens.run.cluster.connect import Engines
+from stochens.run.options import Run, matmul_precision, merge_run, refuse_moved
 from stochens.run.progress import Show, progress_bar
 from stochens.samplers.diagnostics import SamplingWarning, warn_of_trouble
-from stochens.samplers.problem import Problem, Start, prepare
-from stochens.samplers.sgmcmc_steps import (
-    Cycle,
-    Progress,
-    Record,
-    data_term_for,
-    initial,
-    run,
-)
+from stochens.samplers.problem import Problem, SamplerRequest, Start, prepare
+from stochens.samplers.sgmcmc_steps import Cycle, Progress, Record, data_term_for, initial
+from stochens.samplers.sgmcmc_steps import run as drive
 from stochens.samplers.snapshot import refuse_both
 from stochens.samplers.target import unflatten
 
@@ -39,6 +33,15 @@ DEFAULT_MOMENTUM = 0.9
 DEFAULT_CYCLES = 4
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SgmcmcRequest(SamplerRequest):
+    """What `sgmcmc` is asked for."""
+
+    kind: str
+    plan: Cycle
+
+
+@refuse_moved
 def sgmcmc(
     net: nn.Module | Builder,
     data: Any,
@@ -58,13 +61,10 @@ def sgmcmc(
     likelihood: str | Likelihood = "categorical",
     start: Start = "default",
     seed: int = 0,
-    device: str | torch.device | None = None,
-    dtype: torch.dtype | None = None,
-    bf16: bool | None = None,
-    engine: Engines = "auto",
-    progress: Show = None,
     resume: Posterior | None = None,
-    checkpoint: str | Path | None = None,
+    device: str | torch.device | None = None,
+    progress: Show = None,
+    run: Run = Run(),
 ) -> Posterior:
     """The posterior by stochastic-gradient MCMC, all chains at once.
 
@@ -103,15 +103,10 @@ def sgmcmc(
     temperature: T of exp(-U / T). 0 descends to the mode.
     start: "default" (the layers' own), "prior", a Posterior (its first members, one for each
         chain), or Params [chains, ...].
-    dtype: float32 or float64; the network's own when None.
-    bf16: the network in bfloat16, on CUDA; parameters stay as they are. None: only where
-        ResNet20FRN's kernels serve, as in fit.
-    engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "compile", "vmap" or
-        "loop", as in `fit`; "ray" or Ray(...) for blocks of chains on many machines.
     resume: what an interrupted call returned, or, without cycles, a finished one when more samples
-        are wanted. The draws are those that one long run would have made.
-    checkpoint: a folder to save the run in once a minute; a run found there is gone on with, and
-        `resume` is refused then.
+        are wanted. The draws are those that one long run would have made. Refused where
+        run.checkpoint holds a run.
+    device, progress, run: how it runs, as in `fit`; Ray is for blocks of chains.
 
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
     >>> data = (x, (x[:, 0] > 0).long())
@@ -120,52 +115,58 @@ def sgmcmc(
     >>> posterior.predict(x).probs.shape
     torch.Size([80, 40, 2])
     """
-    options = dict(locals())
     whole(samples=samples, thin=thin)
-    whole_or_none(batch_size=batch_size)
     plan = _plan(kind, samples, burn_in, thin, lr, momentum, preconditioner, cycles, temperature)
-    problem = prepare(
-        net,
-        data,
-        chains=chains,
+    request = SgmcmcRequest(
+        kind=kind,
+        plan=plan,
+        net=net,
+        data=data,
+        members=chains,
+        batch_size=batch_size,
+        prior_precision=prior_precision,
         likelihood=likelihood,
         start=start,
-        prior_precision=prior_precision,
         seed=seed,
-        device=device,
-        dtype=dtype,
-        bf16=bf16,
-        batch_size=batch_size,
-        engine=engine,
         resume=resume,
-        checkpoint=checkpoint,
+        run=merge_run(run, device=device, progress=progress),
     )
-    if problem.machines is not None:
-        posterior = problem.machines.sampled(_quietly, options)
-        _warn_unless_cold(posterior, problem, plan)
-        return posterior
+    problem = prepare(request)
+    if problem.machines is None:
+        return _sample_here(request, problem)
+    posterior = problem.machines.sampled(_sample_block, request)
+    _warn_unless_cold(posterior, problem, plan)
+    return posterior
+
+
+def _sample_here(request: SgmcmcRequest, problem: Problem) -> Posterior:
+    """All chains of the problem, on this machine."""
+    kind, plan, resume = request.kind, request.plan, request.resume
+    options, checkpoint = request.run, request.run.checkpoint
     chains = len(problem.ids)
-    data_term, context = data_term_for(problem, bf16=bf16)
-    settings = _settings(kind, problem, plan, batch_size)
+    data_term, context = data_term_for(problem)
+    settings = _settings(kind, problem, plan, request.batch_size)
     at = Progress(initial(flatten(problem.start)), 0, 0)
-    record = _empty(at.state.q, samples)
+    record = _empty(at.state.q, plan.samples)
     if resume is not None:
         at = _go_on(resume, settings, record)
-    bars = progress_bar(kind, total=plan.steps * chains, show=progress)
-    own = problem.begun(bf16=bf16) if checkpoint is not None else {}
-    with context, bars as bar, kept_in(checkpoint, FORMAT, {**settings, **own}) as keep:
+    bars = progress_bar(kind, total=plan.steps * chains, show=options.progress)
+    own = problem.begun(bf16=options.bf16) if checkpoint is not None else {}
+    keeping = kept_in(checkpoint, FORMAT, {**settings, **own}, every=options.every)
+    with matmul_precision(options), context, bars as bar, keeping as keep:
         refuse_both(resume, keep.found, checkpoint)
         if keep.found is not None:
             at = _found(keep.found, record)
         bar.advance(at.step * chains)
-        at = run(problem, plan, at, data_term, batch_size or len(problem.x), record, bar, keep)
+        batch = request.batch_size or len(problem.x)
+        at = drive(problem, plan, at, data_term, batch, record, bar, keep)
     if at.made == 0:
         raise KeyboardInterrupt(f"{kind} was stopped before its first draw")
-    if at.made < samples:
+    if at.made < plan.samples:
         warnings.warn(
-            f"stopped after {at.made} of {samples} draws of each chain, which are kept; the same "
-            "call with resume=posterior goes on, or with its checkpoint",
-            stacklevel=2,
+            f"stopped after {at.made} of {plan.samples} draws of each chain, which are kept; the "
+            "same call with resume=posterior goes on, or with its checkpoint",
+            stacklevel=outside(),
         )
     _report_divergence(record.draws[:, : at.made], plan, problem.ids)
     posterior = _result(kind, problem, plan, record, at, settings)
@@ -173,17 +174,17 @@ def sgmcmc(
     return posterior
 
 
-def _quietly(**options: Any) -> Posterior:
+def _sample_block(request: SgmcmcRequest) -> Posterior:
     """Some of the chains; what is wrong with all of them is told of all of them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)
-        return sgmcmc(**options)
+        return _sample_here(request, prepare(request))
 
 
 def _warn_unless_cold(posterior: Posterior, problem: Problem, plan: Cycle) -> None:
     """At temperature 0 chains descend to modes, and are not meant to mix."""
     if plan.temperature > 0:
-        warn_of_trouble(posterior, problem.x, stacklevel=4)
+        warn_of_trouble(posterior, problem.x)
 
 
 def _settings(kind: str, problem: Problem, plan: Cycle, batch_size: int | None) -> dict[str, Any]:
@@ -288,7 +289,7 @@ def _report_divergence(draws: Tensor, plan: Cycle, ids: tuple[int, ...]) -> None
         warnings.warn(
             f"{len(lost)} of {len(draws)} chains diverged (chains {named}), the first before draw "
             f"{left}; the others are unharmed. A lr below {plan.lr:g} usually mends it",
-            stacklevel=3,
+            stacklevel=outside(),
         )
 
 

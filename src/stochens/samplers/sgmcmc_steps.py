@@ -304,11 +304,11 @@ def batches(problem: Problem, batch_size: int) -> Iterator[Tensor | None]:
 
 
 def data_term_for(
-    problem: Problem, *, bf16: bool | None = None
+    problem: Problem,
 ) -> tuple[DataTerm, contextlib.AbstractContextManager[None]]:
     """The mean NLL of each chain on its rows, [M], and the context that it wants to run in."""
     net, like, x, y = problem.net, problem.likelihood, problem.x, problem.y
-    engine = problem.way
+    engine, bf16 = problem.run.way, problem.run.bf16
     if engine in ("auto", "fused"):
         on = (net, like, x, y, problem.ids, problem.seed)
         if (fused := fused_nll(*on)) is not None:

@@ -8,33 +8,47 @@ from torch import nn
 
 from stochens.errors import InputError
 from stochens.members import Builder, Params
+from stochens.methods import MethodLike
 from stochens.posterior.low_rank import LowRankGaussian
 from stochens.posterior.posterior import Posterior
-from stochens.training.fit import fit
+from stochens.run.options import Run, merge_run, refuse_moved
+from stochens.run.progress import Show
+from stochens.training.auto import Auto
+from stochens.training.fit import fit_by
+from stochens.training.request import FitRequest
+from stochens.training.schedules import Optimizer, as_optimizer
 
 
+@refuse_moved
 def multiswa(
     net: nn.Module | Builder,
     data: Any,
     *,
     average_from: float = 0.5,
     snapshots: int = 20,
+    optimizer: str | Optimizer = "adam",
+    device: str | torch.device | None = None,
+    progress: Show = None,
+    run: Run = Run(),
     **options: Any,
 ) -> Posterior:
     """Members that are the running average of their own tail; one inference each.
 
     The tail is the part of training after the share `average_from`; `snapshots` of it are averaged,
     evenly spaced, or all of its steps where it has fewer. Other options are those of `fit`; the
-    learning rate is constant by default.
+    learning rate is constant unless `optimizer` is an Optimizer with another schedule.
 
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
     >>> posterior = multiswa(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), members=3, epochs=4)
     >>> posterior.low_rank is None, posterior.predict(x).probs.shape
     (True, torch.Size([3, 40, 2]))
     """
-    return _fit_tail(net, data, average_from, snapshots, None, options)
+    tail = Tail(average_from, snapshots, None)
+    run = merge_run(run, device=device, progress=progress)
+    return _fit_tail(tail, net=net, data=data, optimizer=optimizer, run=run, **options)
 
 
+@refuse_moved
 def multiswag(
     net: nn.Module | Builder,
     data: Any,
@@ -42,6 +56,10 @@ def multiswag(
     average_from: float = 0.5,
     snapshots: int = 40,
     rank: int = 20,
+    optimizer: str | Optimizer = "adam",
+    device: str | torch.device | None = None,
+    progress: Show = None,
+    run: Run = Run(),
     **options: Any,
 ) -> Posterior:
     """MultiSWA with SWAG's Gaussian around each average: diagonal plus `rank` last deviations.
@@ -56,23 +74,21 @@ def multiswag(
     """
     if not 2 <= rank <= snapshots:
         raise InputError(f"rank must be between 2 and snapshots = {snapshots}, got {rank}")
-    return _fit_tail(net, data, average_from, snapshots, rank, options)
+    tail = Tail(average_from, snapshots, rank)
+    run = merge_run(run, device=device, progress=progress)
+    return _fit_tail(tail, net=net, data=data, optimizer=optimizer, run=run, **options)
 
 
 def _fit_tail(
-    net: nn.Module | Builder,
-    data: Any,
-    average_from: float,
-    snapshots: int,
-    rank: int | None,
-    options: dict[str, Any],
+    tail: "Tail",
+    *,
+    optimizer: str | Optimizer,
+    method: MethodLike | Auto | None = "regular",
+    **options: Any,
 ) -> Posterior:
-    if not 0 <= average_from < 1:
-        raise InputError(f"average_from must be a share in [0, 1), got {average_from!r}")
-    if snapshots < 1:
-        raise InputError(f"snapshots must be at least 1, got {snapshots}")
-    settings = {"method": "regular", "schedule": "constant", **options}
-    return fit(net, data, collect=lambda: Tail(average_from, snapshots, rank), **settings)
+    """`fit` with such a tail for every block of members; `options` are those of a FitRequest."""
+    steady = as_optimizer(optimizer, schedule="constant")
+    return fit_by(method, FitRequest(optimizer=steady, collect=tail.anew, **options))
 
 
 class Tail:
@@ -82,6 +98,10 @@ class Tail:
     """
 
     def __init__(self, average_from: float, snapshots: int, rank: int | None) -> None:
+        if not 0 <= average_from < 1:
+            raise InputError(f"average_from must be a share in [0, 1), got {average_from!r}")
+        if snapshots < 1:
+            raise InputError(f"snapshots must be at least 1, got {snapshots}")
         self.average_from = average_from
         self.snapshots = snapshots
         self.rank = rank
@@ -89,6 +109,10 @@ class Tail:
         self.mean: Params = {}
         self.scatter: Params = {}  # sum of squared deviations from the mean, by Welford's update
         self.deviations: list[Params] = []
+
+    def anew(self) -> "Tail":
+        """Another with the same options, which has seen nothing."""
+        return Tail(self.average_from, self.snapshots, self.rank)
 
     def update(self, params: Params, *, step: int, steps: int) -> None:
         length = steps - int(self.average_from * steps)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stochens.data import Source
+from stochens.errors import outside
 from stochens.likelihoods import (
     LOG_2_PI,
     Categorical,
@@ -47,7 +48,7 @@ def advise(settings: Settings, steps: int, like: Likelihood, y: Tensor, outputs:
     """y [N, ...] are the targets, outputs [B, ...] those of the network as it is at first."""
     for said in (_few_steps(settings, steps), _far_targets(like, y), _softmax(like, outputs)):
         if said is not None:
-            warnings.warn(said, TrainingAdvice, stacklevel=3)
+            warnings.warn(said, TrainingAdvice, stacklevel=outside())
 
 
 def _few_steps(settings: Settings, steps: int) -> str | None:
@@ -99,7 +100,7 @@ def advise_after(
     if said is None and noisy and not given:
         said = _counted_twice(settings, like, trained, data, net, rules)
     if said is not None:
-        warnings.warn(said, TrainingAdvice, stacklevel=3)
+        warnings.warn(said, TrainingAdvice, stacklevel=outside())
 
 
 def _not_arrived(

@@ -6,7 +6,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from stochens.errors import Unsuited
+from stochens.errors import Unsuited, outside
 from stochens.members import Params, plain_attention, size
 from stochens.methods import stochastic_layers
 from stochens.randomness.seeds import seeded
@@ -45,7 +45,7 @@ def warn_alike(params: Params, ids: tuple[int, ...]) -> None:
         warnings.warn(
             f"{_named([ids[row] for row in group])} ended with the same parameters, and are one "
             "network but for noise. Was lr too small to move them apart?",
-            stacklevel=3,
+            stacklevel=outside(),
         )
 
 

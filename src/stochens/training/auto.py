@@ -4,7 +4,7 @@ import dataclasses
 import math
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,7 +32,9 @@ from stochens.posterior.trials import Trial, Trials, worth
 from stochens.randomness.seeds import TRIALS, derive, seeded
 from stochens.run.checkpoints import digest
 from stochens.run.progress import live
+from stochens.training.ensemble import train_ensemble
 from stochens.training.outcomes import Outcome, open_outcomes
+from stochens.training.request import FitRequest
 from stochens.training.schedules import rate_for
 from stochens.training.starts import start_network
 
@@ -45,11 +47,6 @@ CANDIDATES: tuple[Method, ...] = (
 )
 RULES = ("held-out", "kl", "both")
 SHARE = 4  # a trial has this part of the epochs of the whole training
-SHARED = (  # options of `fit` that trials depend on, as they are given
-    *("members", "epochs", "batch_size", "optimizer", "schedule", "weight_decay", "kl_weight"),
-    *("prior_precision", "skip", "start", "repulsion", "on_divergence", "seed", "bf16"),
-)
-Fit = Callable[..., Posterior]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,52 +112,52 @@ def _one(method: Method) -> str:
     return " ".join([method.name, *rate, *other])
 
 
-def fit_best(fit: Fit, net: Any, data: Any, auto: Auto, options: dict[str, Any]) -> Posterior:
-    """Trials, the choice, and a full training by `fit` with it. `options` are the caller's."""
-    if not isinstance(options["start"], str):
+def choose_method(request: FitRequest, auto: Auto) -> tuple[FitRequest, Trials]:
+    """The same request with the method that short trials favour, and the trials."""
+    if not isinstance(request.start, str):
         raise InputError("method='auto' needs a start by name: Params fit one method")
-    trials, best = run(fit, net, data, auto, options)
-    show = options["progress"]
-    if live(show):
+    trials, best = run_trials(request, auto)
+    if live(request.run.progress):
         print(trials, file=sys.stderr)
-    posterior = fit(net, data, method=best, **options)
-    return dataclasses.replace(posterior, trials=trials)
+    return dataclasses.replace(request, method=best), trials
 
 
-def run(
-    fit: Fit, net: Any, data: Any, auto: Auto, options: dict[str, Any]
-) -> tuple[Trials, MethodLike]:
+def run_trials(request: FitRequest, auto: Auto) -> tuple[Trials, MethodLike]:
     """The trials alone, and the candidate that they favour."""
-    given = source(data, options["sample_weight"])
-    part, held, weights = _split(given, auto.held_out, int(options["seed"]))
-    place = options["checkpoint"]
-    own = options | {
-        "members": auto.members,
-        "epochs": auto.epochs or max(1, math.ceil(int(options["epochs"]) / SHARE)),
-        "sample_weight": part.weights,
-        "seed": derive(int(options["seed"]), TRIALS),
-        "log": None,
-        "collect": None,
-    }
-    like = likelihood_named(options["likelihood"])
+    given = source(request.data, request.sample_weight)
+    part, held, weights = _split(given, auto.held_out, int(request.seed))
+    place = request.run.checkpoint
+    own = dataclasses.replace(
+        request,
+        method=None,
+        data=(part.x, part.y),
+        members=auto.members,
+        epochs=auto.epochs or max(1, math.ceil(int(request.epochs) / SHARE)),
+        sample_weight=part.weights,
+        seed=derive(int(request.seed), TRIALS),
+        run=dataclasses.replace(request.run, log=None),
+        collect=None,
+    )
+    like = likelihood_named(request.likelihood)
     y = like.check_targets(held.y)
-    settings = {} if place is None else _settings(net, auto, own, like, part, held, weights)
+    settings = {} if place is None else _identity(own, auto, like, part, held, weights)
     candidates = {label(method): method for method in auto.candidates}
     reasons: list[Unsuited | Failed] = []
     with open_outcomes(list(candidates), place, settings) as outcomes:
         for name, method in candidates.items():
             if name in outcomes.found:
                 continue  # kept by a run that was stopped
-            keep = {"checkpoint": outcomes.folder(name)}
+            run = dataclasses.replace(own.run, checkpoint=outcomes.folder(name))
             try:
                 with warnings.catch_warnings():  # what is said of a trial is said of the training
                     warnings.simplefilter("ignore", UserWarning)
-                    posterior = fit(net, (part.x, part.y), method=method, **own | keep)
+                    posterior = train_ensemble(dataclasses.replace(own, method=method, run=run))
             except (Unsuited, Failed) as error:  # e.g. no layer that this method could take
                 outcomes.refused[name] = str(error)
                 reasons.append(error)
                 continue
-            p = posterior.predict(held.x, draws=auto.draws, keep_draws=True)
+            x = held.x.to(run.dtype) if run.dtype and held.x.is_floating_point() else held.x
+            p = posterior.predict(x, draws=auto.draws, keep_draws=True)
             all_there = len(posterior) == auto.members
             outcomes.add(name, _outcome(posterior, p.log_prob(y)), whole=all_there)
     if not outcomes.found:
@@ -171,26 +168,32 @@ def run(
     return trials, candidates[chosen]
 
 
-def _settings(
-    net: Any,
-    auto: Auto,
-    own: dict[str, Any],
-    like: Likelihood,
-    part: Source,
-    held: Source,
-    weights: Tensor,
+def _identity(
+    own: FitRequest, auto: Auto, like: Likelihood, part: Source, held: Source, weights: Tensor
 ) -> dict[str, Any]:
-    """What trials that go on must share with those before them; how they are run is no part."""
-    with seeded(own["seed"]):
-        plain = builder(start_network(net, own["start"]))()
-    begun = {"begun": digest(trainable(plain))} if own["start"] == "module" else {}
+    """What trials that go on must share with those before them; how they are run is no part, but
+    for the precision."""
+    with seeded(own.seed):
+        plain = builder(start_network(own.net, own.start))()
     data = {"x": part.x, "y": part.y, "held x": held.x, "held y": held.y, "of held": weights}
     if part.weights is not None:
         data["weights"] = part.weights
-    return {
-        **{name: own[name] for name in SHARED},
-        "lr": rate_for(own["optimizer"], own["lr"]),
-        **begun,
+    settings = {
+        "members": own.members,
+        "epochs": own.epochs,
+        "batch_size": own.batch_size,
+        "optimizer": own.optimizer.name,
+        "schedule": own.optimizer.schedule,
+        "weight_decay": own.optimizer.weight_decay,
+        "lr": rate_for(own.optimizer.name, own.lr),
+        "kl_weight": own.kl_weight,
+        "prior_precision": own.prior_precision,
+        "skip": own.skip,
+        "start": own.start,
+        "repulsion": own.repulsion,
+        "on_divergence": own.on_divergence,
+        "seed": own.seed,
+        "bf16": own.run.bf16,
         "network": str(plain),
         "shared": digest(shared_by_all(plain)),
         "likelihood": describe_fully(like),
@@ -198,6 +201,11 @@ def _settings(
         "draws": auto.draws,
         "candidates": [[describe_fully(m) for m in resolve(c)] for c in auto.candidates],
     }
+    if own.start == "module":
+        settings["begun"] = digest(trainable(plain))
+    if own.run.dtype is not None and own.run.precision != "float32":
+        settings["precision"] = own.run.precision
+    return settings
 
 
 def _split(given: Source, share: float, seed: int) -> tuple[Source, Source, Tensor]:

@@ -7,11 +7,10 @@ from typing import Protocol
 
 import torch
 
-from stochens.errors import Failed, Unsuited
+from stochens.errors import Failed, Unsuited, outside
 from stochens.members import Params, take
 from stochens.posterior.history import History
 from stochens.posterior.low_rank import LowRankGaussian
-from stochens.run.cluster.tasks import outside
 from stochens.training.loop import Lost, Trained
 
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from stochens.errors import InputError, Unsuited
+from stochens.errors import InputError, Unsuited, outside
 from stochens.members import Engine, Params, forward, forward_each, size, take
 from stochens.randomness.seeds import seeded
-from stochens.run.cluster.connect import Ray
 from stochens.run.memory import chosen_device
+from stochens.run.options import CUDA_ONLY, Run
 
 ENGINES = ("auto", "fused", "compile", "vmap", "loop")
 # Older ones stumble over what we give torch.compile: 2.8 to 2.10 over a context manager that a
@@ -23,14 +23,16 @@ def refuse_unknown(engine: str, known: Sequence[str] = ENGINES) -> None:
         raise InputError(f"engine must be one of {', '.join(known)}, ray, got {engine!r}")
 
 
-def place_for(
-    device: str | torch.device | None, bf16: bool | None, cluster: Ray | None
-) -> torch.device:
+def place_for(run: Run) -> torch.device:
     """Of what is done here: with a cluster the checks alone, whose blocks have their own."""
-    place = chosen_device(device, elsewhere=cluster is not None)
-    if bf16 and place.type != "cuda" and (cluster is None or device is not None):
-        raise InputError(f"bf16 is for CUDA, got device {place.type!r}")
-    return place if cluster is None else torch.device("cpu")
+    elsewhere = run.cluster is not None
+    place = chosen_device(run.device, elsewhere=elsewhere)
+    known = not elsewhere or run.device is not None
+    if known and run.precision in CUDA_ONLY and place.type != "cuda":
+        raise InputError(
+            f"precision={run.precision!r} is for CUDA, got device {place.type!r}; use 'float32'"
+        )
+    return torch.device("cpu") if elsewhere else place
 
 
 def choose_engine(
@@ -65,7 +67,7 @@ def choose_engine(
         warnings.warn(
             f"members run one after the other, since vmap cannot run this network ({reason}); "
             "engine='loop' does the same without this warning",
-            stacklevel=3,
+            stacklevel=outside(),
         )
         return "loop"
     return "vmap"

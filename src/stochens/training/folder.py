@@ -55,6 +55,8 @@ def identity(
     plain = dataclasses.asdict(settings)
     for how in ("device", "fast", "compile"):
         del plain[how]
+    if not settings.tf32:
+        del plain["tf32"]  # as before there was any
     in_memory = {"x": data.x, "y": data.y} if data.loader is None else {}
     if data.weights is not None:
         in_memory["weights"] = data.weights

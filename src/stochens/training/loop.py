@@ -64,9 +64,28 @@ class Settings:
     seed: int
     device: torch.device
     bf16: bool | None  # None: by kernels alone
+    tf32: bool
     engine: Engine
     fast: bool  # whether kernels and CUDA graphs may do the work
     compile: bool  # whether torch.compile does
+
+
+class Task(NamedTuple):
+    """What is trained, on what and how: all but the members and where they begin."""
+
+    net: nn.Module
+    data: Source
+    likelihood: Likelihood
+    settings: Settings
+
+
+class Watchers(NamedTuple):
+    """Who looks on while a block of members trains."""
+
+    collector: Collector | None
+    bar: Bar
+    log: Log | None
+    keep: Keeper
 
 
 class Lost(NamedTuple):
@@ -83,23 +102,14 @@ class Trained(NamedTuple):
     lost: dict[int, Lost]  # by member
 
 
-def train(
-    net: nn.Module,
-    start: Params,
-    data: Source,
-    likelihood: Likelihood,
-    members: tuple[int, ...],
-    settings: Settings,
-    collector: Collector | None,
-    bar: Bar,
-    log: Log | None,
-    keep: Keeper,
-) -> Trained:
-    """Train one block of members: the loop itself. It goes on from what `keep` has found, and
-    trains the tensors of `start` themselves."""
+def train(task: Task, start: Params, members: tuple[int, ...], watchers: Watchers) -> Trained:
+    """Train one block of members: the loop itself. It goes on from what `watchers.keep` has found,
+    and trains the tensors of `start` [M, ...] themselves."""
+    net, data, likelihood, settings = task
+    collector, bar, log, keep = watchers
     params = {name: p.detach().requires_grad_() for name, p in start.items()}
     share_of = Shares(data, settings.batch_size)
-    loss_of, context = _loss(net, params, data, likelihood, members, settings, share_of)
+    loss_of, context = _loss(task, params, members, share_of)
     rate = schedule_named(settings.schedule)
     per_epoch = steps_per_epoch(data, settings)
     steps = settings.epochs * per_epoch
@@ -187,16 +197,11 @@ def _recordable(data: Source, settings: Settings) -> bool:
 
 
 def _loss(
-    net: nn.Module,
-    params: Params,
-    data: Source,
-    likelihood: Likelihood,
-    members: tuple[int, ...],
-    settings: Settings,
-    share_of: ShareOf,
+    task: Task, params: Params, members: tuple[int, ...], share_of: ShareOf
 ) -> tuple[LossOf, contextlib.AbstractContextManager[None]]:
     """What a step minimises and records, and the context that it wants to run in."""
-    data_term, context = _data_term(net, data, likelihood, members, settings)
+    net, data, _, settings = task
+    data_term, context = _data_term(task, members)
     if settings.device.type in ("cpu", "cuda") and not settings.compile:
         data_term = _with_own_noise(data_term, members, settings)
     penalty = objective.penalty_for(net, params, settings.prior_precision)
@@ -278,14 +283,11 @@ def steps_per_epoch(data: Source, settings: Settings) -> int:
 
 
 def _data_term(
-    net: nn.Module,
-    data: Source,
-    likelihood: Likelihood,
-    members: tuple[int, ...],
-    settings: Settings,
+    task: Task, members: tuple[int, ...]
 ) -> tuple[DataTerm, contextlib.AbstractContextManager[None]]:
     """The mean NLL of each member on its batch, [M], by the fastest way that fits, and the context
     that it wants to run in."""
+    net, data, likelihood, settings = task
     kernels = settings.fast and not settings.compile and settings.engine == "vmap"
     if kernels and data.loader is None and data.weights is None:  # kernels know no weights
         on = (net, likelihood, data.x, data.y, members, settings.seed)

@@ -6,18 +6,19 @@ when its worker died.
 """
 
 import contextlib
+import dataclasses
 import math
 import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
 from stochens.data import Replicas, source
-from stochens.errors import Failed, InputError
+from stochens.errors import Failed, InputError, outside
 from stochens.files.storage import may_pass
 from stochens.members import Params, take
 from stochens.posterior.posterior import Posterior
@@ -25,22 +26,26 @@ from stochens.run.checkpoints import InUse
 from stochens.run.cluster.arrays import pack_array, unpack_array
 from stochens.run.cluster.connect import Ray, Room, connect, room
 from stochens.run.cluster.folder import everywhere, folder_of, held, keep_cut, kept_cut
-from stochens.run.cluster.tasks import cut_evenly, outside, run_pieces, runs
+from stochens.run.cluster.tasks import cut_evenly, run_pieces, runs
 from stochens.run.memory import SHARE, chosen_device, free_bytes
 from stochens.run.progress import Report
 from stochens.training.blocks import AllLost
+from stochens.training.request import Request
 
 LOCK_PATIENCE = 60.0  # seconds until a worker that lost its node has let go of its folder
 TOLD = 5  # failed blocks that are named with their reasons
 
 
-class Shared(NamedTuple):
+R = TypeVar("R", bound=Request)
+Train = Callable[[R], Posterior]  # on the machine where it is called
+
+
+@dataclasses.dataclass(frozen=True)
+class Shared(Generic[R]):
     """What all blocks have in common; lies in the object store once."""
 
-    train: Callable[..., Posterior]
-    options: dict[str, Any]  # of `train`
-    which: str  # the option that says who is trained: members or chains
-    data: Any  # packed
+    train: Train[R]
+    request: R  # of all blocks, with its data packed
     checkpoint: str | Path | None
     token: str
 
@@ -54,29 +59,36 @@ class Piece(NamedTuple):
 
 
 def over_machines(
-    engine: Ray,
-    train: Callable[..., Posterior],
-    options: Mapping[str, Any],
-    ids: tuple[int, ...],
+    cluster: Ray,
+    train: Train[R],
+    request: R,
     *,
-    which: str = "members",
     size: int | None = None,
     bytes_each: int | None = None,
 ) -> list[Posterior]:
-    """`train(**options)` for blocks of the ids, one posterior for each, in their order.
+    """`train(request)` in blocks of its members, one posterior for each, in their order.
 
     size: of a block; by the machines' number and memory when None. bytes_each: of one member.
     Blocks that fail for good are named in a warning and are missing; the others are there.
     """
-    options = dict(options)
-    checkpoint, show, device = (options[name] for name in ("checkpoint", "progress", "device"))
-    device = None if device is None else torch.device(device).type  # Ray gives each worker its own
-    data, start = packed_data(options.pop("data")), options.get("start")
-    if not isinstance(start, str):
-        options.pop("start", None)  # each block has its own part of it
-    ray = connect(engine)
-    where = room(ray, engine, device)
-    options |= {"engine": engine.within, "device": device or ("cuda" if where.gpu else "cpu")}
+    run, ids, which, start = request.run, request.ids, request.which, request.start
+    checkpoint = run.checkpoint
+    device = None if run.device is None else torch.device(run.device).type  # each worker has its
+    ray = connect(cluster)
+    where = room(ray, cluster, device)
+    own = dataclasses.replace(
+        run,
+        engine=cluster.within,
+        device=device or ("cuda" if where.gpu else "cpu"),
+        checkpoint=None,  # each has its own, and reports how far it is
+        progress=None,
+    )
+    sent = dataclasses.replace(
+        request,
+        data=packed_data(request.data),
+        run=own,
+        start=start if isinstance(start, str) else "default",  # each block has its own part of it
+    )
     with contextlib.ExitStack() as stack:
         before, token = None, ""
         if checkpoint is not None:
@@ -92,9 +104,9 @@ def over_machines(
             _name(which, block): Piece(_name(which, block), block, _part(start, block, ids))
             for block in blocks
         }
-        shared = Shared(train, options, which, data, checkpoint, token)
+        shared = Shared(train, sent, checkpoint, token)
         done, failed = run_pieces(
-            ray, engine, where, _train_block, shared, pieces, what=which, show=show
+            ray, cluster, where, _train_block, shared, pieces, what=which, show=run.progress
         )
     _report_failures(failed, pieces, which, checkpoint)
     found = [posterior for posterior in done.values() if posterior is not None]
@@ -182,20 +194,23 @@ def _part(
 # In a worker --------------------------------------------------------------------------------------
 
 
-def _train_block(shared: Shared, piece: Piece, report: Report) -> Posterior | None:
+def _train_block(shared: Shared[R], piece: Piece, report: Report) -> Posterior | None:
     """A block's posterior, on the CPU; None where all of its members diverged."""
     import ray
 
-    own = {shared.which: piece.ids, "data": unpacked_data(shared.data), "progress": report}
-    if piece.start is not None:
-        own["start"] = piece.start
+    request = dataclasses.replace(
+        shared.request,
+        members=piece.ids,
+        data=unpacked_data(shared.request.data),
+        start=shared.request.start if piece.start is None else piece.start,
+    )
     name, node = re.sub(r"\W+", "-", piece.name), ray.util.get_node_ip_address()
     with _for_ray(), folder_of(shared.checkpoint, shared.token, name, node) as folder:
         begun = time.monotonic()
         while True:
             try:
-                posterior = shared.train(**shared.options | own | {"checkpoint": folder})
-                return posterior.to("cpu")
+                run = dataclasses.replace(request.run, checkpoint=folder, progress=report)
+                return shared.train(dataclasses.replace(request, run=run)).to("cpu")
             except AllLost as error:
                 warnings.warn(f"{piece.name}: {error}", stacklevel=2)
                 return None

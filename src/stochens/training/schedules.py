@@ -1,11 +1,12 @@
 """Learning rates over a run, and the optimisers that follow them."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 
 import torch
 
-from stochens.checks import positive
+from stochens.checks import not_negative, positive
 from stochens.errors import check_known
 from stochens.members import Params
 
@@ -26,6 +27,40 @@ MOMENTUM = 0.9  # Nesterov's, for sgd
 # begins, ten times as far as a weight has to go: at the weights' rate it would hardly leave.
 NOISE_FACTOR = 10.0
 NOISE_RATE = 0.1  # its largest, unless the weights' is larger: 5 % of the noise a step
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """What moves the parameters in `fit`, where its name alone does not say it.
+
+    name: "adam", "adamw" or "sgd" (Nesterov).
+    schedule: of the learning rate: "cosine", "step" (divided by 10 at 1/2 and 3/4 of training,
+        with a fresh optimiser) or "constant".
+    weight_decay: on top of the prior's L2.
+
+    >>> Optimizer("sgd", schedule="step")
+    Optimizer(name='sgd', schedule='step', weight_decay=0.0)
+    """
+
+    name: str = "adam"
+    schedule: str = "cosine"
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_known("optimizer", self.name, DEFAULT_RATES)
+        check_known("schedule", self.schedule, SCHEDULES)
+        not_negative(weight_decay=self.weight_decay)
+
+
+def as_optimizer(optimizer: str | Optimizer, *, schedule: str = "cosine") -> Optimizer:
+    """The optimiser of that name with this schedule, or the one that is given.
+
+    >>> as_optimizer("sgd").schedule, as_optimizer(Optimizer(schedule="step")).schedule
+    ('cosine', 'step')
+    """
+    if isinstance(optimizer, Optimizer):
+        return optimizer
+    return Optimizer(optimizer, schedule=schedule)
 
 
 def schedule_named(name: str) -> Schedule:

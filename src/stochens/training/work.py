@@ -7,16 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from torch import nn
-
-from stochens.data import Source
-from stochens.likelihoods import Likelihood
 from stochens.members import Params, move
 from stochens.randomness.seeds import RETRY, derive
 from stochens.run.progress import Log, Show, progress_bar
 from stochens.training.blocks import in_blocks, tried_again
 from stochens.training.folder import held_by, keeper
-from stochens.training.loop import Collector, Settings, Trained, steps_per_epoch, train
+from stochens.training.loop import Collector, Task, Trained, Watchers, steps_per_epoch, train
 
 
 class First(Protocol):
@@ -28,10 +24,7 @@ class First(Protocol):
 class Work(NamedTuple):
     """All but the members."""
 
-    template: nn.Module
-    data: Source
-    likelihood: Likelihood
-    settings: Settings
+    task: Task
     together: int  # members at a time
     collect: Callable[[], Collector] | None
     checkpoint: str | Path | None
@@ -40,7 +33,8 @@ class Work(NamedTuple):
 
     @property
     def steps(self) -> int:
-        return self.settings.epochs * steps_per_epoch(self.data, self.settings)
+        settings = self.task.settings
+        return settings.epochs * steps_per_epoch(self.task.data, settings)
 
     def done(
         self,
@@ -52,7 +46,8 @@ class Work(NamedTuple):
         log: Log | None,
     ) -> Trained:
         """All members; `again`: whether those that are lost begin once more, from other seeds."""
-        seed, coupled = self.settings.seed, self.settings.repulsion is not None
+        settings = self.task.settings
+        seed, coupled = settings.seed, settings.repulsion is not None
         with contextlib.ExitStack() as held:
             stop = held_by(held, self.checkpoint)
             total = self.steps * len(ids)
@@ -64,18 +59,9 @@ class Work(NamedTuple):
                 watch = self.collect() if self.collect else None
                 folder = None if self.checkpoint is None else Path(self.checkpoint) / name
                 keep = keeper(folder, self.every, self.whose, part, own, watch, stop)
-                return train(
-                    self.template,
-                    move(part, self.settings.device),
-                    self.data,
-                    self.likelihood,
-                    own,
-                    dataclasses.replace(self.settings, seed=seed),
-                    watch,
-                    bar,
-                    log,
-                    keep,
-                )
+                mine = self.task._replace(settings=dataclasses.replace(settings, seed=seed))
+                start = move(part, settings.device)
+                return train(mine, start, own, Watchers(watch, bar, log, keep))
 
             def once_more(own: tuple[int, ...], attempt: int) -> Trained:
                 anew = derive(seed, RETRY, attempt)

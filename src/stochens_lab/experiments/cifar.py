@@ -22,6 +22,7 @@ from stochens.networks import ResNet20FRN
 from stochens.posterior.joining import join_posteriors
 from stochens.posterior.posterior import Posterior
 from stochens.posterior.predictive import Predictive
+from stochens.run.options import Run
 from stochens.training.machines import local_device
 from stochens.training.schedules import rate_for, schedule_named
 from stochens_lab.data.corruptions import CORRUPTIONS, INTENSITIES, corrupt
@@ -48,7 +49,7 @@ from stochens_lab.experiments.cifar_members import (
     to_begin_with,
 )
 from stochens_lab.experiments.cifar_rows import RULES, TRAININGS, Block, Net, block_of, row_name
-from stochens_lab.experiments.rows import Training, course
+from stochens_lab.experiments.rows import Training, course, predict_classes
 from stochens_lab.experiments.runs import (
     CHECKPOINTS,
     checkpoint_folder,
@@ -244,11 +245,11 @@ def _measure(
 ) -> None:
     x_test, y_test = images.test
     device = device_of(ensemble.params)
-    ask = {"draws": config.draws, "seed": config.seed, "bf16": device.type == "cuda"}
+    precision = "bf16" if device.type == "cuda" else "float32"
+    ask = {"draws": config.draws, "seed": config.seed, "run": Run(precision=precision)}
 
     def predicted(x: Tensor, **options: Any) -> Predictive:
-        found: Predictive = ensemble.predict(normalised(x, config.name), **{**ask, **options})
-        return found
+        return predict_classes(ensemble, normalised(x, config.name), **{**ask, **options})
 
     note(f"{row}: {len(ensemble)} members on {len(x_test)} test images")
     p = predicted(x_test, keep_draws=True)

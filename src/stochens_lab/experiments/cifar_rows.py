@@ -12,10 +12,12 @@ from stochens.methods import DropConnect, Dropout, Method, NPDropout, Regular
 from stochens.posterior.posterior import Posterior
 from stochens.randomness.seeds import derive
 from stochens.run.cluster.connect import Engines
+from stochens.run.options import Run
 from stochens.samplers.langevin import langevin, usual_step
 from stochens.samplers.sgmcmc import sgmcmc
 from stochens.samplers.swag import multiswa
 from stochens.training.fit import fit
+from stochens.training.schedules import Optimizer
 from stochens_lab.experiments.cifar_config import CifarConfig
 from stochens_lab.experiments.runs import engine_of
 
@@ -46,15 +48,16 @@ def _common(options: CifarConfig, block: Block) -> dict[str, Any]:
         "members": block.ids,
         "epochs": options.epochs,
         "batch_size": options.batch_size,
-        "optimizer": "sgd",
         "prior_precision": options.prior_precision,
         "seed": options.seed,
-        "device": block.device,
-        "bf16": block.device.startswith("cuda"),
-        "engine": _engine(options, block.device),
-        "checkpoint": block.keep,
+        "run": _run(block, _engine(options, block.device)),
         **({} if block.start is None else {"start": block.start}),
     }
+
+
+def _run(block: Block, engine: Engines) -> Run:
+    precision = "bf16" if block.device.startswith("cuda") else "float32"
+    return Run(device=block.device, precision=precision, engine=engine, checkpoint=block.keep)
 
 
 def _engine(options: CifarConfig, device: str) -> Engines:
@@ -69,8 +72,8 @@ def _by_fit(options: CifarConfig, block: Block) -> Posterior:
         block.net,
         block.data,
         method=RULES[options.method](options),
+        optimizer=Optimizer("sgd", schedule=options.schedule),
         lr=options.lr,
-        schedule=options.schedule,
         **_common(options, block),
     )
 
@@ -80,6 +83,7 @@ def _by_swa(options: CifarConfig, block: Block) -> Posterior:
     return multiswa(
         block.net,
         block.data,
+        optimizer="sgd",
         lr=SWA_RATE * options.lr,
         average_from=1 - SWA_TAIL if block.start is None else 0.0,
         **_common(options, block),
@@ -104,10 +108,7 @@ def _by_sghmc(options: CifarConfig, block: Block) -> Posterior:
         lr=options.lr,
         prior_precision=options.prior_precision,
         seed=derive(options.seed, block.ids[0]),  # another block has other chains
-        device=block.device,
-        bf16=block.device.startswith("cuda"),
-        engine=engine_of(options.engine, options.address),
-        checkpoint=block.keep,
+        run=_run(block, engine_of(options.engine, options.address)),
     )
     first = drawn.take(slice(0, len(block.ids)))
     return dataclasses.replace(first, members=tuple(block.ids), seed=options.seed)
@@ -125,10 +126,7 @@ def _by_langevin(options: CifarConfig, block: Block) -> Posterior:
         step_size=usual if options.step_size is None else options.step_size,
         prior_precision=options.prior_precision,
         seed=options.seed,
-        device=block.device,
-        bf16=block.device.startswith("cuda"),
-        engine=engine_of(options.engine, options.address),
-        checkpoint=block.keep,
+        run=_run(block, engine_of(options.engine, options.address)),
     )
 
 

@@ -21,10 +21,11 @@ from stochens.metrics import Interval
 from stochens.networks import SmallResNetFRN
 from stochens.posterior.posterior import Posterior
 from stochens.posterior.predictive import Predictive
+from stochens.run.options import Run
 from stochens.samplers.langevin import langevin, usual_step
 from stochens.samplers.sampling import hmc
 from stochens_lab.data.digits import digits, noisy, photo_patches, rotated
-from stochens_lab.experiments.rows import ENSEMBLES, Training, course, summary
+from stochens_lab.experiments.rows import ENSEMBLES, Training, course, predict_classes, summary
 from stochens_lab.experiments.runs import (
     checkpoint_folder,
     engine_of,
@@ -133,7 +134,10 @@ def run(
         note(f"{REFERENCE}: {config.chains} chains of {config.samples} draws")
         with folder.timed(f"{SET}/{REFERENCE}"):
             reference = sample(net, data, config, folder)
-            truth = {place: reference.predict(x, keep_draws=False) for place, x in places.items()}
+            truth = {
+                place: predict_classes(reference, x, keep_draws=False)
+                for place, x in places.items()
+            }
         folder.put(SAMPLER, (SET,), summary(reference, places["test"][:DIAGNOSED]))
         _keep(folder, REFERENCE, truth)
         _put(folder, REFERENCE, measured(truth, labels, resamples=config.resamples))
@@ -151,10 +155,9 @@ def run(
                     data,
                     steps=steps,
                     members=config.members,
-                    checkpoint=checkpoint_folder(folder, name),
-                    **_common(config),
+                    **_common(config, checkpoint_folder(folder, name)),
                 )
-                found = {place: posterior.predict(x) for place, x in places.items()}
+                found = {place: predict_classes(posterior, x) for place, x in places.items()}
             _keep(folder, name, found)
             _put(folder, name, measured(found, labels, resamples=config.resamples))
             near = {d: closeness(p, truth[d], resamples=config.resamples) for d, p in found.items()}
@@ -165,14 +168,12 @@ def run(
         return finish_run(folder)
 
 
-def _common(config: DigitsConfig) -> dict[str, Any]:
-    """What all methods and HMC have in common."""
-    return {
-        "prior_precision": PRIOR_PRECISION,
-        "seed": config.seed,
-        "device": config.device,
-        "engine": engine_of(config.engine, config.address),
-    }
+def _common(config: DigitsConfig, keep: Path) -> dict[str, Any]:
+    """What all methods and HMC have in common; `keep`: where the work is kept meanwhile."""
+    run = Run(
+        device=config.device, engine=engine_of(config.engine, config.address), checkpoint=keep
+    )
+    return {"prior_precision": PRIOR_PRECISION, "seed": config.seed, "run": run}
 
 
 def _images(config: DigitsConfig) -> tuple[Data, dict[str, Tensor], Tensor]:
@@ -198,10 +199,8 @@ def sample(net: nn.Module, data: Data, config: DigitsConfig, folder: RunFolder) 
     """Full-batch HMC from members that no ensemble has, brought to the size of the prior."""
     sd = PRIOR_PRECISION**-0.5
     ids = range(config.members, config.members + config.chains)
-    common, start = _common(config), checkpoint_folder(folder, "start")
-    trained = TRAININGS["regular"](
-        net, data, steps=config.steps, members=ids, checkpoint=start, **common
-    )
+    start = _common(config, checkpoint_folder(folder, "start"))
+    trained = TRAININGS["regular"](net, data, steps=config.steps, members=ids, **start)
     return hmc(
         net,
         data,
@@ -213,8 +212,7 @@ def sample(net: nn.Module, data: Data, config: DigitsConfig, folder: RunFolder) 
         max_leapfrogs=config.leapfrogs,
         step_size=FIRST_STEP * sd,
         target_accept=TARGET_ACCEPT,
-        checkpoint=checkpoint_folder(folder, REFERENCE),
-        **common,
+        **_common(config, checkpoint_folder(folder, REFERENCE)),
     )
 
 

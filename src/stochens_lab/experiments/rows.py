@@ -12,21 +12,22 @@ from torch import Tensor, nn
 from stochens.data import source
 from stochens.methods import DropConnect, Dropout, Gaussian, Method, NPDropout, Regular
 from stochens.posterior.posterior import Posterior
+from stochens.posterior.predictive import Predictive
 from stochens.samplers.diagnostics import diagnose
 from stochens.samplers.swag import multiswa
 from stochens.training.fit import fit
+from stochens.training.schedules import Optimizer
 
 BATCH, RATE = 100, 0.01  # the authors' code: Adam, divided by 10 at 1/2 and 3/4, fresh each time
 LAST_PART = 0.2  # of training, over which the loss and its fluctuation are told
 
 
-def schedule(examples: int, steps: int) -> dict[str, Any]:
+def schedule(examples: int, steps: int, rates: str = "step") -> dict[str, Any]:
     """The authors' way to train, for so many steps: options of `fit`."""
     batch = min(BATCH, examples)
     return {
-        "optimizer": "adam",
+        "optimizer": Optimizer("adam", schedule=rates),
         "lr": RATE,
-        "schedule": "step",
         "batch_size": batch,
         "epochs": max(1, round(steps / math.ceil(examples / batch))),
     }
@@ -44,7 +45,7 @@ def _by_fit(method: Method) -> Train:
 
 
 def _by_swa(net: nn.Module, data: Any, *, steps: int, **options: Any) -> Posterior:
-    settings = schedule(source(data).size, steps) | {"schedule": "constant"}
+    settings = schedule(source(data).size, steps, "constant")
     return multiswa(net, data, **settings, **options)
 
 
@@ -67,6 +68,13 @@ class Training:
     steps: int
     start: str = "default"
     replicas: bool = True  # whether it takes several data draws at once
+
+
+def predict_classes(posterior: Posterior, x: Tensor, **options: Any) -> Predictive:
+    """`posterior.predict`, of an experiment on classes."""
+    found = posterior.predict(x, **options)
+    assert isinstance(found, Predictive)
+    return found
 
 
 def summary(reference: Posterior, at: Tensor) -> dict[str, Any]:

@@ -19,11 +19,12 @@ from stochens.networks import MLP
 from stochens.posterior.posterior import Posterior
 from stochens.posterior.predictive import Predictive
 from stochens.reference_noise import as_if_apart
+from stochens.run.options import Run
 from stochens.samplers.sampling import nuts
 from stochens.toy import IN_DOMAIN, OUT_OF_DOMAIN, grid, toy_set, uniform_points
 from stochens_lab.experiments.parts import side_by_side
 from stochens_lab.experiments.replicates import Replicates
-from stochens_lab.experiments.rows import BATCH, Training, course, summary
+from stochens_lab.experiments.rows import BATCH, Training, course, predict_classes, summary
 from stochens_lab.experiments.runs import (
     PARTS,
     checkpoint_folder,
@@ -195,7 +196,7 @@ def _one_set(
         for k, (draw, posterior) in enumerate(trained):
             shown = k == 0  # on the maps and in the tables of training
             wanted = places if shown else {d: places[d] for d in DOMAINS}
-            found = {place: posterior.predict(x) for place, x in wanted.items()}
+            found = {place: predict_classes(posterior, x) for place, x in wanted.items()}
             for domain in DOMAINS:
                 key = (set_name, row.name, domain)
                 replicates.add(key, found[domain], draw.truth[domain], draw=draw.number)
@@ -232,11 +233,9 @@ def _sampled(
             warmup=config.warmup,
             target_accept=0.9,
             seed=config.seed + number,
-            device=config.device,
-            engine=engine_of(config.engine, config.address),
-            checkpoint=checkpoint_folder(folder, set_name, number, REFERENCE),
+            run=_run(config, checkpoint_folder(folder, set_name, number, REFERENCE)),
         )
-    truth = {place: reference.predict(x, keep_draws=False) for place, x in places.items()}
+    truth = {place: predict_classes(reference, x, keep_draws=False) for place, x in places.items()}
     if number == 0:
         _keep_points(folder, set_name, data, places)
         _keep_reference(folder, set_name, reference, truth, places["in"][:100])
@@ -244,9 +243,18 @@ def _sampled(
     for domain in DOMAINS:
         alone = config.draws == 1  # however many ensembles there are
         replicates.noise((set_name, NOISE, domain), truth[domain], draw=number, alone=alone)
-        p, apart = few.predict(places[domain], keep_draws=False), as_if_apart(truth[domain])
+        p, apart = (
+            predict_classes(few, places[domain], keep_draws=False),
+            as_if_apart(truth[domain]),
+        )
         replicates.add((set_name, AS_MANY, domain), p, apart, draw=number, alone=alone)
     return Draw(number, data, truth)
+
+
+def _run(config: ToyConfig, keep: Path) -> Run:
+    """`keep`: where the work is kept meanwhile."""
+    engine = engine_of(config.engine, config.address)
+    return Run(device=config.device, engine=engine, checkpoint=keep)
 
 
 def _ensembles(
@@ -255,18 +263,13 @@ def _ensembles(
     """`seeds` independent ensembles of each data draw, trained together: a member depends on its
     own number alone, so this is the same as so many trainings, in fewer and larger steps."""
     size = config.members
-    options: dict[str, Any] = {"steps": row.steps, "start": row.start, "device": config.device}
-    options["engine"] = engine_of(config.engine, config.address)
+    options: dict[str, Any] = {"steps": row.steps, "start": row.start}
     place = (set_name, row.name, row.steps)
     if row.replicas and len(draws) > 1:
         members = size * config.seeds * len(draws)
         data = Replicas(draw.data for draw in draws)
-        options |= {
-            "members": members,
-            "seed": config.seed,
-            "checkpoint": checkpoint_folder(folder, *place),
-        }
-        trained = row.train(data, **options)
+        run = _run(config, checkpoint_folder(folder, *place))
+        trained = row.train(data, members=members, seed=config.seed, run=run, **options)
         parts = [trained.replica(d, len(draws)) for d in range(len(draws))]
         numbers = [tuple(m // len(draws) for m in part.members) for part in parts]
     else:
@@ -275,7 +278,7 @@ def _ensembles(
                 draw.data,
                 members=size * config.seeds,
                 seed=config.seed + 100 * draw.number,
-                checkpoint=checkpoint_folder(folder, *place, draw.number),
+                run=_run(config, checkpoint_folder(folder, *place, draw.number)),
                 **options,
             )
             for draw in draws
@@ -341,7 +344,7 @@ def _curve(
             row = Training(name, TRAININGS[name], steps)
             for draw, posterior in _ensembles(config, folder, set_name, row, draws):
                 for domain in DOMAINS:
-                    p = posterior.predict(places[domain], keep_draws=False)
+                    p = predict_classes(posterior, places[domain], keep_draws=False)
                     replicates.curve((set_name, name, domain), steps, p, draw.truth[domain])
                 if name == "SE3":
                     replicates.distance(set_name, steps, set_distance(posterior.params))

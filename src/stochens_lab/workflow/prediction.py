@@ -35,7 +35,8 @@ def _predict(
     posterior: Posterior, schema: Schema, x: Tensor, **options: Any
 ) -> Predictive | GaussianPredictive:
     """A schema may come from anybody: it must fit what the network gives."""
-    p: Predictive | GaussianPredictive = posterior.predict(x, **options)
+    p = posterior.predict(x, **options)
+    assert isinstance(p, Predictive | GaussianPredictive)  # all that `stochens fit` makes
     gaussian, outputs = isinstance(p, GaussianPredictive), p.mean.shape[1]
     scale = schema.target_scale
     if gaussian == bool(schema.classes) or outputs != (

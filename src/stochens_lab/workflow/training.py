@@ -23,11 +23,13 @@ from stochens.members import builder
 from stochens.methods import METHODS, MethodLike
 from stochens.posterior.posterior import Posterior
 from stochens.randomness.seeds import derive
+from stochens.run import options as running
 from stochens.run.checkpoints import digest, refuse_other
 from stochens.samplers.swag import multiswa, multiswag
 from stochens.training.fit import fit
 from stochens.training.machines import local_device
 from stochens.training.network import fresh
+from stochens.training.schedules import Optimizer
 from stochens_lab.data.examples import Examples, Layout, first_read
 from stochens_lab.experiments.rows import Training, course
 from stochens_lab.experiments.runs import (
@@ -202,19 +204,20 @@ def _trained(config: FitConfig, model: Model, data: Prepared, where: Path) -> Po
         "members": config.members,
         "epochs": config.epochs,
         "batch_size": config.batch_size or None,
-        "optimizer": config.optimizer,
         "lr": config.lr,
         "prior_precision": config.prior_precision,
         "likelihood": config.likelihood,
         "skip": config.skip,
         "seed": config.seed,
-        "device": config.device,
-        "engine": engine_of(config.engine, config.address),
-        "checkpoint": where,
+        "run": running.Run(
+            device=config.device,
+            engine=engine_of(config.engine, config.address),
+            checkpoint=where,
+        ),
     }
-    if config.schedule is not None:
-        options["schedule"] = config.schedule
     name = method_name(config)
+    rates = config.schedule or ("constant" if name in TAILS else "cosine")
+    options["optimizer"] = Optimizer(config.optimizer, schedule=rates)
     if name in TAILS:
         tail = {"multiswa": multiswa, "multiswag": multiswag}[name]
         return tail(model, (data.x, data.y), **options)

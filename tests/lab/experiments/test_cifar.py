@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.lab.data.image_files import CIFAR10, pixels, write_parquet
+from tests.running import gather
 
 import stochens
 from stochens import InputError, load, metrics
@@ -303,7 +304,7 @@ def test_a_block_that_was_begun_goes_on_as_it_was_cut(data, tmp_path, monkeypatc
             raise KeyboardInterrupt
 
     def stopped(*args, **options):
-        return stochens.fit(*args, **options, log=stop, checkpoint_every=0)
+        return stochens.fit(*args, **gather(log=stop, every=0, **options))
 
     with monkeypatch.context() as patched:
         patched.setattr(cifar_rows, "fit", stopped)
@@ -312,7 +313,7 @@ def test_a_block_that_was_begun_goes_on_as_it_was_cut(data, tmp_path, monkeypatc
     notes, epochs = [], []
 
     def watched(*args, **options):
-        return stochens.fit(*args, **options, log=lambda epoch, _: epochs.append(epoch))
+        return stochens.fit(*args, **gather(log=lambda epoch, _: epochs.append(epoch), **options))
 
     monkeypatch.setattr(cifar_rows, "fit", watched)
     cifar.run(cifar.resumed(config.out, members=3), resume=True, note=notes.append)

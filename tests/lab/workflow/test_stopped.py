@@ -36,7 +36,8 @@ def test_ctrl_c_and_then_on(typed, here, tmp_path):
 
     whole = stochens.fit(
         *(trees_nets.Stops, table(60, 0)),
-        **{"members": 3, "epochs": 15, "batch_size": 16, "method": "dropout", "engine": "vmap"},
+        **{"members": 3, "epochs": 15, "batch_size": 16, "method": "dropout"},
+        run=stochens.Run(engine="vmap"),
     )
     theirs = stochens.load(run / "posterior", trees_nets.Stops)
     assert all(torch.equal(theirs.params[name], p) for name, p in whole.params.items())

@@ -5,24 +5,21 @@ machine without a copy.
 """
 
 import contextlib
-import inspect
 import itertools
 import math
-import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from stochens.errors import Failed, InputError
+from stochens.errors import Failed, InputError, outside
 from stochens.run.cluster.connect import Ray, Room
 from stochens.run.cluster.view import EVERY, Count, Reporter, Seen, View, board_class, view
-from stochens.run.progress import Report
+from stochens.run.progress import Report, Show
 
 # (what all share, what is this piece's own, where to tell how far it is) -> what comes of it
 Work = Callable[[Any, Any, Report], Any]
-OURS = __name__.partition(".")[0]
 FAREWELL = 20.0  # seconds that pieces have to keep what they did, when the driver is stopped
 
 
@@ -73,7 +70,7 @@ def run_pieces(
     pieces: Mapping[str, Any],
     *,
     what: str,
-    show: bool | None,
+    show: Show,
 ) -> Outcome:
     """work(shared, piece, report) for every piece. One that fails for good does not stop the rest.
 
@@ -193,16 +190,3 @@ def _warn_once(results: Any) -> None:
             if (text, category) not in seen:
                 seen.add((text, category))
                 warnings.warn(text, category, stacklevel=outside())
-
-
-def _package(frame: types.FrameType) -> str:
-    name: str = frame.f_globals.get("__name__", "")  # __package__ is None in a script
-    return name.partition(".")[0]
-
-
-def outside() -> int:
-    """The stack level, for a warning of the caller, of whoever called into this library."""
-    level, frame = 0, inspect.currentframe()
-    while frame is not None and frame.f_back is not None and _package(frame) == OURS:
-        level, frame = level + 1, frame.f_back
-    return level

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stochens.run.progress import Lines, live, rich_progress
+from stochens.run.progress import Lines, Show, live, rich_progress
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -119,7 +119,7 @@ class Count:
 
 
 @contextlib.contextmanager
-def view(what: str, count: int, *, show: bool | None) -> Iterator[View | Count | None]:
+def view(what: str, count: int, *, show: Show) -> Iterator[View | Count | None]:
     """On stderr: live when asked for or in a terminal, else a line now and then."""
     if show is False:
         yield None

@@ -1,0 +1,197 @@
+"""`Run`: the one way to say how something runs, shared by `fit`, every sampler and `predict`."""
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from stochens.checks import refuse_renamed, whole_or_none
+from stochens.errors import InputError, check_known
+from stochens.run.checkpoints import EVERY
+from stochens.run.cluster.connect import Ray, ray_engine
+from stochens.run.progress import Log, Show
+
+PRECISIONS = ("auto", "float64", "float32", "tf32", "bf16")
+CUDA_ONLY = ("tf32", "bf16")
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "tf32": torch.float32}
+# Whether the network computes in bfloat16; None: only where a kernel serves that knows nothing
+# else, and such a kernel wants parameters in float32
+BF16 = {"auto": None, "float64": None, "float32": False, "tf32": False, "bf16": True}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """How something runs: where, in which precision, by which engine, and what is kept of it.
+
+    What is computed does not depend on it, but for the rounding of `precision`.
+
+    device: "cpu", "cuda" or a torch.device; the GPU, if there is one, when None.
+    precision: of the network's computations.
+        "auto": that of the network's parameters; bfloat16 only where ResNet20FRN's kernels serve
+        (a Hopper GPU, data in memory, no sample_weight, engine="auto"). Those kernels always
+        compute in bfloat16.
+        "float64", "float32": network and data are cast to it, and no bfloat16 kernel is used.
+        "tf32": float32 with TensorFloat-32 matrix products, on CUDA.
+        "bf16": the network in bfloat16, on CUDA; parameters, loss and optimiser stay as they are.
+    engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "compile" (vmap through
+        torch.compile, needs torch 2.11: a minute to begin with, and then the fastest for large
+        networks on a GPU), "vmap" or "loop"; "ray" or Ray(address, ...) for blocks of members or
+        chains on many machines, with the same result as on one (docs/cluster.md).
+    chunk: members trained together; chosen by the memory that is free when None. With Ray, the
+        size of a block.
+    checkpoint: a folder to save the run in, every `every` seconds and when Ctrl-C or SIGTERM ends
+        it. The same call finds it there and goes on, to the same end. With Ray, a folder that all
+        machines reach, or a URL such as s3://BUCKET/RUN.
+    progress: True for a bar, False for nothing, None for a bar in a terminal and a line now and
+        then elsewhere; or a function (done, total, note).
+    log: of `fit`: a function (epoch, values), "tensorboard[:DIR]" or "wandb[:PROJECT]".
+
+    >>> Run(device="cpu", checkpoint="runs/mine").every  # seconds between checkpoints
+    60.0
+    >>> import stochens
+    >>> net, data = stochens.MLP(2, 5, 2), stochens.toy_set("a", n=40)
+    >>> stochens.fit(net, data, members=3, epochs=1, run=Run(engine="vmap", precision="float32"))
+    Posterior(3 members, dropout, N = 40)
+    """
+
+    device: str | torch.device | None = None
+    precision: str = "auto"
+    engine: str | Ray = "auto"
+    chunk: int | None = None
+    checkpoint: str | Path | None = None
+    every: float = EVERY
+    progress: Show = None
+    log: str | Log | None = None
+
+    def __post_init__(self) -> None:
+        check_known("precision", self.precision, PRECISIONS)
+        if not isinstance(self.engine, (str, Ray)):
+            raise InputError(f"engine must be a name or Ray(...), got {self.engine!r}")
+        whole_or_none(chunk=self.chunk)
+        if not self.every >= 0:
+            raise InputError(f"every must not be negative, got {self.every!r}")
+
+    @property
+    def cluster(self) -> Ray | None:
+        """The machines that do the work, or None for this one."""
+        return ray_engine(self.engine)
+
+    @property
+    def way(self) -> str:
+        """The engine on one machine."""
+        return str(self.engine) if self.cluster is None else self.cluster.within
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """What network and data are cast to; None: they stay as they are."""
+        return DTYPES.get(self.precision)
+
+    @property
+    def bf16(self) -> bool | None:
+        """Whether the network computes in bfloat16; None: by kernels alone."""
+        return BF16[self.precision]
+
+    @property
+    def tf32(self) -> bool:
+        """Whether matrix products may be TensorFloat-32."""
+        return self.precision == "tf32"
+
+
+def merge_run(run: Run, *, device: str | torch.device | None, progress: Show) -> Run:
+    """`run` with the options that are given beside it, `device` and `progress`.
+
+    >>> merge_run(Run(engine="vmap"), device="cpu", progress=False).device
+    'cpu'
+    """
+    if not isinstance(run, Run):
+        raise InputError(f"run must be a stochens.Run, got {run!r}")
+    for name, given, own in (("device", device, run.device), ("progress", progress, run.progress)):
+        if given is not None and own is not None and str(given) != str(own):
+            raise InputError(
+                f"{name} = {given!r} and run.{name} = {own!r} differ; give one of them"
+            )
+    return dataclasses.replace(
+        run,
+        device=run.device if device is None else device,
+        progress=run.progress if progress is None else progress,
+    )
+
+
+def refuse_unused(run: Run, where: str, *names: str) -> None:
+    """Options of `run` that do nothing in the function `where`."""
+    for name in names:
+        if (value := getattr(run, name)) is not None:
+            raise InputError(f"{where} has no use for Run({name}={value!r}); leave {name} out")
+
+
+@contextlib.contextmanager
+def matmul_precision(run: Run) -> Iterator[None]:
+    """Inside, float32 matrix products on CUDA are TensorFloat-32 where `run` says so."""
+    if not run.tf32:
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+# Names that options had before --------------------------------------------------------------------
+
+P = ParamSpec("P")
+R = TypeVar("R")
+MOVED = {
+    **{name: ("Run", "run", name) for name in ("engine", "chunk", "checkpoint", "log")},
+    "checkpoint_every": ("Run", "run", "every"),
+    "bf16": ("Run", "run", "precision"),
+    "dtype": ("Run", "run", "precision"),
+    "schedule": ("Optimizer", "optimizer", "schedule"),
+    "weight_decay": ("Optimizer", "optimizer", "weight_decay"),
+}  # old name -> (the object that has it now, the argument that takes this, its name there)
+RENAMED = {"temperature": "kl_weight"}
+SPELLED = {
+    ("bf16", "None"): "auto",
+    ("bf16", "True"): "bf16",
+    ("bf16", "False"): "float32",
+    ("dtype", "None"): "auto",
+    ("dtype", "torch.float32"): "float32",
+    ("dtype", "torch.float64"): "float64",
+}
+
+
+def refuse_moved(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that names the new spelling when it is given an option by its old one."""
+    known = inspect.signature(function).parameters
+    more = any(p.kind is p.VAR_KEYWORD for p in known.values())  # those of `fit`
+    where = function.__name__
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **options: P.kwargs) -> R:
+        for name in (name for name in options if name not in known):
+            if name in MOVED and (more or MOVED[name][1] in known):
+                raise InputError(_new_spelling(where, name, options[name]))
+            if name in RENAMED and (more or RENAMED[name] in known):
+                refuse_renamed(options, where, **{name: RENAMED[name]})
+        return function(*args, **options)
+
+    return wrapper
+
+
+def _new_spelling(where: str, name: str, value: Any) -> str:
+    """
+    >>> _new_spelling("fit", "bf16", True)
+    "bf16 is an option of Run now: fit(..., run=stochens.Run(precision='bf16'))"
+    """
+    kind, argument, new = MOVED[name]
+    value = SPELLED.get((name, str(value)), value)
+    return (
+        f"{name} is an option of {kind} now: {where}(..., {argument}=stochens.{kind}({new}="
+        f"{value!r}))"
+    )

@@ -1,0 +1,197 @@
+"""`train_ensemble`: what is checked, chosen and prepared before the loop, and what comes of it."""
+
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from stochens import likelihoods, methods
+from stochens.data import Source, source, weighting
+from stochens.errors import InputError, Unsuited
+from stochens.kernels.fused import fused_nll
+from stochens.likelihoods import Likelihood
+from stochens.members import Params, take, trainable
+from stochens.methods import output_layer, stochastic
+from stochens.methods.partial import warn_partial
+from stochens.posterior.joining import join_posteriors
+from stochens.posterior.posterior import Posterior
+from stochens.posterior.recipe import Inputs, Recipe
+from stochens.run.memory import member_bytes, members_that_fit
+from stochens.run.options import matmul_precision
+from stochens.run.progress import log_to
+from stochens.training.advice import advise, advise_after, usual_method
+from stochens.training.alike import refuse_alike, warn_alike
+from stochens.training.blocks import drop_diverged, warn_diverged
+from stochens.training.engines import choose_engine, place_for
+from stochens.training.folder import identity, saved_block_size
+from stochens.training.loop import Settings, Task, all_at_once
+from stochens.training.machines import local_device, members_to_check, over_machines
+from stochens.training.network import build_network
+from stochens.training.request import FitRequest
+from stochens.training.schedules import rate_for
+from stochens.training.starts import first_params, refuse_other_shapes, start_network
+from stochens.training.work import First, Work
+
+
+def train_ensemble(request: FitRequest) -> Posterior:
+    """The ensemble that is asked for, trained on this machine or in blocks on many."""
+    if request.run.cluster is None:
+        return train_here(request)
+    ready = _prepare(request)
+    each = member_bytes(ready.template, ready.few, batch_size=ready.at_once)
+    blocks = over_machines(
+        request.run.cluster, train_here, request, size=request.run.chunk, bytes_each=each
+    )
+    return join_posteriors(blocks).to(local_device(request.run.device))
+
+
+class _Prepared(NamedTuple):
+    """A request that was found to be right, on the CPU."""
+
+    template: nn.Module  # the stochastic network
+    recipe: Recipe
+    likelihood: Likelihood
+    data: Source
+    few: Tensor  # rows of x
+    outputs: Tensor  # of the plain network there
+    settings: Settings
+    first: First  # where members begin
+    at_once: int  # rows of a batch
+
+
+def _prepare(request: FitRequest) -> _Prepared:
+    """Check everything that can be checked before the first step."""
+    run, ids, start = request.run, request.ids, request.start
+    like = likelihoods.resolve(request.likelihood)
+    method = usual_method(like) if request.method is None else request.method
+    rules = tuple(methods.resolve(method))
+    place = place_for(run)
+
+    given = _cast(source(request.data, request.sample_weight), like, request)
+    if given.loader is not None and run.way == "compile":
+        raise InputError("engine='compile' needs the data in memory, not a DataLoader")
+    plain, build, few, outputs = build_network(
+        start_network(request.net, start), like, given.x, given.y, request.seed, dtype=run.dtype
+    )
+    patterns = (request.skip,) if isinstance(request.skip, str) else tuple(request.skip)
+    recipe = Recipe(methods=rules, skip=patterns, output=output_layer(plain, few))
+    template = stochastic(plain, rules, skip=recipe.skip, output=recipe.output)
+    warn_partial(template, rules, few, skip=recipe.skip, output=recipe.output)
+
+    if not isinstance(start, str):
+        refuse_other_shapes(start, trainable(template), len(ids))
+    wanted = {name: p.dtype for name, p in trainable(template).items()}
+
+    def first(own: tuple[int, ...], seed: int) -> Params:
+        begun = start if isinstance(start, str) else take(start, [ids.index(k) for k in own])
+        params = first_params(template, build, begun, own, seed, request.prior_precision)
+        if run.dtype is None:
+            return params
+        return {name: p.to(wanted[name]) for name, p in params.items()}
+
+    two = first(members_to_check(ids, start, run.cluster)[:2], request.seed)
+    batch = min(request.batch_size or given.size, given.size)
+    own_rows = given.loader is None and not all_at_once(given, batch)
+    settings = Settings(
+        epochs=request.epochs,
+        batch_size=batch,
+        optimizer=request.optimizer.name,
+        lr=rate_for(request.optimizer.name, request.lr),
+        weight_decay=request.optimizer.weight_decay,
+        schedule=request.optimizer.schedule,
+        prior_precision=request.prior_precision,
+        kl_weight=request.kl_weight,
+        repulsion=request.repulsion,
+        seed=int(request.seed),
+        device=place,
+        bf16=run.bf16,
+        tf32=run.tf32,
+        engine=choose_engine(run.way, template, two, few, own_rows=own_rows),
+        fast=run.way in ("auto", "fused", "compile"),
+        compile=run.way == "compile",
+    )
+    if not own_rows or batch >= given.size:
+        own = ids[: given.sets + 1] if isinstance(start, str) else ids  # two of them share a set
+        begun = first(own, request.seed)
+        refuse_alike(template, begun, few, own, rows=given.size, sets=given.sets)
+    at_once = batch if given.loader is None else len(given.x)  # a loader has batches of its own
+    return _Prepared(template, recipe, like, given, few, outputs, settings, first, at_once)
+
+
+def _cast(given: Source, like: Likelihood, request: FitRequest) -> Source:
+    """The data with targets as the likelihood wants them, in the precision that is asked for."""
+    dtype, y = request.run.dtype, like.check_targets(given.y)
+    if dtype is None:
+        return given._replace(y=y)
+    x, y = (t.to(dtype) if t.is_floating_point() else t for t in (given.x, y))
+    if given.loader is not None and x.dtype != given.x.dtype:
+        raise InputError(
+            f"precision={request.run.precision!r} casts data in memory, and the DataLoader gives "
+            f"{given.x.dtype}; let it give {dtype}"
+        )
+    return given._replace(x=x, y=y)
+
+
+def train_here(request: FitRequest) -> Posterior:
+    """All members that are asked for, on this machine."""
+    ready, run, ids = _prepare(request), request.run, request.ids
+    template, settings, like = ready.template, ready.settings, ready.likelihood
+    together = saved_block_size(run.checkpoint, ids, run.chunk) or run.chunk
+    together = together or members_that_fit(
+        template, ready.few, batch_size=ready.at_once, device=settings.device
+    )
+    if request.repulsion is not None and together < len(ids):
+        raise InputError(
+            f"repulsion couples all {len(ids)} members, but only {together} fit into memory at "
+            "once; use fewer members or a smaller batch_size"
+        )
+
+    data = ready.data.to(settings.device)
+    task = Task(template.to(settings.device), data, like, settings)
+    if run.way == "fused":
+        _refuse_unfused(task, ids)
+    write_log = log_to(run.log)  # last, since a logger writes files as soon as it exists
+    whose = identity(settings, template, like, ready.recipe, data) if run.checkpoint else {}
+    work = Work(task, together, request.collect, run.checkpoint, run.every, whose)
+    named = isinstance(request.start, str)
+    if request.start in ("default", "prior"):  # who goes on from somewhere may need a few steps
+        advise(settings, work.steps, like, ready.data.y, ready.outputs)
+    again = request.on_divergence == "retry" and named and request.repulsion is None
+    with matmul_precision(run):
+        trained = work.done(ready.first, ids, again=again, progress=run.progress, log=write_log)
+    keep = request.on_divergence == "keep"
+    if trained.lost:
+        warn_diverged(trained.lost, ids, "kept as they are" if keep else "left out")
+    if not keep:
+        trained, ids = drop_diverged(trained, ids)
+    if not (trained.lost and keep):
+        warn_alike(trained.params, ids)
+    rules = ready.recipe.methods
+    advise_after(settings, work.steps, like, trained, data, template.eval(), rules)
+    examples = data.examples
+    return Posterior(
+        net=template,
+        params=trained.params,
+        likelihood=like,
+        recipe=ready.recipe,
+        members=ids,
+        data_size=int(examples) if examples.is_integer() else examples,
+        sample_weight=weighting(request.sample_weight),
+        prior_precision=request.prior_precision,
+        seed=settings.seed,
+        history=trained.history,
+        low_rank=trained.low_rank,
+        engine=settings.engine,
+        inputs=Inputs.of(ready.data.x),
+    )
+
+
+def _refuse_unfused(task: Task, ids: tuple[int, ...]) -> None:
+    data = task.data
+    if data.weights is not None:
+        raise InputError("engine='fused' knows no sample_weight; use engine='auto'")
+    on = (task.net, task.likelihood, data.x, data.y, ids, task.settings.seed)
+    if fused_nll(*on) is None:
+        raise Unsuited(
+            "engine='fused' runs chains of small Linear layers and activations on a CPU with a C++ "
+            "compiler, not this network; use engine='auto'"
+        )
