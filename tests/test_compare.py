@@ -27,14 +27,14 @@ def test_every_number_is_its_metric():
     assert rows["a"]["accuracy"].value == metrics.accuracy(a.mean, Y)
     assert rows["a"]["NLL"].value == metrics.nll(a.mean, Y)
     assert rows["a"]["agreement"].value == metrics.agreement(a.mean, b.mean)
-    assert rows["a"]["variance"].value == metrics.total_variation(a.mean, b.mean)
+    assert rows["a"]["total variation"].value == metrics.total_variation(a.mean, b.mean)
     assert rows["a"]["entropy error"].value == metrics.entropy_error(a.mean, b.mean)
     # float32 draws summed in another order
     expected = metrics.mi_error(a.probs, b.probs)
     assert rows["a"]["MI error"].value == pytest.approx(expected, rel=1e-4)
     assert rows["a"]["OOD AUROC"].value == metrics.ood_auroc(a.mean, out.mean)
     assert rows["HMC"]["agreement"].value == 1
-    assert rows["HMC"]["variance"].value == 0
+    assert rows["HMC"]["total variation"].value == 0
     by_mi = metrics.ood_auroc_mi(a.mutual_information, out.mutual_information)
     assert rows["a"]["OOD AUROC (MI)"].value == by_mi
     assert "OOD AUROC" not in rows["HMC"]
@@ -64,7 +64,7 @@ def test_nothing_is_cut_off_at_80_columns(methods, capsys, monkeypatch):
         for interval in row.values():
             assert f"({interval.low:.3f}, {interval.high:.3f})" in text
         assert all(word in text for word in name.split())
-    assert str(found) == text
+    assert str(found) + "\n" == text
     assert repr(found) == f"Comparison({methods + 2} methods, 13 metrics)"
 
 

@@ -135,7 +135,7 @@ def compare(
     comparison = Comparison(rows)
     if show:
         width = shutil.get_terminal_size((WIDTH, 24)).columns
-        print("", *comparison.tables(width), sep="\n\n")
+        print(*comparison.tables(width), sep="\n\n")
     return comparison
 
 

@@ -1,5 +1,6 @@
 """Tables as plain text, for terminals, notebooks and logs."""
 
+import textwrap
 from collections.abc import Sequence
 
 GAP = "  "  # between two columns
@@ -32,9 +33,9 @@ def _lines(row: list[list[str]], widths: list[int]) -> list[str]:
 
 
 def folded(text: str, width: int) -> str:
-    """Broken after so many characters, as often as it must be.
+    """In lines of at most so many characters, broken between words where that is possible.
 
     >>> folded("a long name", 6)
-    'a long\\n name'
+    'a long\\nname'
     """
-    return "\n".join(text[k : k + width] for k in range(0, max(len(text), 1), width))
+    return "\n".join(textwrap.wrap(text, width))

@@ -74,7 +74,7 @@ def test_the_noise_of_the_reference_stands_in_every_comparison(run, data):
     rows = stochens.compare({"SE1": fitted, "NUTS": p}, y, reference="NUTS", show=False).rows
     assert list(rows) == ["SE1", "NUTS", "NUTS, its own noise"]
     noise = rows["NUTS, its own noise"]
-    assert set(noise) == {"agreement", "variance", "entropy error", "MI error"}
+    assert set(noise) == {"agreement", "total variation", "entropy error", "MI error"}
     assert noise == own_noise(p, resamples=300)
     # three chains: each in turn counts (1 + sqrt 2) / 3, the others (1 - 1 / sqrt 2) / 3
     each = torch.stack([chain.mean.double() for chain in p.chains])
@@ -82,8 +82,14 @@ def test_the_noise_of_the_reference_stands_in_every_comparison(run, data):
     weights.fill_diagonal_((1 + 2**0.5) / 3)
     means = torch.einsum("hk,kbc->hbc", weights, each)
     expected = sum(metrics.total_variation(m, p.mean) for m in means) / 3
-    assert noise["variance"].value == pytest.approx(expected, rel=1e-4)  # float32 probabilities
-    assert noise["variance"].low < noise["variance"].value < noise["variance"].high
+    assert noise["total variation"].value == pytest.approx(
+        expected, rel=1e-4
+    )  # float32 probabilities
+    assert (
+        noise["total variation"].low
+        < noise["total variation"].value
+        < noise["total variation"].high
+    )
 
 
 def test_one_chain_does_not_tell_its_noise(data):
