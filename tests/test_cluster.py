@@ -1,7 +1,7 @@
 """Many machines: the same members as on one, whatever dies on the way.
 
-One Ray cluster of two nodes, both on this machine, serves all tests of the file; the last of them
-takes a node away.
+One Ray cluster of two nodes, both on this machine, serves all tests (conftest.py); the last of this
+file takes a node away.
 """
 
 import errno
@@ -45,27 +45,14 @@ from stochens_lab.workflow import config as own
 pytestmark = pytest.mark.xdist_group("ray")  # one process, and so one cluster, for all of them
 DATA = stochens.toy_set("a", n=60)
 SMALL = {"members": 8, "epochs": 6, "batch_size": 20, "seed": 3}
-# Ray notices after seconds, not minutes, that a node is gone
-WATCHFUL = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500}
-WATCHFUL |= {"health_check_timeout_ms": 1000, "health_check_failure_threshold": 3}
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'stochens[ray]'")
+def cluster(ray_cluster):
     from ray import cloudpickle
-    from ray.cluster_utils import Cluster
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers have no tests
-    node = {"num_cpus": 1, "object_store_memory": 100 << 20}
-    head = {**node, "include_dashboard": False, "_system_config": WATCHFUL}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    cluster.add_node(**node)
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    return ray_cluster
 
 
 def equal(one: stochens.Posterior, other: stochens.Posterior) -> None:
@@ -362,7 +349,7 @@ def test_chains_and_other_members_are_the_same(cluster):
             )
             equal(alone, spread)
     torch.testing.assert_close(
-        spread.spread.variance["0.weight"], alone.low_rank.variance["0.weight"]
+        spread.low_rank.variance["0.weight"], alone.low_rank.variance["0.weight"]
     )
 
 
