@@ -106,20 +106,6 @@ def test_sample_covariance_over_the_whole_vector_is_the_definition():
     assert bool(((draws.mean(0) - flat(mean, 0)).abs() < 5 * (diagonal / n).sqrt()).all())
 
 
-def test_draws_differ_and_seeds_repeat(float64, xor):
-    xor = xor[0].double(), xor[1]
-    options = {"members": 3, "epochs": 12, "batch_size": 20, "snapshots": 10, "rank": 4, "lr": 0.05}
-    posterior = stochens.multiswag(nn.Linear(2, 2), xor, **options)
-    p = posterior.predict(xor[0], draws=2, seed=0)
-    assert not torch.equal(p.probs[:3], p.probs[3:])
-    assert torch.equal(p.probs, posterior.predict(xor[0], draws=2, seed=0).probs)
-    chunked = stochens.multiswag(nn.Linear(2, 2), xor, chunk=2, **options)
-    for one, two in zip(posterior.low_rank, chunked.low_rank, strict=True):
-        for name, value in one.items():
-            within = trained(torch.float64, steps=36, rows=20)
-            torch.testing.assert_close(two[name], value, **within)
-
-
 class Witness:
     """Keeps the parameters after every step."""
 

@@ -6,6 +6,7 @@ name of the ability and with the reason. The abilities that not all of them have
     checkpoint  a run is kept in a folder, and found there when it is done
     stop        Ctrl-C ends such a run, and the same call goes on with it to the same end
     resume      without a folder, Ctrl-C leaves a posterior of the draws so far, to go on with
+    chunk       members are made block after block, and are the same
     device      the run is on the device that is asked for
     noise       a member predicts with noise of its own
 """
@@ -32,14 +33,15 @@ from stochens.samplers import driver
 
 IDS = (0, 1, 2)  # of the members or chains of a whole run
 PLAIN = {"noise": "its members are plain networks"}
+AT_ONCE = {"chunk": "all of them move at once; a list of ids and `join` make blocks"}
 ENDS = {"resume": "it has no members before its end; a folder keeps what there is"}
 NO_RUN = {
-    **dict.fromkeys(("checkpoint", "stop", "resume"), "it takes what runs have made"),
+    **dict.fromkeys(("checkpoint", "stop", "resume", "chunk"), "it takes what runs have made"),
     "device": "it has what it was given; `load` has a device of its own",
 }
 FAR = dict.fromkeys(
     ("stop", "resume"), "it runs in other processes; tests/test_cluster.py kills them"
-)
+) | {"chunk": "its row has one"}
 
 
 def run_options(**options: Any) -> dict[str, Any]:
@@ -68,7 +70,7 @@ def fitted(method: Any, **options: Any) -> Source:
 
 def sampled(make: Callable[..., Posterior], draws: int, **options: Any) -> Source:
     own = {"samples": draws, **options}
-    return Source(make, own, ids="chains", draws=draws, lacks=PLAIN)
+    return Source(make, own, ids="chains", draws=draws, lacks=PLAIN | AT_ONCE)
 
 
 def saved_and_loaded(net: nn.Module, data: Any, **options: Any) -> Posterior:
@@ -84,6 +86,7 @@ def joined(net: nn.Module, data: Any, *, members: Sequence[int], **options: Any)
 SWAG = {**FITTED, "snapshots": 4, "rank": 3}
 SHORT = {"warmup": 8, "step_size": 0.2}
 NUTS = sampled(stochens.nuts, 4, max_depth=3, **SHORT)
+LANGEVIN = {"steps": 12, "step_size": 0.05, "batch_size": 8}
 SGMCMC = {"burn_in": 4, "thin": 2, "batch_size": 8}
 
 SOURCES: dict[str, Source] = {
@@ -93,7 +96,7 @@ SOURCES: dict[str, Source] = {
     "fit np-dropout": fitted("np-dropout"),
     "fit gaussian": fitted(Gaussian(0.2)),
     "fit gaussian, learned": fitted(Gaussian(0.2, learn=True)),
-    "fit dropout and gaussian": fitted([Dropout(0.3), Gaussian(0.2)]),
+    "fit np-dropout and gaussian": fitted(["np-dropout", Gaussian(0.2, learn=True)]),
     "fit auto": fitted(Auto(candidates=["dropout", "np-dropout"], members=2)),
     "fit one noise": fitted("dropout", likelihood="gaussian")._replace(outputs=1),
     "multiswa": Source(stochens.multiswa, FITTED, lacks=PLAIN | ENDS),
@@ -107,7 +110,7 @@ SOURCES: dict[str, Source] = {
     "sgmcmc sghmc": sampled(stochens.sgmcmc, 4, kind="sghmc", **SGMCMC),
     "sgmcmc sghmc, rmsprop": sampled(stochens.sgmcmc, 4, preconditioner="rmsprop", **SGMCMC),
     "sgmcmc csghmc": sampled(stochens.sgmcmc, 4, kind="csghmc", cycles=2, **SGMCMC),
-    "langevin": Source(stochens.langevin, {"steps": 12, "step_size": 0.05}, lacks=PLAIN | ENDS),
+    "langevin": Source(stochens.langevin, LANGEVIN, lacks=PLAIN | ENDS | AT_ONCE),
     "load": Source(saved_and_loaded, {**FITTED, "method": "np-dropout"}, lacks=NO_RUN),
     "join": Source(joined, {**FITTED, "method": "np-dropout"}, lacks=NO_RUN),
     "fit over Ray": fitted("np-dropout")._replace(run={"engine": "ray", "chunk": 2}, lacks=FAR),

@@ -221,6 +221,11 @@ def test_two_halves_joined_are_the_whole(name: str) -> None:
     assert_same(stochens.join(halves), whole(name), **WITHIN)
 
 
+def test_block_after_block_they_are_the_same(name: str) -> None:
+    needs(name, "chunk")
+    assert_same(make(name, chunk=2), whole(name), **WITHIN)
+
+
 # -- going on -------------------------------------------------------------------------------------
 
 
