@@ -18,6 +18,7 @@ import time
 import types
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ from stochens.run.checkpoints import Checkpoints, alone_in
 from stochens.run.cluster import connect as connecting
 from stochens.run.cluster import folder as folders
 from stochens.run.cluster import tasks
-from stochens.run.cluster.view import LINES, Seen, View, view
+from stochens.run.cluster.view import LINES, Count, Seen, View, view
 from stochens.run.progress import rich_progress
 from stochens.samplers.diagnostics import SamplingWarning
 from stochens.training.machines import _blocks, _for_ray
@@ -66,7 +67,7 @@ def equal(one: stochens.Posterior, other: stochens.Posterior) -> None:
 
 def test_a_warning_is_told_of_the_line_that_called_into_the_library():
     """In a script, whose functions are of no package."""
-    script = {"__name__": "__main__", "__package__": None}
+    script: dict[str, Any] = {"__name__": "__main__", "__package__": None}
     ours = {"__name__": "stochens.some.part", "outside": tasks.outside}
     exec("def told(): return outside()\ndef inner(): return told()", ours)
     script["inner"] = ours["inner"]
@@ -283,6 +284,7 @@ def test_the_view_has_a_line_for_the_whole_and_for_each_block_at_work():
 def test_a_log_file_gets_the_count_of_blocks(monkeypatch, capsys):
     monkeypatch.setattr("stochens.run.progress.BETWEEN", 0.0)
     with view("members", 4, show=None) as count:
+        assert isinstance(count, Count)
         count.show({"members 0"}, {"members 1"})
     said = capsys.readouterr().err
     assert said.startswith("members: 50% after 0:00:00")
@@ -425,10 +427,10 @@ def test_predictions_of_ones_own_likelihood_are_the_same_numbers(cluster):
         assert torch.equal(here.mean, there.mean)
         assert torch.equal(here.epistemic, there.epistemic)
         assert here.keeps_draws == there.keeps_draws == keep
-    counts = torch.arange(203.0)
-    loader = DataLoader(x, batch_size=50)
+    observed = torch.arange(203.0)
+    loader: DataLoader[Any] = DataLoader(x, batch_size=50)
     both = (posterior.predict(loader, engine=e, batch_size=20) for e in (None, "ray"))
-    here, there = (p.log_prob(counts) for p in both)
+    here, there = (p.log_prob(observed) for p in both)
     assert torch.equal(here, there)
 
 
@@ -536,6 +538,7 @@ class Hiccup(Hook):
     """The disk of the first checkpoint of all fails, once."""
 
     def state(self):
+        assert self.told is not None
         if not (self.told / "failed").exists():
             (self.told / "failed").touch()
             raise InputError("cannot write it") from OSError(errno.EIO, "Input/output error")
@@ -556,7 +559,7 @@ def test_a_disk_that_fails_once_costs_no_block(cluster, tmp_path):
 
 
 def test_what_workers_cannot_import_is_said_in_one_line(cluster, monkeypatch):
-    module = types.ModuleType("only_here")
+    module: Any = types.ModuleType("only_here")
     module.Net = type("Net", (nn.Linear,), {"__module__": "only_here", "__qualname__": "Net"})
     monkeypatch.setitem(sys.modules, "only_here", module)
     with pytest.raises(Failed, match="No module named 'only_here'") as said:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -57,10 +58,11 @@ def test_swa_keeps_only_the_average():
 
 
 @pytest.mark.parametrize("steps", [2, 39, 40, 41, 118, 119, 1000])
-def test_as_many_snapshots_as_are_asked_for(steps):
-    tail, seen = Tail(average_from=0.5, snapshots=20, rank=None), []
-    tail.snapshot = lambda params: seen.append(step)
+def test_as_many_snapshots_as_are_asked_for(steps, monkeypatch):
+    seen: list[int] = []
+    tail = Tail(average_from=0.5, snapshots=20, rank=None)
     for step in range(1, steps + 1):
+        monkeypatch.setattr(tail, "snapshot", lambda params, step=step: seen.append(step))
         tail.update({}, step=step, steps=steps)
     first = steps // 2
     assert len(seen) == min(20, steps - first)
@@ -123,7 +125,7 @@ class Witness:
 def test_multiswa_averages_the_tail_of_each_member(float64, xor, method):
     xor = xor[0].double(), xor[1]
     options = {"method": method, "members": 2, "epochs": 6, "batch_size": 20, "device": "cpu"}
-    witness = Witness()
+    witness: Any = Witness()  # no checkpoints, no state
     net = stochens.MLP(2, 4, 2)
     stochens.fit(net, xor, schedule="constant", collect=lambda: witness, **options)
     averaged = stochens.multiswa(net, xor, average_from=0.5, snapshots=9, **options)

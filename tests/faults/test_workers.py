@@ -28,11 +28,14 @@ HEEDS = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
     with RunFolder(tmp_path / "run", experiment="toy", config={}, device="cpu") as folder:
-        folder.absorb = lambda part: [  # numbers in the place of tables
-            folder.put(METRICS, (name,), value) for name, value in part.metrics.items()
-        ]
+
+        def absorb(part: Run) -> None:  # numbers in the place of tables
+            for name, value in part.metrics.items():
+                folder.put(METRICS, (name,), value)
+
+        monkeypatch.setattr(folder, "absorb", absorb)
         yield folder
 
 
@@ -126,7 +129,8 @@ def test_workers_do_not_outlive_their_run(tmp_path, number):
 
 def test_a_real_run_whose_worker_is_killed_ends_as_if_nothing_had_been(tmp_path):
     options = SMALL | {"draws": 1, "curve": (), "sets": ("a", "c"), "only": ("regular", "SE3")}
-    cut, killed = tmp_path / "cut", []
+    cut = tmp_path / "cut"
+    killed: list[int] = []
 
     def kill() -> None:
         begun = cut / PARTS / "c"

@@ -194,5 +194,9 @@ def assert_same(one: Any, other: Any, **within: float) -> None:
         wide = value.dtype == torch.float64
         bounds = {} if within and not wide else (within or exact)
         torch.testing.assert_close(
-            theirs[name], value, **bounds, equal_nan=True, msg=lambda m, name=name: f"{name}: {m}"
+            theirs[name],
+            value,
+            **bounds,
+            equal_nan=True,
+            msg=functools.partial("{}: {}".format, name),
         )

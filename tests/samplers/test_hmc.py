@@ -1,6 +1,7 @@
 """HMC against a plain loop, a Gaussian whose moments are known, and its compiled twin."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -260,7 +261,7 @@ def test_the_mass_is_adapted_when_asked(xor):
     assert not bool((own.chains.state["inverse_mass"] == 1).any())
 
 
-REFUSED = {
+REFUSED: dict[str, dict[str, Any]] = {
     "jitter": {"jitter": 1.0},
     "jitter below 0": {"jitter": -0.1},
     "jitter nan": {"jitter": math.nan},

@@ -5,6 +5,7 @@ the comments are those for another machine, whose rounding makes other draws.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -105,7 +106,7 @@ def test_calibration_by_simulation():
     where the autocorrelation is under 0.04 (measured; up to 0.2 one apart)."""
     M, N, S = 512, 15, 15
     generator = torch.Generator().manual_seed(1)
-    options = {"generator": generator, "dtype": torch.float64}
+    options: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
     truth = torch.randn(M, 3, **options)
     x = torch.randn(M, N, 3, **options)
     y = (torch.rand(M, N, **options) < torch.einsum("mnd,md->mn", x, truth).sigmoid()).double()

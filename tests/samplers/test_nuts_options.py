@@ -1,6 +1,7 @@
 """What `nuts` refuses, and what it accepts."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -70,7 +71,7 @@ def test_dropout_that_is_off_is_accepted(xor):
     assert not posterior.net.training
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "max_depth 0": ({"max_depth": 0}, "max_depth"),
     "max_depth 17": ({"max_depth": 17}, "max_depth"),
     "max_depth 2.5": ({"max_depth": 2.5}, "max_depth"),

@@ -1,7 +1,7 @@
 """NUTS: its pieces, its transitions against a recursive NUTS, and chains alone and together."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def test_checkpoints_are_the_left_edges_of_the_aligned_subtrees_that_close(depth
         state = state._replace(
             leaf=torch.tensor([leaf]), sub_rho=torch.full_like(state.sub_rho, total)
         )
-        tested = {}
+        tested: dict[Any, Any] = {}
         for slot in range(slots):
 
             def only(left, right, rho, inverse_mass, slot=slot, p=p, tested=tested):
@@ -85,8 +85,8 @@ def _leap(q: Tensor, p: Tensor, side: int) -> Point:
     state = density.begin(Quartic(), q.detach()[None], rules, step=0.3)
     a = state.adaptation._replace(inverse_mass=torch.tensor([[0.5, 2.0, 0.2]], dtype=q.dtype))
     both = [v.expand(1, 2, 3) for v in (q, p, Quartic()(q[None])[1][0])]
-    side = torch.tensor([side])
-    state = state._replace(ends_q=both[0], ends_p=both[1], ends_g=both[2], side=side, adaptation=a)
+    ends = {"ends_q": both[0], "ends_p": both[1], "ends_g": both[2]}
+    state = state._replace(**ends, side=torch.tensor([side]), adaptation=a)
     return trajectory.leapfrog(state, Quartic())
 
 

@@ -78,7 +78,8 @@ def test_the_first_step_size_by_a_plain_loop(scale):
     got = reasonable_step(q, *target(q), target, key).exp()
     for chain in range(4):
         p = np.array(density.normal(int(key[chain]), -1, MOMENTUM, 3))
-        q, step, goods = start[chain], 0.1, []
+        q, step = start[chain], 0.1
+        goods: list[bool] = []
         while len(set(goods)) < 2:
             half = p - 0.5 * step * slope(q / scale) / scale
             there = q + step * half

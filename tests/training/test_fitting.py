@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -233,7 +234,7 @@ def test_a_dataset_is_its_tensors_and_a_loader_gives_its_own_batches(data):
         torch.testing.assert_close(loader.params[name], p, **CLOSE)
 
 
-class Counted(Dataset):
+class Counted(Dataset[Any]):
     def __init__(self, *tensors):
         self.tensors, self.reads = tensors, 0
 
@@ -529,8 +530,9 @@ def test_networks_that_cannot_be_members(xor):
         stochens.fit(norm, xor)
     with pytest.raises(InputError, match=r"must be an nn\.Module or a function"):
         stochens.fit(3, xor)
+    no_network: Any = lambda: 3  # noqa: E731
     with pytest.raises(InputError, match=r"must return an nn\.Module, got 3"):
-        stochens.fit(lambda: 3, xor)
+        stochens.fit(no_network, xor)
     with pytest.raises(InputError, match=r"must return logits \[B, C\]"):
         stochens.fit(nn.Sequential(nn.Linear(2, 2), nn.Flatten(0)), xor, method="regular")
 
