@@ -168,7 +168,7 @@ for write in (lambda: kept.save(2, {"t": torch.zeros(9_000)}, {"step": 2}), fold
         write()
     except InputError as error:
         print(error)
-print(latest(kept)[1]["step"], Run(sys.argv[1] + "/run").metrics)
+print(kept.latest()[1]["step"], Run(sys.argv[1] + "/run").metrics)
 """
 
 
