@@ -22,6 +22,7 @@ from stochens_lab.experiments.parts import side_by_side
 from stochens_lab.experiments.runs import PARTS
 from stochens_lab.report.run_folder import METRICS, RUN, Run, RunFolder
 
+pytestmark = pytest.mark.xdist_group("workers")  # one process to fork from
 ROOT = Path(__file__).parents[2]
 # of Ctrl-C, which processes are deaf to that a shell began by "&", and their children
 HEEDS = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
@@ -29,6 +30,11 @@ HEEDS = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
+    """A run whose parts are done by forks of a process that has imported everything; the tests
+    without it have processes that begin from nothing, as users have."""
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(["tests.faults.workers"])
+    monkeypatch.setattr(multiprocessing, "get_context", lambda way: forks)
     with RunFolder(tmp_path / "run", experiment="toy", config={}, device="cpu") as folder:
 
         def absorb(part: Run) -> None:  # numbers in the place of tables

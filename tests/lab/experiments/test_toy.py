@@ -24,6 +24,7 @@ SMALL = {
     "chains": 2,
     "test_points": 30,
 }
+pytestmark = pytest.mark.xdist_group("toy run")  # one process, and so one run, for all of them
 
 
 @pytest.fixture(scope="module")
