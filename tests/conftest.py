@@ -1,6 +1,8 @@
 """Shared by all tests: small data, and float64 where a comparison should be exact."""
 
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +24,29 @@ FIRST = ("test_cluster.py", "test_kills.py", "test_workers.py")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {name: k for k, name in enumerate(FIRST)}
     items.sort(key=lambda item: place.get(item.path.name, len(FIRST)))
+
+
+# Ray notices after seconds, not minutes, that a node is gone
+WATCHFUL = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500}
+WATCHFUL |= {"health_check_timeout_ms": 1000, "health_check_failure_threshold": 3}
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[Any]:
+    """Two nodes with a core each, both on this machine. Those who ask for it are in the xdist group
+    "ray": one process, and so one cluster, for all of them."""
+    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'stochens[ray]'")
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    node = {"num_cpus": 1, "object_store_memory": 100 << 20}
+    head = {**node, "include_dashboard": False, "_system_config": WATCHFUL}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster.add_node(**node)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ LAYERS = 8
 class Function(nn.Module):
     """A function between two layers, the first of which gives bfloat16 under autocast."""
 
-    def __init__(self, function: Callable[[nn.Module, Tensor], Tensor], **parts: nn.Module) -> None:
+    def __init__(self, function: Callable[[Any, Tensor], Tensor], **parts: nn.Module) -> None:
         super().__init__()
         self.function = function
         self.one, self.two = nn.Linear(6, 6, bias=False), nn.Linear(18, 2, bias=False)
@@ -190,7 +190,7 @@ def test_the_loss_is_not_in_bf16() -> None:
     net, params, x = case("sdpa")  # whose last layer has no bias, and so gives bfloat16
     y = torch.zeros(4, dtype=torch.int64)
     for engine in ("vmap", "loop"):
-        step = mean_nll(net, Own(), engine=engine, bf16=True)  # type: ignore[arg-type]
+        step = mean_nll(net, Own(), engine=engine, bf16=True)
         step(params, x, y, torch.arange(4).expand(M, 4))
         step(params, x, y, None)
     assert seen == [(torch.float32, False)] * 4

@@ -149,12 +149,12 @@ class Pass(nn.Module):
         return self.head(torch.tanh(self.layer(self.before(self, x))))
 
 
-def counts(net: nn.Module, x: Tensor) -> Tensor:
+def counts(net: Any, x: Tensor) -> Tensor:
     net.seen += x.detach().mean(0)
     return x
 
 
-def counts_in_training(net: nn.Module, x: Tensor) -> Tensor:
+def counts_in_training(net: Any, x: Tensor) -> Tensor:
     if net.training:
         net.seen = 0.9 * net.seen + 0.1 * x.detach().mean(0)
     return x - net.seen
@@ -194,7 +194,7 @@ def test_state_that_members_would_share_is_refused(before: Any) -> None:
     [
         (lambda net, x: x.repeat(2, 1), r"a row for each of its inputs, got \(8, 2\) for x \(4, 3"),
         (lambda net, x: x.no_such_thing, "network fails on x .* no attribute 'no_such_thing'"),
-        (lambda net, x: {}["key"], "network fails on x .*'key'"),
+        (lambda net, x: dict[str, Any]()["key"], "network fails on x .*'key'"),
         (lambda net, x: [][0:1].pop(), "network fails on x .*pop from empty list"),
     ],
 )
@@ -203,7 +203,7 @@ def test_whatever_a_network_raises_is_one_error(before: Any, message: str) -> No
         probe_outputs(Pass(before), torch.randn(4, 3))
 
 
-def fills(net: nn.Module, x: Tensor) -> Tensor:
+def fills(net: Any, x: Tensor) -> Tensor:
     if not net.seen.any():
         net.seen.fill_(2.0)
     return x * net.seen

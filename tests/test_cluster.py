@@ -1,7 +1,7 @@
 """Many machines: the same members as on one, whatever dies on the way.
 
-One Ray cluster of two nodes, both on this machine, serves all tests of the file; the last of them
-takes a node away.
+One Ray cluster of two nodes, both on this machine, serves all tests (conftest.py); the last of this
+file takes a node away.
 """
 
 import errno
@@ -18,6 +18,7 @@ import time
 import types
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ from stochens.run.checkpoints import Checkpoints, alone_in
 from stochens.run.cluster import connect as connecting
 from stochens.run.cluster import folder as folders
 from stochens.run.cluster import tasks
-from stochens.run.cluster.view import LINES, Seen, View, view
+from stochens.run.cluster.view import LINES, Count, Seen, View, view
 from stochens.run.progress import rich_progress
 from stochens.samplers.diagnostics import SamplingWarning
 from stochens.training.machines import _blocks, _for_ray
@@ -47,27 +48,14 @@ from stochens_lab.workflow import config as own
 pytestmark = pytest.mark.xdist_group("ray")  # one process, and so one cluster, for all of them
 DATA = stochens.toy_set("a", n=60)
 SMALL = {"members": 8, "epochs": 6, "batch_size": 20, "seed": 3}
-# Ray notices after seconds, not minutes, that a node is gone
-WATCHFUL = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500}
-WATCHFUL |= {"health_check_timeout_ms": 1000, "health_check_failure_threshold": 3}
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'stochens[ray]'")
+def cluster(ray_cluster):
     from ray import cloudpickle
-    from ray.cluster_utils import Cluster
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers have no tests
-    node = {"num_cpus": 1, "object_store_memory": 100 << 20}
-    head = {**node, "include_dashboard": False, "_system_config": WATCHFUL}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    cluster.add_node(**node)
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    return ray_cluster
 
 
 def equal(one: stochens.Posterior, other: stochens.Posterior) -> None:
@@ -81,7 +69,7 @@ def equal(one: stochens.Posterior, other: stochens.Posterior) -> None:
 
 def test_a_warning_is_told_of_the_line_that_called_into_the_library():
     """In a script, whose functions are of no package."""
-    script = {"__name__": "__main__", "__package__": None}
+    script: dict[str, Any] = {"__name__": "__main__", "__package__": None}
     ours = {"__name__": "stochens.some.part", "outside": outside}
     exec("def told(): return outside()\ndef inner(): return told()", ours)
     script["inner"] = ours["inner"]
@@ -298,6 +286,7 @@ def test_the_view_has_a_line_for_the_whole_and_for_each_block_at_work():
 def test_a_log_file_gets_the_count_of_blocks(monkeypatch, capsys):
     monkeypatch.setattr("stochens.run.progress.BETWEEN", 0.0)
     with view("members", 4, show=None) as count:
+        assert isinstance(count, Count)
         count.show({"members 0"}, {"members 1"})
     said = capsys.readouterr().err
     assert said.startswith("members: 50% after 0:00:00")
@@ -450,13 +439,13 @@ def test_predictions_of_ones_own_likelihood_are_the_same_numbers(cluster):
         assert torch.equal(here.mean, there.mean)
         assert torch.equal(here.epistemic, there.epistemic)
         assert here.keeps_draws == there.keeps_draws == keep
-    counts = torch.arange(203.0)
-    loader = DataLoader(x, batch_size=50)
+    observed = torch.arange(203.0)
+    loader: DataLoader[Any] = DataLoader(x, batch_size=50)
     both = (
         posterior.predict(loader, run=stochens.Run(engine=e), batch_size=20)
         for e in ("auto", "ray")
     )
-    here, there = (p.log_prob(counts) for p in both)
+    here, there = (p.log_prob(observed) for p in both)
     assert torch.equal(here, there)
 
 
@@ -564,6 +553,7 @@ class Hiccup(Hook):
     """The disk of the first checkpoint of all fails, once."""
 
     def state(self):
+        assert self.told is not None
         if not (self.told / "failed").exists():
             (self.told / "failed").touch()
             raise InputError("cannot write it") from OSError(errno.EIO, "Input/output error")
@@ -583,7 +573,7 @@ def test_a_disk_that_fails_once_costs_no_block(cluster, tmp_path):
 
 
 def test_what_workers_cannot_import_is_said_in_one_line(cluster, monkeypatch):
-    module = types.ModuleType("only_here")
+    module: Any = types.ModuleType("only_here")
     module.Net = type("Net", (nn.Linear,), {"__module__": "only_here", "__qualname__": "Net"})
     monkeypatch.setitem(sys.modules, "only_here", module)
     with pytest.raises(Failed, match="No module named 'only_here'") as said:

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from stochens import FRN, InputError, freeze_batchnorm, keep_dropout, replace_batchnorm
 from stochens.checks import check_network
-from stochens.conversions import AlwaysDropout, BatchNorm, FrozenBatchNorm
+from stochens.conversions import AlwaysDropout, FrozenBatchNorm
+from stochens.private_names import BatchNorm
 
 
 def trained(norm: Any, shape: tuple[int, ...]) -> nn.Module:
@@ -111,11 +112,12 @@ def test_a_lazy_batch_norm_that_has_its_shape_is_a_plain_one() -> None:
     net(torch.randn(8, 3, 4, 4))
     x = torch.randn(8, 3, 4, 4)
     torch.testing.assert_close(freeze_batchnorm(net)(x), net.eval()(x), rtol=1e-5, atol=1e-5)
-    assert isinstance(replace_batchnorm(net)[0], FRN)
+    assert isinstance(replace_batchnorm(net).get_submodule("0"), FRN)
 
 
 def test_frozen_can_be_initialised_again() -> None:
-    frozen = freeze_batchnorm(trained(nn.BatchNorm1d(4), (4,)))[1][0]
+    net: Any = freeze_batchnorm(trained(nn.BatchNorm1d(4), (4,)))
+    frozen = net[1][0]
     mean = frozen.mean.clone()
     frozen.reset_parameters()
     assert frozen.weight.tolist() == [1.0] * 4
@@ -134,8 +136,8 @@ def test_frozen_can_be_initialised_again() -> None:
     ],
 )
 def test_replacements(norm: nn.Module, by: Any, expected: type[nn.Module]) -> None:
-    net = nn.Sequential(nn.Sequential(norm), nn.Linear(2, 2)).double()
-    new = replace_batchnorm(net, by)
+    net: Any = nn.Sequential(nn.Sequential(norm), nn.Linear(2, 2)).double()
+    new: Any = replace_batchnorm(net, by)
     assert type(new[0][0]) is expected
     assert all(p.dtype == torch.float64 for p in new.parameters())
     assert isinstance(net[0][0], BatchNorm)  # the original is left alone
@@ -148,7 +150,7 @@ def test_replacements(norm: nn.Module, by: Any, expected: type[nn.Module]) -> No
     ("channels", "groups", "expected"), [(6, 8, 6), (16, 8, 8), (10, 4, 2), (7, 4, 1)]
 )
 def test_groups_divide_the_channels(channels: int, groups: int, expected: int) -> None:
-    new = replace_batchnorm(nn.BatchNorm2d(channels), "group", groups=groups)
+    new: Any = replace_batchnorm(nn.BatchNorm2d(channels), "group", groups=groups)
     assert (new.num_groups, new.num_channels) == (expected, channels)
 
 
@@ -164,7 +166,7 @@ def test_features_without_positions_keep_what_they_say(by: Any, channels: int) -
 
 def test_an_unknown_replacement_is_refused() -> None:
     with pytest.raises(ValueError, match="by must be 'frn' or 'group', got 'layer'"):
-        replace_batchnorm(nn.BatchNorm2d(4), "layer")  # type: ignore[arg-type]
+        replace_batchnorm(nn.BatchNorm2d(4), "layer")
 
 
 DROPOUTS = [
@@ -196,10 +198,10 @@ def test_kept_dropout_is_on_in_eval_mode_as_it_was_in_training(own: nn.Module, s
 def test_a_module_in_two_places_is_replaced_in_both() -> None:
     dropout, norm = nn.Dropout(0.5), nn.BatchNorm1d(3)
     net = nn.Sequential(nn.Linear(3, 3), dropout, norm, nn.Sequential(norm, dropout), norm)
-    kept = keep_dropout(net)
+    kept: Any = keep_dropout(net)
     assert isinstance(kept[1], AlwaysDropout)
     assert kept[1] is kept[3][1]
-    frozen = freeze_batchnorm(net)
+    frozen: Any = freeze_batchnorm(net)
     assert isinstance(frozen[2], FrozenBatchNorm)
     assert frozen[2] is frozen[3][0] is frozen[4]
     assert not any(isinstance(m, BatchNorm) for m in replace_batchnorm(net).modules())

@@ -1,5 +1,7 @@
 """Data as users hand it in."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -27,7 +29,7 @@ def test_arrays_and_lists_become_tensors():
 
 
 def test_a_dataset_is_read_in_its_order():
-    class Squares(Dataset):
+    class Squares(Dataset[Any]):
         def __len__(self) -> int:
             return 2500  # more than one block of reading
 
@@ -55,7 +57,7 @@ def test_integer_inputs_are_fine_and_empty_ones_are_not():
 X, Y = torch.arange(2500.0).view(-1, 1), torch.zeros(2500, dtype=torch.long)  # two reads
 
 
-class Stream(IterableDataset):
+class Stream(IterableDataset[Any]):
     def __iter__(self):
         return iter(X)
 

@@ -1,5 +1,7 @@
 """Data as the user gives them: how many rows there are."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -20,7 +22,7 @@ from stochens.data import source
 ROWS = TensorDataset(torch.zeros(100, 2), torch.zeros(100, dtype=torch.long))
 
 
-class Stream(IterableDataset):
+class Stream(IterableDataset[Any]):
     def __iter__(self):
         return iter(ROWS)
 

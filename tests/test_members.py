@@ -1,6 +1,7 @@
 """Stacked members: initialisation, forward pass, selection."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -97,8 +98,8 @@ def test_members_depend_on_seed_and_member_only():
 
 
 def test_frozen_parameters_and_buffers_are_shared():
-    def make() -> nn.Module:
-        net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    def make() -> Any:
+        net: Any = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
         net[0].requires_grad_(False)
         nn.init.constant_(net[0].weight, 0.5)
         nn.init.zeros_(net[0].bias)
@@ -108,7 +109,7 @@ def test_frozen_parameters_and_buffers_are_shared():
     params = init(builder(make), members=range(3), seed=0)
     assert set(params) == {"1.weight", "1.bias"}
     module = make()
-    rebuilt = builder(module)()
+    rebuilt: Any = builder(module)()
     assert torch.equal(rebuilt[0].weight, module[0].weight)
 
     def random_features() -> nn.Module:

@@ -1,5 +1,7 @@
 """Plain networks against their formulas."""
 
+from typing import Any
+
 import pytest
 import torch
 from tests.tolerance import close, rounding
@@ -135,7 +137,7 @@ def test_resnet20_has_three_stages():
 
 def test_resnet20_starts_from_kaimings_normal():
     torch.manual_seed(0)
-    net = ResNet20FRN()
+    net: Any = ResNet20FRN()
     for weight in (net.blocks[8].conv2.weight, net.blocks[3].conv_short.weight):
         sd = (2 / weight[0].numel()) ** 0.5
         # a sample's standard deviation is off by 1 / sqrt(2 n)
@@ -147,7 +149,7 @@ def test_resnet20_starts_from_kaimings_normal():
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_a_block_that_changes_the_shape_by_a_loop(float64, stride):
-    block = ResidualBlock(2, 3, stride=stride)
+    block: Any = ResidualBlock(2, 3, stride=stride)
     for p in block.parameters():
         nn.init.normal_(p)
     block.requires_grad_(False)

@@ -28,7 +28,8 @@ from stochens.methods import (
     stochastic,
     stochastic_layers,
 )
-from stochens.objective import SIGMA, Mixture
+from stochens.methods.base import Mixture
+from stochens.objective import SIGMA
 
 # exp and log of numbers up to some hundreds lose 3 digits
 ROUNDING = rounding(torch.float64, terms=1000, condition=300.0)

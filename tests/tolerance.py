@@ -22,6 +22,8 @@ It is a bound, so no CPU breaks it; errors of random sign stay near its square r
 `depth`. Where the bound would be too wide to hold anything, compare in float64.
 """
 
+from typing import Any
+
 import torch
 
 FUNCTION = 4  # units in the last place, point 3
@@ -46,14 +48,14 @@ def close(
     depth: int = 1,
     condition: float = 1.0,
     scale: float = 1.0,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """The same as `rtol` and `atol` of assert_close and assert_allclose, for numbers whose terms
     have the size `scale`."""
     within = rounding(dtype, terms=terms, depth=depth, condition=condition)
     return {"rtol": within, "atol": within * scale}
 
 
-def trained(dtype: torch.dtype, *, steps: int, rows: int) -> dict[str, float]:
+def trained(dtype: torch.dtype, *, steps: int, rows: int) -> dict[str, Any]:
     """The same of parameters near 1 after `steps` steps on batches of `rows` examples.
 
     A step moves a parameter by lr times a gradient over its size (Adam), so its error is lr times

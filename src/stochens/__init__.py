@@ -15,7 +15,7 @@ from stochens.errors import Failed, InputError
 from stochens.likelihoods import Categorical, Heteroscedastic, Homoscedastic
 from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular, stochastic
 from stochens.networks import FRN, MLP
-from stochens.posterior.joining import join_posteriors as join
+from stochens.posterior.joining import join_parts as join
 from stochens.posterior.posterior import Posterior, load
 from stochens.posterior.predictive import GaussianPredictive, Predictive
 from stochens.run.cluster.connect import Ray

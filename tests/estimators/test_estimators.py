@@ -157,10 +157,10 @@ def test_the_users_own_network(iris):
     assert "1.weight" in model.posterior_.params
     again = pickle.loads(pickle.dumps(clone(model).fit(X, y)))
     np.testing.assert_array_equal(again.predict_proba(X), model.predict_proba(X))
-    own = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-    before = own[0].weight.clone()
+    own = nn.Sequential(first := nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    before = first.weight.clone()
     assert classifier(net=own, dtype="float64").fit(X, y).score(X, y) > 0.8
-    assert torch.equal(own[0].weight, before)
+    assert torch.equal(first.weight, before)
     assert own[0].weight.dtype == torch.float32, "the user's own is left alone"
 
 
@@ -272,9 +272,12 @@ def test_what_cannot_predict_is_refused_before_it_is_trained(
     iris, net, message, method, monkeypatch
 ):
     trained = []
-    monkeypatch.setattr(
-        work, "train", lambda *args: trained.append(args[0].settings) or train(*args)
-    )
+
+    def noted(*args):
+        trained.append(args[0].settings)
+        return train(*args)
+
+    monkeypatch.setattr(work, "train", noted)
     for model in (classifier, regressor):
         with pytest.raises(InputError, match=message):
             model(net=net, method=method).fit(*iris)

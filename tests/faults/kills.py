@@ -143,7 +143,6 @@ def begun(name: str, folder: Path, chance: random.Random) -> int:
     finally:
         sys.stderr.flush()
         os._exit(status)
-    return 0
 
 
 def done(child: int) -> None:

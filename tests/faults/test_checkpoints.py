@@ -20,7 +20,7 @@ from tests.running import gather
 import stochens
 from stochens import InputError
 from stochens.files import storage
-from stochens.run.checkpoints import TERMINATED, Checkpoints, alone_in, stoppable
+from stochens.run.checkpoints import TERMINATED, Checkpoints, Content, alone_in, stoppable
 
 FORMAT = "test 1"
 
@@ -36,9 +36,16 @@ def written(folder, *steps: int) -> Checkpoints:
     return kept
 
 
+def latest(kept: Checkpoints) -> Content:
+    """The last one, where there is one."""
+    found = kept.latest()
+    assert found is not None
+    return found
+
+
 def test_the_last_one_comes_back_and_two_are_kept(tmp_path):
     kept = written(tmp_path, 1, 5, 30)
-    tensors, about = kept.latest()
+    tensors, about = latest(kept)
     assert about["step"] == 30
     assert torch.equal(tensors["t"], numbers(30)["t"])
     assert sorted(p.name for p in tmp_path.iterdir()) == ["000000005", "000000030"]
@@ -56,7 +63,7 @@ def test_one_damaged_in_any_byte_gives_way_to_the_one_before(tmp_path_factory, p
     content[int(place * len(content))] ^= flip
     path.write_bytes(content)
     with pytest.warns(UserWarning, match="the checkpoint before it is used"):
-        _, about = kept.latest()
+        _, about = latest(kept)
     assert about["step"] == 1
 
 
@@ -67,7 +74,7 @@ def test_one_that_is_cut_short_or_lacks_a_file_gives_way_too(tmp_path, name):
     for damage in (lambda: path.write_bytes(path.read_bytes()[:-3]), path.unlink):
         damage()
         with pytest.warns(UserWarning, match="before it"):
-            assert kept.latest()[1]["step"] == 1
+            assert latest(kept)[1]["step"] == 1
         kept.save(2, numbers(2), {"step": 2})
 
 
@@ -78,9 +85,9 @@ def test_where_all_are_damaged_work_begins_anew_and_is_kept(tmp_path):
     with pytest.warns(UserWarning, match="work begins anew"):
         assert kept.latest() is None
     kept.save(100, numbers(100), {"step": 100})
-    assert kept.latest()[1]["step"] == 100
+    assert latest(kept)[1]["step"] == 100
     kept.save(900, numbers(3), {"step": 900})  # the number of one that was damaged
-    assert torch.equal(kept.latest()[0]["t"], numbers(3)["t"])
+    assert torch.equal(latest(kept)[0]["t"], numbers(3)["t"])
 
 
 def raises(error: BaseException):
@@ -111,14 +118,14 @@ def test_one_that_cannot_be_read_now_is_an_error_and_stays(tmp_path, monkeypatch
         with pytest.raises(InputError, match=r"cannot read .*000000002"):
             kept.latest()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["000000001", "000000002"]
-    assert kept.latest()[1]["step"] == 2
+    assert latest(kept)[1]["step"] == 2
 
 
 def test_a_file_in_the_place_of_one_gives_way_too(tmp_path):
     kept = written(tmp_path, 1)
     (tmp_path / "000000002").write_text("no folder")
     with pytest.warns(UserWarning, match="before it"):
-        assert kept.latest()[1]["step"] == 1
+        assert latest(kept)[1]["step"] == 1
 
 
 def test_what_a_killed_process_left_half_written_is_swept_away(tmp_path):
@@ -129,7 +136,7 @@ def test_what_a_killed_process_left_half_written_is_swept_away(tmp_path):
     assert not left.exists()
     left.mkdir()
     kept.save(7, numbers(7), {"step": 7})  # the same number of a process
-    assert kept.latest()[1]["step"] == 7
+    assert latest(kept)[1]["step"] == 7
 
 
 def test_a_full_disk_is_one_error_and_the_last_good_one_stays(tmp_path, monkeypatch):
@@ -143,7 +150,7 @@ def test_a_full_disk_is_one_error_and_the_last_good_one_stays(tmp_path, monkeypa
             patch.setattr(storage, what, full)
             with pytest.raises(InputError, match=r"cannot write .*No space left"):
                 kept.save(2, numbers(2), {"step": 2})
-        assert kept.latest()[1]["step"] == 1
+        assert latest(kept)[1]["step"] == 1
         assert [p.name for p in tmp_path.iterdir()] == ["000000001"]  # nothing half
 
 

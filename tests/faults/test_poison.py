@@ -6,6 +6,7 @@ The poison is given by a collector, which `fit` shows the parameters after each 
 import functools
 import math
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ class Poison(Watch):
     def __init__(self, member: int, step: int, where: str, value: float) -> None:
         self.member, self.step, self.where, self.value = member, step, where, value
         self.given = False
-        self.hooks = []
+        self.hooks: list[Any] = []
 
     def update(self, params, *, step, steps):
         for hook in self.hooks:

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from stochens import InputError
 from stochens.files import sums
-from stochens.files.storage import CHECKSUMS
+from stochens.files.storage import CHECKSUMS, sync
 from stochens_lab.cli import app
 from stochens_lab.experiments.runs import stopped_run
 from stochens_lab.npz import npz_bytes, read_npz
@@ -113,7 +113,7 @@ def killed_after(changes: int):
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
         patch.setattr(Path, "write_bytes", or_killed(Path.write_bytes))
         patch.setattr(Path, "replace", or_killed(Path.replace))
-        patch.setattr(sums, "sync", or_killed(sums.sync))
+        patch.setattr(sums, "sync", or_killed(sync))
         yield more
 
 
@@ -254,7 +254,9 @@ def test_objects_and_repeated_names_are_refused():
         read_npz(out.getvalue(), "it")
     with zipfile.ZipFile(out := io.BytesIO(npz_bytes({"x": np.zeros(2)})), "a") as file:
         file.filelist.extend(file.infolist()[:1])
-        file._didModify = True  # the list of names is written again, with one of them twice
+        vars(file)["_didModify"] = (
+            True  # the list of names is written again, with one of them twice
+        )
     with pytest.raises(InputError, match="it is damaged"):
         read_npz(out.getvalue(), "it")
 

@@ -22,17 +22,26 @@ from stochens_lab.experiments.parts import side_by_side
 from stochens_lab.experiments.runs import PARTS
 from stochens_lab.report.run_folder import METRICS, RUN, Run, RunFolder
 
+pytestmark = pytest.mark.xdist_group("workers")  # one process to fork from
 ROOT = Path(__file__).parents[2]
 # of Ctrl-C, which processes are deaf to that a shell began by "&", and their children
 HEEDS = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
+    """A run whose parts are done by forks of a process that has imported everything; the tests
+    without it have processes that begin from nothing, as users have."""
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(["tests.faults.workers"])
+    monkeypatch.setattr(multiprocessing, "get_context", lambda way: forks)
     with RunFolder(tmp_path / "run", experiment="toy", config={}, device="cpu") as folder:
-        folder.absorb = lambda part: [  # numbers in the place of tables
-            folder.put(METRICS, (name,), value) for name, value in part.metrics.items()
-        ]
+
+        def absorb(part: Run) -> None:  # numbers in the place of tables
+            for name, value in part.metrics.items():
+                folder.put(METRICS, (name,), value)
+
+        monkeypatch.setattr(folder, "absorb", absorb)
         yield folder
 
 
@@ -126,7 +135,8 @@ def test_workers_do_not_outlive_their_run(tmp_path, number):
 
 def test_a_real_run_whose_worker_is_killed_ends_as_if_nothing_had_been(tmp_path):
     options = SMALL | {"draws": 1, "curve": (), "sets": ("a", "c"), "only": ("regular", "SE3")}
-    cut, killed = tmp_path / "cut", []
+    cut = tmp_path / "cut"
+    killed: list[int] = []
 
     def kill() -> None:
         begun = cut / PARTS / "c"

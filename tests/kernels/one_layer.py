@@ -26,9 +26,7 @@ def conv_frn_silu(
     noise: Noise,
 ) -> Tensor:
     """[M, B, outputs / 16, H / stride, W / stride, 16], differentiable in every tensor given."""
-    y: Tensor = _ConvFrnSilu.apply(  # type: ignore[no-untyped-call]
-        stride, silu, noise, x, weight, bias, gamma, beta, tau, residual
-    )
+    y: Tensor = _ConvFrnSilu.apply(stride, silu, noise, x, weight, bias, gamma, beta, tau, residual)
     return y
 
 

@@ -177,11 +177,11 @@ def test_gradients_that_meet_are_added_inside_the_kernel(shape):
     forwards, backwards = conv.pack(layer, tensors["weight"], dx=True)
     given = (layer, conv.blocked(tensors["x"]), forwards, tensors["bias"], norm, None, noise(0.3))
     y, kept = conv.forward(*given, silu=True, keep=True)
-    given = (layer, torch.randn_like(y), kept, None, backwards, norm, noise(0.3))
+    back = (layer, torch.randn_like(y), kept, None, backwards, norm, noise(0.3))
     sums = conv.Sums([layer], y).norms[0]
-    _, _, alone = conv.backward(*given, silu=True, sums=sums)
+    _, _, alone = conv.backward(*back, silu=True, sums=sums)
     first = torch.randn_like(alone)
-    _, _, both = conv.backward(*given, silu=True, sums=sums, dx=first.clone())
+    _, _, both = conv.backward(*back, silu=True, sums=sums, dx=first.clone())
     assert_equal({"x": both}, {"x": first.double() + alone.double()})
 
 

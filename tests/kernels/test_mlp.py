@@ -530,7 +530,8 @@ def test_gaussian_noise_is_the_twins(dtype: torch.dtype, rows: int) -> None:
     weights = [draw(M, o, i).requires_grad_() for i, o in shapes]
     biases = [draw(M, o).requires_grad_() for _, o in shapes]
     spreads = [draw(M, o, i).square().requires_grad_() for i, o in shapes]
-    variances = [(spreads[0], draw(M, 7).square().requires_grad_()), None, (spreads[2], None)]
+    of_biases = draw(M, 7).square().requires_grad_()
+    variances = [(spreads[0], of_biases), None, (spreads[2], None)]
     options = {
         "index": torch.randint(0, N, (M, rows), generator=generator),
         "activation": ("tanh", "silu", "identity"),
@@ -542,7 +543,7 @@ def test_gaussian_noise_is_the_twins(dtype: torch.dtype, rows: int) -> None:
     }
     x, y = draw(N, 3), torch.randint(0, 4, (N,), generator=generator)
     by = torch.arange(1, M + 1, dtype=dtype)
-    leaves = [*weights, *biases, spreads[0], variances[0][1], spreads[2]]
+    leaves = [*weights, *biases, spreads[0], of_biases, spreads[2]]
     results = []
     for nll in (mlp.nll, nll_reference):
         loss = nll(weights, biases, x, y, **options)

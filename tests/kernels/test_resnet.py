@@ -2,6 +2,7 @@
 
 import statistics
 import types
+from typing import Any
 
 import pytest
 import torch
@@ -167,7 +168,7 @@ def test_outputs_and_gradients_are_those_of_vmap(method, monkeypatch):
     params = {n: p - 100 if "tau" in n else p for n, p in params.items()}
     params = {n: p.to(DEVICE) for n, p in params.items()}
     x, dy = torch.randn(2, 1, 3, 16, 16, device=DEVICE), torch.randn(2, 1, 5, device=DEVICE)
-    found = []
+    found: list[dict[str, Any]] = []
     for way in ("kernels", "vmap"):
         own = {name: p.clone().requires_grad_() for name, p in params.items()}
         with seeded(0, DEVICE):
@@ -219,6 +220,7 @@ def test_the_loss_is_that_of_vmap(rows, here):
     rows = None if rows is None else torch.tensor(rows, device=DEVICE)
     net = ResNet20FRN(classes=3).to(DEVICE)
     nll = resnet.resnet_nll(net, Categorical(), x, y, (0, 1), 0)
+    assert nll is not None
     known = objective.mean_nll(net, Categorical(), engine="vmap")(params, x, y, rows)
     torch.testing.assert_close(nll(params, rows, 0), known, rtol=0.03, atol=0)  # bf16, in 20 layers
 
@@ -229,6 +231,7 @@ def test_the_noise_of_a_loss_is_of_the_seed_the_member_and_the_step(here):
 
     def losses(step, members=(3, 8), seed=0):
         nll = resnet.resnet_nll(net, Categorical(), x, y, members, seed)
+        assert nll is not None
         return nll({n: p[-len(members) :] for n, p in params.items()}, None, step)
 
     first = losses(7)
@@ -244,6 +247,7 @@ def test_predictions_are_those_of_vmap(here):
     with torch.no_grad():
         found, known = resnet.resnet_forward(net, params, x, seed=seed), forward(net, params, x)
         alone = resnet.resnet_forward(net, params, x[:1], seed=seed)
+    assert found is not None
     assert (found - known).norm() < 0.02 * known.norm()  # bf16, in 20 layers
     torch.testing.assert_close(alone, found[:, :1])  # the head's products in another order
 
@@ -270,10 +274,10 @@ def test_a_training_run_learns_as_vmap_does(rate):
     y = torch.randint(0, 2, (512,), device="cuda")
     x = torch.randn(512, 3, 32, 32, device="cuda")
     x[:, 0] += y.view(-1, 1, 1)  # easy: a class is brighter in one colour
-    net = ResNet20FRN(classes=2)
-    net = (stochens.stochastic(net, Dropout(rate)) if rate else net).cuda()
+    plain = ResNet20FRN(classes=2)
+    net = (stochens.stochastic(plain, Dropout(rate)) if rate else plain).cuda()
     start = init(builder(lambda: ResNet20FRN(classes=2)), members=range(8), seed=0)
-    losses = []
+    losses: list[Any] = []
     for way in ("kernels", "vmap"):
         params = {n: p.cuda().requires_grad_() for n, p in start.items()}
         optimizer = torch.optim.SGD(params.values(), lr=0.02, momentum=0.9, nesterov=True)

@@ -19,7 +19,7 @@ from stochens_lab.experiments import toy
 from stochens_lab.report.run_folder import Run
 
 
-def run(*words: str, cwd=None) -> subprocess.CompletedProcess:
+def run(*words: str, cwd=None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "stochens_lab", *words]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300)
 

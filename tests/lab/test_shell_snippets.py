@@ -46,7 +46,8 @@ class Parsed(Exception):
 
 
 def understood_by_stochens(words: list[str]) -> None:
-    command = typer.main.get_command(app).commands[words[0]]
+    group = typer.main.get_group(app)
+    command = group.commands[words[0]]
     command.make_context(words[0], words[1:])  # an unknown option or a missing word is an error
 
 

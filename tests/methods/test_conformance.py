@@ -144,7 +144,7 @@ def tied() -> nn.Module:
 
 def frozen() -> nn.Module:
     """The first layer is the same for all members, and not trained; of the second, the bias."""
-    net = mlp()
+    net: Any = mlp()
     with seeded(0):
         net[0].reset_parameters()
         net[2].reset_parameters()
@@ -687,7 +687,7 @@ def test_noise_on_weights_is_shared_by_the_batch(
 
 def test_dropconnect_masks_each_weight_and_bias() -> None:
     """One draw of theta has 0 or omega / (1 - p) at every place, both of them often."""
-    layer = stochastic(nn.Linear(30, 20), DropConnect(0.25), output=NOWHERE)
+    layer: Any = stochastic(nn.Linear(30, 20), DropConnect(0.25), output=NOWHERE)
     with seeded(0):
         theta = layer.draw(layer.omega())
     for name, w in layer.omega().items():
@@ -700,7 +700,7 @@ def test_dropconnect_masks_each_weight_and_bias() -> None:
 
 
 def test_np_dropout_exchanges_a_node_with_its_bias() -> None:
-    layer = stochastic(nn.Linear(3, 40), NPDropout(), output=NOWHERE)
+    layer: Any = stochastic(nn.Linear(3, 40), NPDropout(), output=NOWHERE)
     layer.weight_2.data.fill_(100.0)
     layer.bias_2.data.fill_(100.0)
     with seeded(0):
@@ -736,8 +736,8 @@ def test_the_output_layer_is_left_alone_unless_named() -> None:
     assert noisy_layers(stochastic(mlp(), Dropout(0.1))) == {"0": 0.1, "2": 0.1}
     named = Dropout(0.1, rates={"4": 0.4})
     assert noisy_layers(stochastic(mlp(), named)) == {"0": 0.1, "2": 0.1, "4": 0.4}
-    named = DropConnect(0.1, rates={"4": 0.4}, skip=("0", "2"))
-    assert noisy_layers(stochastic(mlp(), named)) == {"4": 0.4}
+    other = DropConnect(0.1, rates={"4": 0.4}, skip=("0", "2"))
+    assert noisy_layers(stochastic(mlp(), other)) == {"4": 0.4}
     assert noisy_layers(stochastic(mlp(), DropConnect(0.1), output="0")) == {"2": 0.1, "4": 0.1}
     assert set(noisy_layers(stochastic(mlp(), NPDropout()))) == {"0", "2"}
     assert set(noisy_layers(stochastic(mlp(), Gaussian()))) == {"0", "2", "4"}
@@ -754,8 +754,8 @@ def test_output_layer_is_the_last_one_called() -> None:
 
 
 def test_a_shared_layer_stays_shared_and_the_users_network_stays_as_it_is() -> None:
-    net = registered_twice()
-    noisy = stochastic(net, Dropout(0.1))
+    net: Any = registered_twice()
+    noisy: Any = stochastic(net, Dropout(0.1))
     assert noisy[0] is noisy[2][0]
     assert type(net[0]) is nn.Linear
     assert len(methods.stochastic_layers(noisy)) == 1

@@ -1,16 +1,18 @@
 """A stochastic layer as a torch module: its modes, and what it lends from the layer inside."""
 
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, stochastic
 from stochens.methods.np_dropout import SECOND, set_distance
 from stochens.randomness.seeds import seeded
 
 
-def wrapped() -> nn.Module:
-    net = stochastic(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), [Dropout(0.3)])
+def wrapped() -> Any:
+    net: Any = stochastic(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), [Dropout(0.3)])
     return net[0]
 
 
@@ -33,12 +35,16 @@ def test_what_is_read_off_the_layer_inside():
 
 def test_a_layer_that_is_not_built_yet_has_no_attributes():
     """As copy and pickle make it, before its state is there."""
-    empty = type(wrapped()).__new__(type(wrapped()))
+    kind: Any = type(wrapped())
+    empty = kind.__new__(kind)
     assert not hasattr(empty, "in_features")
 
 
 class Scaled(nn.Linear):
     """A layer with a buffer that is saved and one that is not."""
+
+    scale: Tensor
+    cache: Tensor
 
     def __init__(self) -> None:
         super().__init__(2, 3)
@@ -51,7 +57,8 @@ class Scaled(nn.Linear):
 
 def test_buffers_are_the_layers_own_and_saved_as_there():
     plain = Scaled()
-    layer = stochastic(nn.Sequential(plain, nn.Linear(3, 2)), [Dropout(0.3)])[0]
+    net: Any = stochastic(nn.Sequential(plain, nn.Linear(3, 2)), [Dropout(0.3)])
+    layer = net[0]
     assert dict(layer.named_buffers()) == dict(layer.inner.named_buffers())
     assert set(layer.state_dict()) == set(plain.state_dict()) == {"weight", "bias", "scale"}
     x = torch.ones(4, 2)
@@ -74,7 +81,8 @@ def norm(size: int, _: int) -> nn.Module:
 def test_a_layer_knows_whether_a_batch_shares_its_draw(rule, plain):
     """Equal rows come out equal, apart from rounding, if and only if it says so. Gaussian noise on
     a LayerNorm, which is not linear in its parameters, is that of weights drawn once."""
-    layer = stochastic(nn.Sequential(plain(40, 40), nn.Linear(40, 2)), [rule])[0]
+    net: Any = stochastic(nn.Sequential(plain(40, 40), nn.Linear(40, 2)), [rule])
+    layer = net[0]
     with torch.no_grad(), seeded(0):  # by chance two rows have the same mask once in 2^40
         y = layer(torch.arange(80.0).remainder(40).view(2, 40))
     same = torch.allclose(y[0], y[1], rtol=1e-5, atol=1e-6)
@@ -106,6 +114,9 @@ def test_the_distance_of_two_sets_against_a_loop():
 class Shift(nn.Module):
     """Parameters of its own, in no layer that torch knows, and buffers as above."""
 
+    scale: Tensor
+    cache: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.by = nn.Parameter(torch.ones(2))
@@ -118,6 +129,7 @@ class Shift(nn.Module):
 
 def test_buffers_beside_a_modules_own_parameters_are_saved_as_there():
     plain = Shift()
-    layer = stochastic(nn.Sequential(plain, nn.Linear(2, 2)), [Gaussian(0.1)])[0]
+    net: Any = stochastic(nn.Sequential(plain, nn.Linear(2, 2)), [Gaussian(0.1)])
+    layer = net[0]
     assert set(layer.state_dict()) == set(plain.state_dict()) == {"by", "scale"}
     assert dict(layer.named_buffers()).keys() == {"scale", "cache"}

@@ -67,7 +67,8 @@ def loop(layer: nn.Module, values: dict[str, Tensor]) -> list[Tensor]:
         nodes: dict[int, list[Tensor]] = {}
         for name in group:
             for index in itertools.product(*map(range, values[name].shape[1:])):
-                element = values[name][(slice(None), *index)]  # [M]
+                place: tuple[Any, ...] = (slice(None), *index)
+                element = values[name][place]  # [M]
                 nodes.setdefault(own_nodes(layer, name, index), []).append(element)
         blocks.append(torch.stack([torch.stack(nodes[n], -1) for n in sorted(nodes)], 1))
     return blocks

@@ -65,7 +65,7 @@ def test_every_trainable_parameter_has_gaussian_noise() -> None:
 
 
 def test_the_likelihoods_noise_level_is_no_weight() -> None:
-    assert base.LOG_VARIANCE == likelihoods.gaussian.LOG_VARIANCE
+    assert likelihoods.Homoscedastic().adds()[0] == base.LOG_VARIANCE
     for net in (Einsum(), nn.Linear(3, 2), nn.Sequential(Einsum(), nn.Linear(2, 2))):
         prepared = likelihoods.Homoscedastic().prepare(net, torch.zeros(4, 2))
         noisy = stochastic(prepared, Gaussian(SIGMA))
@@ -81,7 +81,7 @@ def test_the_likelihoods_noise_level_is_no_weight() -> None:
 def test_such_a_network_goes_all_the_way(tmp_path: Any, xor: Any) -> None:
     x = torch.cat([xor[0], xor[0][:, :1]], 1)
 
-    def make() -> nn.Module:
+    def make() -> Any:
         return nn.Sequential(OwnParameters(), Conv1D(2, 3))
 
     options: dict[str, Any] = {"method": Gaussian(0.1, learn=True), "members": 3, "epochs": 2}
@@ -174,7 +174,7 @@ def test_a_method_of_another_name_has_the_members_parameters_and_their_noise() -
     net = stochastic(plain, Gaussian(1e-12))
     params = {n: torch.stack([p, 2 * p]).detach() for n, p in trainable(net).items()}
     for engine in ("vmap", "loop"):
-        outputs = forward(net, params, x, engine=engine)  # type: ignore[arg-type]
+        outputs = forward(net, params, x, engine=engine)
         for k in range(2):
             own = {n: p[k] for n, p in params.items()}
             known = torch.func.functional_call(plain, own, (x,))
@@ -215,7 +215,8 @@ class Hidden(nn.Module):
         self.head = nn.Linear(2, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(x * self.lists[0][0])
+        inner: Any = self.lists[0]
+        return self.head(x * inner[0])
 
 
 def test_parameters_that_no_called_module_holds_are_named(xor: Any) -> None:
@@ -240,7 +241,7 @@ RULES = [Dropout(0.5), DropConnect(0.5), NPDropout(), Gaussian(0.5), Gaussian(0.
 
 @pytest.mark.parametrize("rule", [*RULES, [NPDropout(), Gaussian(0.5, learn=True)]])
 def test_what_is_frozen_has_no_noise_and_is_there_once(rule: Any, xor: Any) -> None:
-    net = stochastic(frozen(), rule)
+    net: Any = stochastic(frozen(), rule)
     assert next(iter(stochastic_layers(net))) == "2"
     added = {n for n, _ in net.named_parameters() if n.endswith(("_2", "_log_sigma"))}
     assert added <= {"2.weight_2", "2.weight_log_sigma", "4.weight_log_sigma", "4.bias_log_sigma"}
@@ -267,7 +268,7 @@ def test_a_frozen_bias_is_the_same_in_every_draw(rule: Any) -> None:
 
 def test_a_frozen_layer_gets_noise_where_it_is_named() -> None:
     for kind in (Dropout, DropConnect):
-        net = stochastic(frozen(), kind(0.5, rates={"0": 0.5}))
+        net: Any = stochastic(frozen(), kind(0.5, rates={"0": 0.5}))
         with seeded(0):
             assert not torch.equal(net[0](torch.ones(1, 2)), net[0](torch.ones(1, 2)))
     with pytest.raises(InputError, match="frozen layers get none: '0'"):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -376,7 +377,7 @@ def test_ranges(problem: tuple[Tensor, Tensor]) -> None:
 
 @properties
 @given(problems, st.randoms(use_true_random=False))
-def test_order_of_examples_does_not_matter(problem: tuple[Tensor, Tensor], random) -> None:  # type: ignore[no-untyped-def]
+def test_order_of_examples_does_not_matter(problem: tuple[Tensor, Tensor], random) -> None:
     probs, labels = problem
     order = torch.tensor(random.sample(range(len(labels)), len(labels)))
     for metric in OF_LABELS:
@@ -392,16 +393,16 @@ def test_order_of_examples_does_not_matter(problem: tuple[Tensor, Tensor], rando
 
 @properties
 @given(smooth, st.randoms(use_true_random=False))
-def test_order_of_classes_does_not_matter(problem: tuple[Tensor, Tensor], random) -> None:  # type: ignore[no-untyped-def]
+def test_order_of_classes_does_not_matter(problem: tuple[Tensor, Tensor], random) -> None:
     probs, labels = problem  # no ties within a row, where the first class would win
     order = torch.tensor(random.sample(range(probs.shape[1]), probs.shape[1]))
     moved, relabelled = probs[:, order], order.argsort()[labels]
     for metric in OF_LABELS:
         assert metric(moved, relabelled) == pytest.approx(metric(probs, labels), abs=ROUNDING)
     reference = probs.flip(0)
-    for metric in OF_REFERENCE:
-        value = metric(moved, reference[:, order])
-        assert value == pytest.approx(metric(probs, reference), abs=ROUNDING)
+    for closeness in OF_REFERENCE:
+        value = closeness(moved, reference[:, order])
+        assert value == pytest.approx(closeness(probs, reference), abs=ROUNDING)
     assert ood_auroc(moved, reference) == ood_auroc(probs, reference)
 
 
@@ -453,9 +454,9 @@ def test_cuda_gives_what_the_cpu_gives() -> None:
         value = metric(probs.cuda(), labels.cuda())
         assert value == pytest.approx(metric(probs, labels), abs=ROUNDING)
         assert metric(probs.cuda(), labels) == value  # labels may stay behind
-    for metric in (*OF_REFERENCE, ood_auroc):
-        value = metric(probs.cuda(), other.cuda())
-        assert value == pytest.approx(metric(probs, other), abs=ROUNDING)
+    for of_two in (*OF_REFERENCE, ood_auroc):
+        value = of_two(probs.cuda(), other.cuda())
+        assert value == pytest.approx(of_two(probs, other), abs=ROUNDING)
     means, variances, y = mixture(3, 10, 2)
     value = gaussian_nll(means.cuda(), variances.cuda(), y.cuda())
     assert value == pytest.approx(gaussian_nll(means, variances, y), abs=ROUNDING)
@@ -496,8 +497,8 @@ def test_terms_average_to_their_metric() -> None:
     for metric in (accuracy, nll, brier):
         assert per_example(metric, probs, labels).shape == (40,)
         assert per_example(metric, probs, labels).mean().item() == metric(probs, labels)
-    for metric in OF_REFERENCE:
-        assert per_example(metric, probs, other).mean().item() == metric(probs, other)
+    for closeness in OF_REFERENCE:
+        assert per_example(closeness, probs, other).mean().item() == closeness(probs, other)
     means, variances, y = mixture(3, 10, 2)
     assert per_example(rmse, means, y).mean().sqrt().item() == rmse(means, y)
     assert per_example(gaussian_nll, means, variances, y).shape == (10,)
@@ -515,7 +516,12 @@ def test_resampled_terms_give_what_the_general_loop_gives(metric: Callable[..., 
 def test_terms_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     check = metric_inputs.checked_probs
-    monkeypatch.setattr(metric_inputs, "checked_probs", lambda *a: calls.append(1) or check(*a))
+
+    def counted(*args: Any) -> Any:
+        calls.append(1)
+        return check(*args)
+
+    monkeypatch.setattr(metric_inputs, "checked_probs", counted)
     probs, labels = predictions(18, 30, 3)
     bootstrap(nll, probs, labels, resamples=100)
     assert len(calls) == 1
@@ -690,7 +696,7 @@ NAN = torch.full((4, 2), math.nan)
         (lambda: mi_error(DRAWS, DRAWS[:, :2]), r"draws and reference_draws must share \[B, C\]"),
         (lambda: ood_auroc(PROBS, NAN), r"probs_out \(4, 2\) has NaN"),
         (lambda: ece(PROBS, LABELS, bins=0), r"bins must be at least 1, got 0"),
-        (lambda: ece(PROBS, LABELS, binning="equal"), r"'equal-width', got 'equal'"),  # type: ignore[arg-type]
+        (lambda: ece(PROBS, LABELS, binning="equal"), r"'equal-width', got 'equal'"),
         (lambda: rmse(Y, Y), r"means must be \[S, B, D\], got \(4, 1\); .*means\[None\]"),
         (lambda: rmse(MEANS, Y[:, 0]), r"y must be \(4, 1\).* got \(4,\).*y\[..., None\]"),
         (lambda: rmse(MEANS * math.nan, Y), r"means .* without NaN, got \(3, 4, 1\) with 12 NaN"),

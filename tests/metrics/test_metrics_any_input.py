@@ -1,6 +1,8 @@
 """Metrics on any tensors at all, and against loops over plain numbers on those that are right."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +32,7 @@ from stochens.metrics import (
 )
 
 ROUNDING = rounding(torch.float64, terms=100, depth=10)  # of size one, on both sides
-OF_TWO = (
+OF_TWO: tuple[Callable[..., Any], ...] = (
     accuracy,
     nll,
     brier,

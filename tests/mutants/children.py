@@ -45,7 +45,7 @@ class Ran(NamedTuple):
     """What became of a child's tests."""
 
     failed: str | None  # the first test that did not pass, or what ended the child
-    count: int  # of tests that were run
+    count: int  # type: ignore[assignment]  # of tests that were run; no tuple's count
     seconds: float
 
 
@@ -207,7 +207,8 @@ class Child:
     ) -> None:
         """tests: node ids with the seconds that each takes, in the order to run them in."""
         self.tests, self.began = tests, time.monotonic()
-        self.count, self.failed = 0, None
+        self.count = 0
+        self.failed: str | None = None
         self._now: str | None = None  # the test that is running
         self._since = time.monotonic()
         self._text = b""

@@ -215,8 +215,9 @@ def _places(
         return
     if isinstance(node, ast.Call) and _called(node) in TELL:
         return
-    named = isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)
-    within = f"{function}.{node.name}".lstrip(".") if named else function
+    within = function
+    if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+        within = f"{function}.{node.name}".lstrip(".")
     for field, value in ast.iter_fields(node):
         if field in UNTOUCHED or (field == "keywords" and isinstance(node, ast.ClassDef)):
             continue

@@ -3,10 +3,11 @@
 import dataclasses
 import logging
 import warnings
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
 import stochens
@@ -77,7 +78,7 @@ def compare(got, p):
 def test_torch_export(images, method, monkeypatch):
     x, y = images
     posterior = fit(convnet, (x, y), method)
-    made = {}
+    made: dict[str, Any] = {}
     monkeypatch.setattr(
         "stochens.posterior.posterior.write", lambda _, p, x, **__: made.update(p=p, x=x)
     )
@@ -261,7 +262,7 @@ def test_a_member_brings_tied_frozen_and_buffered_tensors(method):
     x, y = torch.randn(9, 4), torch.arange(9) % 3
     posterior = fit(Tied, (x, y), method, skip="fixed", epochs=3)
     plain = Tied()
-    plain.scale.fill_(0.0)
+    plain.get_buffer("scale").fill_(0.0)
     plain.load_state_dict(posterior.member(2))  # strict: every name, and no other
     assert plain.scale == 3.0
     assert plain.second.weight is plain.first.weight
@@ -273,6 +274,8 @@ def test_a_member_brings_tied_frozen_and_buffered_tensors(method):
 class Masked(nn.Linear):
     """A layer with a buffer, drawn when it is built."""
 
+    mask: Tensor
+
     def __init__(self) -> None:
         super().__init__(4, 4)
         self.register_buffer("mask", (torch.rand(4, 4) < 0.5).float())
@@ -281,7 +284,7 @@ class Masked(nn.Linear):
         return nn.functional.linear(x, self.weight * self.mask, self.bias)
 
 
-def masked() -> nn.Module:
+def masked() -> Any:
     """It stands in two places, under two names."""
     layer = Masked()
     return nn.Sequential(layer, nn.ReLU(), nn.Sequential(layer, nn.ReLU()), nn.Linear(4, 3))
@@ -299,7 +302,7 @@ def test_a_noisy_layer_keeps_its_buffers_and_its_names(method, tmp_path):
     posterior.save(tmp_path / "mine")
     again = stochens.load(tmp_path / "mine", masked)  # with another mask, were it not saved
     assert torch.equal(again.predict(x).mean, posterior.predict(x).mean)
-    assert again.net.double()[0].mask.dtype == torch.float64
+    assert again.net.double().get_buffer("0.mask").dtype == torch.float64
 
 
 @needs_scan

@@ -2,6 +2,7 @@
 
 import itertools
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def equal(one, other):
     assert torch.equal(one.probs, other.probs)
 
 
-class Stream(IterableDataset):
+class Stream(IterableDataset[Any]):
     """Of unknown length."""
 
     def __init__(self, blocks):
@@ -59,12 +60,13 @@ def test_pieces_of_a_swag_of_regression_and_of_chains(small):
     swag = stochens.multiswag(
         MLP(2, 4, 1), (x, x.sum(1)), likelihood="gaussian", members=2, epochs=20, rank=3
     )
-    one, other = (swag.predict(given, draws=2) for given in (x, DataLoader(x, batch_size=7)))
+    loader: DataLoader[Any] = DataLoader(x, batch_size=7)
+    one, other = (swag.predict(given, draws=2) for given in (x, loader))
     assert torch.equal(one.draw_means, other.draw_means)
     # sums over the same draws, whose centres lie in other pieces but are the same numbers
     assert torch.equal(one.epistemic, other.epistemic)
     chains = stochens.sgmcmc(nn.Linear(2, 2), (x, y), chains=2, samples=3, burn_in=5, device="cpu")
-    one, other = (chains.predict(given) for given in (x, DataLoader(x, batch_size=7)))
+    one, other = (chains.predict(given) for given in (x, loader))
     equal(one, other)
     for a, b in zip(one.chains, other.chains, strict=True):
         assert torch.equal(a.mean, b.mean)
@@ -131,7 +133,7 @@ def test_batches_of_different_lengths(method):
     """Sequences that are padded batch by batch: `fit` took them, `predict` did not."""
     x = sentences([3, 5, 4, 9, 8, 9, 2, 7, 7, 7, 6])
     rows = [(x, int(x[0] > 10)) for x in x]
-    loader = DataLoader(rows, batch_size=3, collate_fn=padded)
+    loader: DataLoader[Any] = DataLoader(rows, batch_size=3, collate_fn=padded)
     lengths = [batch.shape[1] for batch, _ in loader]
     assert len(set(lengths)) > 1
     posterior = stochens.fit(Tagger, loader, method=method, members=3, epochs=20, lr=0.1)

@@ -97,5 +97,5 @@ def test_they_show_their_sizes_and_no_numbers():
     assert repr(p) == "Predictive(5 draws, 40 examples, 2 classes)"
     light = Predictive(p.mean, p.aleatoric, None)
     assert repr(light) == "Predictive(draws not kept, 40 examples, 2 classes)"
-    p = GaussianPredictive.of(means, means + 1)
-    assert str(p) == "GaussianPredictive(5 draws, 40 examples, 3 targets)"
+    of_numbers = GaussianPredictive.of(means, means + 1)
+    assert str(of_numbers) == "GaussianPredictive(5 draws, 40 examples, 3 targets)"

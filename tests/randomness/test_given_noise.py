@@ -1,6 +1,7 @@
 """Noise that is given, recorded and shared."""
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -72,7 +73,7 @@ def test_the_loop_and_vmap_take_the_same_noise(float64, images):
 
 def test_noise_by_hand():
     """Dropout with a mask that is written down."""
-    layer = stochens.stochastic(nn.Linear(2, 2), Dropout(0.5, rates={"*": 0.5}))
+    layer: Any = stochens.stochastic(nn.Linear(2, 2), Dropout(0.5, rates={"*": 0.5}))
     x = torch.randn(5, 2)
     with replay_noise([torch.tensor([[0.2, 0.7]])]):
         got = layer(x)

@@ -10,6 +10,7 @@ import stochens
 from stochens import MLP
 from stochens.run import memory
 from stochens.training import ensemble, work
+from stochens.training.loop import train
 
 
 def test_activations_of_one_example():
@@ -43,7 +44,6 @@ def test_fit_trains_in_as_many_blocks_as_it_takes(float64, xor, monkeypatch):
     data = xor[0].double(), xor[1]
     whole = stochens.fit(MLP(2, 4, 2), data, method="regular", members=5, epochs=2, device="cpu")
     blocks = []
-    train = work.train
 
     def count(task, start, members, watchers):
         blocks.append(members)

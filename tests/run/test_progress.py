@@ -1,14 +1,15 @@
 """Loggers that users may or may not have, and the bar."""
 
 import sys
+import time
 import types
+from typing import Any
 
 import pytest
 import torch
 
 import stochens
 from stochens import InputError
-from stochens.run import progress
 from stochens.run.progress import log_to, progress_bar
 
 
@@ -25,16 +26,18 @@ def test_tensorboard_gets_every_value(monkeypatch):
         def flush(self):
             written.append("flush")
 
-    fake = types.ModuleType("torch.utils.tensorboard")
+    fake: Any = types.ModuleType("torch.utils.tensorboard")
     fake.SummaryWriter = SummaryWriter
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    log_to("tensorboard:here")(3, {"loss": 1.5})
+    log = log_to("tensorboard:here")
+    assert log is not None
+    log(3, {"loss": 1.5})
     assert written == ["here", ("loss", 1.5, 3), "flush"]
 
 
 def test_nothing_is_written_when_the_data_are_bad(monkeypatch):
-    made = []
-    fake = types.ModuleType("torch.utils.tensorboard")
+    made: list[Any] = []
+    fake: Any = types.ModuleType("torch.utils.tensorboard")
     fake.SummaryWriter = made.append
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
     data = (torch.full((4, 2), float("nan")), torch.zeros(4, dtype=torch.long))
@@ -46,12 +49,19 @@ def test_nothing_is_written_when_the_data_are_bad(monkeypatch):
 
 
 def test_wandb_gets_every_value(monkeypatch):
-    logged = []
+    logged: list[Any] = []
     run = types.SimpleNamespace(log=lambda values, step: logged.append((values, step)))
-    fake = types.ModuleType("wandb")
-    fake.init = lambda project: logged.append(project) or run
+    fake: Any = types.ModuleType("wandb")
+
+    def init(project):
+        logged.append(project)
+        return run
+
+    fake.init = init
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    log_to("wandb:mine")(2, {"loss": 0.5})
+    log = log_to("wandb:mine")
+    assert log is not None
+    log(2, {"loss": 0.5})
     assert logged == ["mine", ({"loss": 0.5}, 2)]
 
 
@@ -80,7 +90,7 @@ def test_short_work_is_silent_unless_asked_or_looked_at(capsys):
 def clock(monkeypatch):
     """A clock that the test sets forward."""
     now = types.SimpleNamespace(seconds=0.0)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now.seconds)
+    monkeypatch.setattr(time, "monotonic", lambda: now.seconds)
     return now
 
 

@@ -1,6 +1,7 @@
 """Runs the samplers' reference engine on any density, without a network, and beside its twin."""
 
 import dataclasses
+import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -235,7 +236,7 @@ def lockstep(
                 _tamed(b),
                 _tamed(a),
                 **within,
-                msg=lambda m, where=where: f"{where}: {m}",
+                msg=functools.partial("{}: {}".format, where),
             )
         done += 1
     return {name: record.stats[..., i] for i, name in enumerate(STATS)}

@@ -11,7 +11,8 @@ import torch
 import stochens
 from stochens import InputError
 from stochens.samplers import diagnostics
-from stochens.samplers.diagnostics import SamplingWarning, e_bfmi, mixing, sampler_troubles
+from stochens.samplers.diagnostics import SamplingWarning, e_bfmi, sampler_troubles
+from stochens.samplers.mixing import mixing
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +24,7 @@ def run() -> stochens.Posterior:
 
 
 def changed(posterior: stochens.Posterior, **stats: torch.Tensor) -> stochens.Posterior:
+    assert posterior.chains is not None
     chains = dataclasses.replace(posterior.chains, stats={**posterior.chains.stats, **stats})
     return dataclasses.replace(posterior, chains=chains)
 

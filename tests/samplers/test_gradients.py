@@ -7,6 +7,8 @@ from torch import nn
 
 import stochens
 from stochens.samplers import langevin
+from stochens.samplers.arrival import Verdict
+from stochens.samplers.langevin_steps import StepRule
 from stochens.samplers.problem import SamplerRequest, prepare
 from stochens.samplers.sgmcmc_steps import (
     AVERAGING,
@@ -59,8 +61,8 @@ def test_the_slope_of_all_data_from_its_batches(batch):
 @pytest.mark.parametrize(("last_step", "batch"), [(1.0, False), (0.1, True)])
 def test_a_larger_batch_is_a_remedy_where_there_are_batches(last_step, batch):
     """Steps that shrink at the end are those of mini-batches."""
-    plan = langevin.StepRule(None, 0.2, False, 1.0, 0.0, last_step, 1.0)
-    verdict = langevin.arrival.Verdict((1.5, 0.1), (1.2, 0.1), 0.0, None)
+    plan = StepRule(None, 0.2, False, 1.0, 0.0, last_step, 1.0)
+    verdict = Verdict((1.5, 0.1), (1.2, 0.1), 0.0, None)
     said = langevin._in_words(verdict, plan)
     assert ("a larger batch_size" in said) is batch
     assert "step_size=0.1" in said

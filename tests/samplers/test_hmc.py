@@ -1,6 +1,7 @@
 """HMC against a plain loop, a Gaussian whose moments are known, and its compiled twin."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ import torch
 from tests.running import gather
 from tests.samplers import density
 from tests.samplers.density import Density
-from tests.samplers.test_nuts import _gaussian, quiet, same
+from tests.samplers.going_on import quiet, same
+from tests.samplers.nuts_reference import gaussian
 from tests.tolerance import close
 from torch import nn
 
@@ -67,15 +69,15 @@ def plain_hmc(energy, slope, seen, key, *, step, warmup, length, jitter, wanted,
     return ends, rows
 
 
-STIFF = _gaussian(4, 5, spread=3.0)  # stable below steps of 0.377
+STIFF = gaussian(4, 5, spread=3.0)  # stable below steps of 0.377
 CASES = {
-    "Gaussian": (_gaussian(3, 1), 3, {"warmup": 0, "length": 1.5, "jitter": 0.5, "step": 0.2}),
-    "no jitter": (_gaussian(3, 1), 3, {"warmup": 0, "length": 1.5, "jitter": 0.0, "step": 0.4}),
-    "one step": (_gaussian(2, 2), 2, {"warmup": 0, "length": 0.1, "jitter": 0.2, "step": 0.3}),
-    "warm-up": (_gaussian(3, 1), 3, {"warmup": 20, "length": 1.0, "jitter": 0.2, "step": 0.1}),
-    "mass": (_gaussian(3, 1), 3, {"warmup": 60, "length": 1.0, "jitter": 0.2, "step": 0.1}),
+    "Gaussian": (gaussian(3, 1), 3, {"warmup": 0, "length": 1.5, "jitter": 0.5, "step": 0.2}),
+    "no jitter": (gaussian(3, 1), 3, {"warmup": 0, "length": 1.5, "jitter": 0.0, "step": 0.4}),
+    "one step": (gaussian(2, 2), 2, {"warmup": 0, "length": 0.1, "jitter": 0.2, "step": 0.3}),
+    "warm-up": (gaussian(3, 1), 3, {"warmup": 20, "length": 1.0, "jitter": 0.2, "step": 0.1}),
+    "mass": (gaussian(3, 1), 3, {"warmup": 60, "length": 1.0, "jitter": 0.2, "step": 0.1}),
     "diverging": (STIFF, 4, {"warmup": 0, "length": 9.0, "jitter": 0.3, "step": 0.45}),
-    "cut": (_gaussian(3, 1), 3, {"warmup": 0, "length": 9.0, "jitter": 0.2, "step": 0.05}),
+    "cut": (gaussian(3, 1), 3, {"warmup": 0, "length": 9.0, "jitter": 0.2, "step": 0.05}),
 }
 
 
@@ -207,7 +209,7 @@ def test_masks_need_no_look():
     ],
 )
 def test_the_kernel_is_the_same_machine(activation, outputs, likelihood, chains, n):
-    """Blocks of 2 iterations, through a warm-up with a mass (test_nuts.py says more)."""
+    """Blocks of 2 iterations, through a warm-up with a mass (test_nuts_kernel.py says more)."""
     data = density.classes(n) if likelihood == "categorical" else density.curve(n)
     stats = density.lockstep(
         density.small_net(activation, outputs),
@@ -260,7 +262,7 @@ def test_the_mass_is_adapted_when_asked(xor):
     assert not bool((own.chains.state["inverse_mass"] == 1).any())
 
 
-REFUSED = {
+REFUSED: dict[str, dict[str, Any]] = {
     "jitter": {"jitter": 1.0},
     "jitter below 0": {"jitter": -0.1},
     "jitter nan": {"jitter": math.nan},

@@ -61,17 +61,6 @@ def test_a_gaussian_posterior_is_met(float64, batch_size, precision):
     assert abs(correlation - expected) < 5 / math.sqrt(M) + slack
 
 
-def test_a_member_is_the_same_in_any_company(xor):
-    few, many = (
-        stochens.langevin(stochens.MLP(2, 4, 2), xor, members=m, steps=30, batch_size=20)
-        for m in (2, 5)
-    )
-    for name, p in few.params.items():
-        assert torch.equal(p, many.params[name][:2])
-    other = stochens.langevin(stochens.MLP(2, 4, 2), xor, members=2, steps=30, seed=1)
-    assert not torch.equal(other.params["0.weight"], few.params["0.weight"])
-
-
 def test_engines_agree(float64, xor):
     data = xor[0].double(), xor[1]
     runs = [
@@ -219,14 +208,6 @@ def test_a_member_that_is_done_stays():
     assert made.q[0] == 0
     assert made.q[1] != 0
     assert made.time.tolist() == [0.0, 0.1]
-
-
-def test_saved_and_loaded(xor, tmp_path):
-    net = stochens.MLP(2, 4, 2)
-    posterior = stochens.langevin(net, xor, members=3, steps=5)
-    posterior.save(tmp_path / "run")
-    back = stochens.load(tmp_path / "run", net)
-    assert torch.equal(back.predict(xor[0]).probs, posterior.predict(xor[0]).probs)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ in langevin_truth.py, which makes them again.
 """
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -51,7 +52,9 @@ def ratio_of_sd(posterior: stochens.Posterior, sd: torch.Tensor) -> float:
     return float((draws.double().std(0) / sd).mean())
 
 
-LINEAR = {  # N, noise, options, input scale, prior precision; as the audit ran them
+LINEAR: dict[
+    str, tuple[int, float, dict[str, Any], float, float]
+] = {  # N, noise, options, input scale, prior precision; as the audit ran them
     "small-noise": (400, 0.1, {}, 1.0, 1.0),
     "large-inputs": (100, 1.0, {}, 10.0, 1.0),
     "small-inputs": (400, 1.0, {}, 0.01, 1.0),

@@ -14,11 +14,10 @@ from stochens.samplers.diagnostics import (
     ESS_LIMIT,
     RHAT_LIMIT,
     Diagnosis,
-    Mixing,
     _mixing_in_words,
     mixing_trouble,
 )
-from stochens.samplers.mixing import mixing
+from stochens.samplers.mixing import Mixing, mixing
 from stochens.samplers.sampling import HamiltonianRequest, _sample, _sample_block
 from stochens.samplers.trajectory import Rules
 
@@ -64,7 +63,7 @@ def test_what_is_wrong_with_the_mixing_is_said_and_no_more():
     few = 2 * ESS_LIMIT - 1
     assert said.startswith(f"the draws are worth as few as {few} independent ones for these (good")
     assert said.endswith("for each chain). Ask for more samples")
-    assert "R-hat" in _mixing_in_words(just._replace(rhat=of(torch.nan)), 2, "these")
+    assert "R-hat" in str(_mixing_in_words(just._replace(rhat=of(torch.nan)), 2, "these"))
     said = _mixing_in_words(just._replace(rhat=of(torch.nan)), 1, "these")
     assert said.endswith("whether it arrived. Ask for several chains")
     said = _mixing_in_words(Mixing(of(torch.nan), of(7), of(7)), 1, "these")
@@ -210,6 +209,6 @@ def test_what_did_not_mix_is_named(data):
     exact = stochens.nuts(
         nn.Linear(2, 2), data, warmup=1, step_size=1e-6, max_depth=1, **gather(**options)
     )
-    assert "training inputs and the log density is up to" in mixing_trouble(exact, x)
+    assert "training inputs and the log density is up to" in str(mixing_trouble(exact, x))
     rough = stochens.sgmcmc(nn.Linear(2, 2), data, burn_in=1, thin=1, lr=1e-9, **gather(**options))
-    assert "training inputs is up to" in mixing_trouble(rough, x)
+    assert "training inputs is up to" in str(mixing_trouble(rough, x))

@@ -24,6 +24,7 @@ from stochens.training.auto import _error, _rows, _split, choice, label
 from stochens.training.loop import train
 from stochens.training.outcomes import Outcome
 
+pytestmark = pytest.mark.xdist_group("trials")  # one process makes the posterior that they share
 SMALL = Auto(candidates=["regular", Dropout(0.1), Dropout(0.9)], members=4, draws=4)
 
 

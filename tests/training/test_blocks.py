@@ -14,6 +14,7 @@ from torch import nn
 import stochens
 from stochens import MLP, InputError
 from stochens.training import work
+from stochens.training.loop import train
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def data(float64):
 
 def short_of_memory(monkeypatch, most: int) -> list[int]:
     """From now on a block of more than `most` members is too much; returns the sizes tried."""
-    train, tried = work.train, []
+    tried: list[int] = []
 
     def limited(*args):
         members = args[2]

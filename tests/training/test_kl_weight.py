@@ -1,6 +1,7 @@
 """`kl_weight` of fit and `temperature` of sgmcmc: two things with two names."""
 
 import inspect
+from typing import Any
 
 import pytest
 import torch
@@ -52,7 +53,8 @@ def test_the_old_name_is_refused_with_the_new_one():
         InputError, match=r"multiswa has no temperature any more: it is called kl_weight"
     ):
         stochens.multiswa(net, (x, y), likelihood="gaussian", temperature=0.5)
-    for kind in (StochasticEnsembleClassifier, StochasticEnsembleRegressor):
+    kinds: tuple[Any, ...] = (StochasticEnsembleClassifier, StochasticEnsembleRegressor)
+    for kind in kinds:
         with pytest.raises(InputError, match=f"{kind.__name__} has no temperature .*kl_weight=0.5"):
             kind(temperature=0.5)
         names = inspect.signature(kind).parameters

@@ -1,5 +1,7 @@
 """What the driver of many machines decides by itself, without a cluster."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -54,7 +56,7 @@ def test_blocks_are_even_and_fit_into_memory(count, slots, fit, size):
 
 def test_a_block_has_its_rows_of_the_start(posterior):
     ids = (3, 5, 7, 9)
-    part = _part(posterior, (7, 3), ids)
+    part: Any = _part(posterior, (7, 3), ids)
     assert torch.equal(part.params["weight"], posterior.params["weight"][[2, 0]])
     part = _part(posterior.params, (7, 3), ids)
     assert torch.equal(part["weight"], posterior.params["weight"][[2, 0]])

@@ -1,5 +1,7 @@
 """A batch with fewer rows than the others counts by its rows, held against closed forms."""
 
+from typing import Any
+
 import pytest
 import torch
 from tests.running import fit_watched, gather
@@ -212,7 +214,7 @@ def test_every_batch_of_a_sampler_is_whole_and_every_row_comes_as_often(xor):
     x, y = xor
     request = SamplerRequest(net=nn.Linear(2, 2), data=(x, y), members=[0, 3])
     problem = prepare(request)
-    stream = batches(problem, 25)
+    stream: Any = batches(problem, 25)
     rows = torch.cat([next(stream) for _ in range(12)], 1)  # 300 rows of 60: five epochs
     assert rows.shape == (2, 300)
     for chain in rows:

@@ -59,7 +59,7 @@ def test_the_way_that_the_error_recommends_begins_at_the_trained_weights(method:
         assert (found - known).abs().mean() < 0.02
     else:
         torch.testing.assert_close(found, known, rtol=1e-5, atol=1e-6)  # float32, another order
-    assert posterior.net[1].mean.any()  # the statistics are there too
+    assert posterior.net.get_buffer("1.mean").any()  # the statistics are there too
     moved = stochens.fit(frozen, (x, y), start="module", lr=0.01, **options)
     assert not alike(moved.params)
 
@@ -70,7 +70,7 @@ def test_trained_statistics_are_not_put_under_new_weights(start: str) -> None:
     message = rf"'1' is batch normalisation .* start='{start}' would draw new .*start='module'"
     with pytest.raises(InputError, match=message):
         stochens.fit(frozen, images(), members=2, start=start)
-    fresh = stochens.freeze_batchnorm(nn.Sequential(nn.Conv2d(1, 2, 6), nn.BatchNorm2d(2)))
+    fresh: Any = stochens.freeze_batchnorm(nn.Sequential(nn.Conv2d(1, 2, 6), nn.BatchNorm2d(2)))
     fresh.append(nn.Flatten())
     assert (
         len(stochens.fit(fresh, images(), members=2, epochs=1, start=start, method="regular")) == 2

@@ -7,6 +7,7 @@ import stochens
 from stochens import MLP, Auto
 from stochens.training import auto
 from stochens.training.ensemble import train_ensemble
+from stochens.training.outcomes import Outcome
 from stochens.training.request import FitRequest
 
 
@@ -62,7 +63,7 @@ def test_a_row_is_made_of_its_outcome():
     log_p = torch.tensor([[-1.0, -2.0, -4.0], [-1.5, -1.0, -3.0]], dtype=torch.float64)
     loss = torch.tensor([3.0, 5.0, 10.0], dtype=torch.float64)
     found = {
-        name: auto.Outcome(
+        name: Outcome(
             log_p=log_p[k],
             loss=loss + k,
             loss_sd=torch.tensor([0.5, 1.5]),

@@ -25,6 +25,12 @@ class Chains:
     state: dict[str, Tensor]
     settings: dict[str, Any]
 
+    @property
+    def ids(self) -> list[int]:
+        """Which they are, of all chains of the seed; the inverse of `count_or_list`."""
+        chains: int | list[int] = self.settings["chains"]
+        return list(range(chains)) if isinstance(chains, int) else chains
+
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         return {"chains.stats": self.stats, "chains.state": self.state}
 
@@ -50,7 +56,7 @@ class Chains:
     def join(cls, parts: "Sequence[Chains]") -> "Chains":
         """Chains that ran apart, one part after the other."""
         first, count = parts[0], sum(part.count for part in parts)
-        ids = [chain for part in parts for chain in _asked(part.settings["chains"])]
+        ids = [chain for part in parts for chain in part.ids]
 
         def together(kind: Callable[[Chains], dict[str, Tensor]]) -> dict[str, Tensor]:
             return {
@@ -74,8 +80,3 @@ def count_or_list(ids: Sequence[int]) -> int | list[int]:
     (3, [7, 8])
     """
     return len(ids) if list(ids) == list(range(len(ids))) else list(ids)
-
-
-def _asked(chains: int | list[int]) -> list[int]:
-    """The inverse of `told`."""
-    return list(range(chains)) if isinstance(chains, int) else chains

@@ -17,17 +17,25 @@ from stochens.posterior.posterior import Posterior
 SHARED = ("recipe", "likelihood", "data_size", "sample_weight", "prior_precision", "seed")
 
 
-def join_posteriors(posteriors: Sequence[Posterior]) -> Posterior:
-    """Members that were trained apart, as one posterior, in order.
+def join_parts(posteriors: Sequence[Posterior]) -> Posterior:
+    """Members, or chains of one sampler, that were made apart, as one posterior, in order.
 
     They must be of the same network, method, data size and weights, and no member may come twice.
+    Chains must share all options of their sampler and have the same number of draws; then the
+    sampler can go on with all of them.
 
     >>> import stochens
     >>> net, data = stochens.MLP(2, 5, 2), stochens.toy_set("a", n=40)
     >>> parts = [stochens.fit(net, data, members=ids, epochs=1) for ids in (range(2), range(2, 5))]
-    >>> join_posteriors(parts).params["0.weight"].shape  # [M, 5, 2]
+    >>> join_parts(parts).params["0.weight"].shape  # [M, 5, 2]
     torch.Size([5, 5, 2])
     """
+    sampled = bool(posteriors) and all(p.chains is not None for p in posteriors)
+    return join_chains(posteriors) if sampled else join_posteriors(posteriors)
+
+
+def join_posteriors(posteriors: Sequence[Posterior]) -> Posterior:
+    """Members that were made apart, as one posterior; chains are not kept."""
     if not posteriors:
         raise InputError("nothing to join")
     first, *others = posteriors
@@ -94,10 +102,25 @@ def _together(histories: list[History]) -> History | None:
 
 def join_chains(posteriors: Sequence[Posterior]) -> Posterior:
     """Chains of one sampler that ran apart, as one posterior, chain after chain."""
+    parts = [p.chains for p in posteriors if p.chains is not None]
+    assert len(parts) == len(posteriors)
+    _refuse_other_chains(parts, [len(p) // p.chains.count for p in posteriors if p.chains])
     joined = join_posteriors(
         [dataclasses.replace(p, members=()) for p in posteriors]  # draws of each count from 0
     )
-    parts = [p.chains for p in posteriors if p.chains is not None]
-    assert len(parts) == len(posteriors)
     members = tuple(range(len(joined)))
     return dataclasses.replace(joined, members=members, chains=Chains.join(parts))
+
+
+def _refuse_other_chains(parts: list[Chains], draws: list[int]) -> None:
+    """They must agree in all but which they are. draws: of each chain, of each part."""
+    first, *others = (
+        {**p.settings, "draws of each chain": n} for p, n in zip(parts, draws, strict=True)
+    )
+    for name, value in first.items():
+        for other in others:
+            if name != "chains" and other.get(name) != value:
+                raise InputError(f"chains differ in {name}: {value!r} and {other.get(name)!r}")
+    ids = [chain for part in parts for chain in part.ids]
+    if len(set(ids)) < len(ids):
+        raise InputError("a chain is in two of the posteriors; sample other ones, e.g. chains=[2]")

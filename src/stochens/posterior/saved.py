@@ -50,6 +50,7 @@ def _description(posterior: PosteriorFields) -> dict[str, Any]:
         **posterior.recipe.description(),
         "likelihood": describe_part(posterior.likelihood, LIKELIHOODS),
         "members": list(posterior.members),
+        "parameters": list(posterior.params),  # in the order that SWAG's draws follow
         "data_size": posterior.data_size,
         "sample_weight": posterior.sample_weight,
         "prior_precision": posterior.prior_precision,
@@ -89,10 +90,12 @@ def read(
         if (kept := params.get(name, common.get(name))) is not None:
             t.data = t.data.to(kept.dtype)  # a sampler may have been asked for another
     template.load_state_dict(common, strict=False)
-    names = list(trainable(template))  # the network's own order, which draws follow
-    params = {name: params[name] for name in names}
+    template.eval()  # as everything that makes a posterior leaves it
     with storage.reading(path):
+        # the network's own order in folders of before, where theirs was not kept
+        names = sorted(params, key=about.get("parameters", list(trainable(template))).index)
         inputs = Inputs.read(about.get("inputs"))
+    params = {name: params[name] for name in names}
     _refuse_other_outputs(template, params, inputs, kinds.get("fingerprint", {}), path)
     with storage.reading(path):
         return PosteriorFields(

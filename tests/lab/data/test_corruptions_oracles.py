@@ -291,7 +291,7 @@ def test_pixelate_is_pillows(intensity):
 
 
 def affine(shift: np.ndarray) -> np.ndarray:
-    corners = np.float32([[26, 26], [26, 6], [6, 6]])
+    corners = np.array([[26, 26], [26, 6], [6, 6]], np.float32)
     return cv2.getAffineTransform(corners, corners + shift.astype(np.float32))
 
 
@@ -378,7 +378,7 @@ def test_distance_is_opencvs(ipp):
     outline = rng.random((60, 32, 32)) < rng.random((60, 1, 1)) ** 4
     outline[:, 5, 7] = True
     ours = chamfer_distance(torch.from_numpy(outline)).numpy()
-    masks = np.uint8(255 * ~outline)
+    masks = (255 * ~outline).astype(np.uint8)
     expected = np.stack([cv2.distanceTransform(mask, cv2.DIST_L2, 5) for mask in masks])
     # Intel's steps are not rounded to 16 bits: half a unit more or less, 31 times
     np.testing.assert_allclose(ours, expected, rtol=0, atol=31 * 2.0**-17 if ipp else 0)

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.usefixtures("cache")
 
 
 def shown(folder, **options) -> str:
-    console = Console(file=io.StringIO(), width=200)
-    show(folder, console=console, **options)
-    return console.file.getvalue()
+    out = io.StringIO()
+    show(folder, console=Console(file=out, width=200), **options)
+    return out.getvalue()
 
 
 def test_empty_folder(tmp_path):
@@ -63,10 +63,10 @@ def test_damage_is_said_after_what_is_good(tmp_path):
     write_parquet(tmp_path / "svhn" / "test.parquet", X, {"label": Y})
     file = write_parquet(tmp_path / "cifar10" / "test.parquet", X, {"label": Y})
     file.write_bytes(file.read_bytes()[:500])
-    console = Console(file=io.StringIO(), width=200)
+    out = io.StringIO()
     with pytest.raises(InputError, match=r"cifar10/test.parquet cannot be read"):
-        show(tmp_path, console=console)
-    said = console.file.getvalue()
+        show(tmp_path, console=Console(file=out, width=200))
+    said = out.getvalue()
     assert "svhn" in said
     assert "damaged, see below" in said
 

@@ -154,7 +154,7 @@ def test_a_run_goes_on_with_the_blocks_that_are_missing(data, tmp_path):
     assert [p.name for p in (out / "members").iterdir()] == ["0000-0000"]
     before = (out / "members" / "0000-0000" / "tensors.safetensors").stat().st_mtime_ns
     config = cifar.resumed(out, minutes=1000.0)
-    said = []
+    said: list[str] = []
     run = Run(cifar.run(config, resume=True, note=said.append))
     assert run.about["complete"]
     assert before == (out / "members" / "0000-0000" / "tensors.safetensors").stat().st_mtime_ns
@@ -310,7 +310,8 @@ def test_a_block_that_was_begun_goes_on_as_it_was_cut(data, tmp_path, monkeypatc
         patched.setattr(cifar_rows, "fit", stopped)
         with pytest.raises(KeyboardInterrupt):
             cifar.run(config)
-    notes, epochs = [], []
+    notes: list[str] = []
+    epochs: list[int] = []
 
     def watched(*args, **options):
         return stochens.fit(*args, **gather(log=lambda epoch, _: epochs.append(epoch), **options))

@@ -26,6 +26,7 @@ SMALL = {
 }
 CLOSENESS = {"agreement", "variance", "entropy error", "MI error"}
 OWN = {"accuracy", "NLL", "Brier", "ECE", "AURC", "entropy", "MI"}
+pytestmark = pytest.mark.xdist_group("digits run")  # one process, and so one run, for all of them
 
 
 def quietly(**options):

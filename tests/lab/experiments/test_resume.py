@@ -132,8 +132,8 @@ def test_options_that_differ_from_the_runs_own_are_refused(stopped, command, opt
 def test_options_that_are_the_runs_own_or_harmless_are_taken(stopped):
     config = toy.resumed(stopped / "toy", seed=0, preset="quick", device="cpu", members=None)
     assert config == dataclasses.replace(toy.resumed(stopped / "toy"), device="cpu")
-    config = digits.resumed(stopped / "digits", seed=0, device="cpu")
-    assert config == dataclasses.replace(digits.resumed(stopped / "digits"), device="cpu")
+    other_config = digits.resumed(stopped / "digits", seed=0, device="cpu")
+    assert other_config == dataclasses.replace(digits.resumed(stopped / "digits"), device="cpu")
     about = json.loads((stopped / "toy" / "run.json").read_text())
     about["config"]["jobs"] = 3
     other = stopped / "other"

@@ -9,6 +9,7 @@ import stochens
 from stochens import InputError
 from stochens.methods.np_dropout import set_distance
 from stochens_lab.experiments import toy
+from stochens_lab.experiments.toy_rows import TRAININGS
 from stochens_lab.report.run_folder import Run
 
 SMALL = {
@@ -23,6 +24,7 @@ SMALL = {
     "chains": 2,
     "test_points": 30,
 }
+pytestmark = pytest.mark.xdist_group("toy run")  # one process, and so one run, for all of them
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ def run(tmp_path_factory):
 
 
 def test_every_row_has_every_metric_in_both_domains(run):
-    rows = [*toy.TRAININGS, "regular, Q", "SE3, Q", "gaussian, Q", "regular, early", "langevin"]
+    rows = [*TRAININGS, "regular, Q", "SE3, Q", "gaussian, Q", "regular, early", "langevin"]
     rows += [toy.NOISE, toy.AS_MANY]
     for set_name in ("a", "c"):
         assert set(run.metrics[set_name]) == set(rows)

@@ -148,10 +148,10 @@ def test_regression_in_its_own_units(typed, here, tmp_path):
         found = torch.tensor([float(number) for number in columns[name]], dtype=torch.float64)
         assert torch.equal(found, wanted[:, 0]), name
     said = typed("evaluate", run, "test-real.npz", "--same-model", "--json")
-    wanted = stochens.compare({"p": whole}, yt, show=False).rows["p"]
+    row = stochens.compare({"p": whole}, yt, show=False).rows["p"]
     found = json.loads(said.out)["metrics"]
     assert set(found) == {"RMSE", "NLL", "95 % coverage", "95 % width"}
-    for name, interval in wanted.items():
+    for name, interval in row.items():
         assert found[name] == interval._asdict(), name
 
 
