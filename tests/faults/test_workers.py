@@ -17,7 +17,7 @@ from tests.lab.experiments.test_resume import same
 from tests.lab.experiments.test_toy import SMALL
 
 from stochens import Failed, InputError
-from stochens_lab.experiments import toy
+from stochens_lab.experiments import toy, toy_config
 from stochens_lab.experiments.parts import side_by_side
 from stochens_lab.experiments.runs import PARTS
 from stochens_lab.report.run_folder import METRICS, RUN, Run, RunFolder
@@ -143,11 +143,11 @@ def test_a_real_run_whose_worker_is_killed_ends_as_if_nothing_had_been(tmp_path)
     thread.start()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        toy.run(toy.configured("quick", jobs=2, out=cut, **options))
+        toy.run(toy_config.configure("quick", jobs=2, out=cut, **options))
     thread.join()
     assert killed
     assert any("the process of c was ended by SIGKILL" in str(w.message) for w in said)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        whole = toy.run(toy.configured("quick", out=tmp_path / "whole", **options))
+        whole = toy.run(toy_config.configure("quick", out=tmp_path / "whole", **options))
     same(Run(cut), Run(whole))

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import stochens
 from stochens_lab.cli import app, main
-from stochens_lab.experiments import toy
+from stochens_lab.experiments import toy, toy_config
 from stochens_lab.report.run_folder import Run
 
 
@@ -37,7 +37,7 @@ def test_help_and_version():
 @pytest.fixture
 def small(monkeypatch):
     """`stochens toy` with its quick preset cut down to seconds."""
-    monkeypatch.setitem(toy.PRESETS, "quick", SMALL)
+    monkeypatch.setitem(toy_config.PRESETS, "quick", SMALL)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -57,7 +57,7 @@ def test_toy_leaves_a_run_with_a_page(small, tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 def test_several_runs_on_one_page(small, tmp_path):
-    toy.run(toy.configured("quick", sets=("a",), out=tmp_path / "one"))
+    toy.run(toy_config.configure("quick", sets=("a",), out=tmp_path / "one"))
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     both = [str(tmp_path / name) for name in ("one", "two")]
     page = tmp_path / "both.html"
@@ -112,8 +112,8 @@ def test_ctrl_c_leaves_a_run_that_can_be_shown(tmp_path):
     out = tmp_path / "run"
     endless = SMALL | {"langevin_steps": 10**6}  # the last row of all
     code = (
-        "from stochens_lab.cli import main\nfrom stochens_lab.experiments import toy\n"
-        f"toy.PRESETS['quick'] = {endless}\nmain()"
+        "from stochens_lab.cli import main\nfrom stochens_lab.experiments import toy_config\n"
+        f"toy_config.PRESETS['quick'] = {endless}\nmain()"
     )
     command = [sys.executable, "-c", code, "toy", "--sets", "a", "--out", str(out)]
     process = subprocess.Popen(

@@ -7,9 +7,8 @@ import typer
 
 from stochens.errors import InputError
 from stochens_lab.cli.app import app
-from stochens_lab.cli.own import (
+from stochens_lab.cli.shared import (
     AsJson,
-    Device,
     Draws,
     Model,
     RunArgument,
@@ -21,6 +20,7 @@ from stochens_lab.cli.own import (
     show,
     warnings_as_notes,
 )
+from stochens_lab.experiments.configs import Device
 from stochens_lab.experiments.runs import device_named
 from stochens_lab.workflow import evaluation
 from stochens_lab.workflow.fitted import fitted, model_of

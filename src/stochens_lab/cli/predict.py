@@ -11,9 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from stochens_lab.cli.app import app, printable
-from stochens_lab.cli.own import (
+from stochens_lab.cli.shared import (
     AsJson,
-    Device,
     Draws,
     Model,
     RunArgument,
@@ -24,6 +23,7 @@ from stochens_lab.cli.own import (
     warnings_as_notes,
 )
 from stochens_lab.data.pictures import file_names
+from stochens_lab.experiments.configs import Device
 from stochens_lab.experiments.runs import device_named
 from stochens_lab.workflow import prediction
 from stochens_lab.workflow.fitted import fitted, model_of

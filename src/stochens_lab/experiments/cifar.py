@@ -48,17 +48,15 @@ from stochens_lab.experiments.cifar_members import (
     to_begin_with,
 )
 from stochens_lab.experiments.cifar_rows import RULES, TRAININGS, Block, Net, block_of, row_name
+from stochens_lab.experiments.configs import config_to_json
 from stochens_lab.experiments.rows import Training, course
 from stochens_lab.experiments.runs import (
     CHECKPOINTS,
     checkpoint_folder,
     find_device,
     finish_run,
-    merge_changes,
     open_run,
-    rebuild_config,
     run_begun,
-    stopped_run,
 )
 from stochens_lab.report.run_folder import METRICS, TRAINING, RunFolder
 
@@ -67,26 +65,6 @@ NAMES = ("cifar10", "cifar100")
 TIMED_BLOCK = 10  # members of a block where time is limited and none is asked for
 MEMBER_COUNTS = (1, 2, 3, 5, 10, 15, 20, 25, 30, 40, 50, 75, 100)
 INFERENCES = (1, 4, 16)  # of each member; the paper saw little change
-
-
-WHERE = {"device", "engine", "address"}
-CHANGEABLE = {"data", "members", "minutes", "inferences", "corruptions"} | WHERE
-
-
-def configured(data: Path | None, **changes: Any) -> CifarConfig:
-    """The defaults, with some of the fields changed; None leaves one as it is."""
-    if data is None:
-        raise InputError("where are the images? Give their folder: --data DIR")
-    return CifarConfig(data=data, **{name: v for name, v in changes.items() if v is not None})
-
-
-def resumed(path: Path, **changes: Any) -> CifarConfig:
-    """What the run in this folder is made of; only what leaves its members alone may change."""
-    before = stopped_run(path, "cifar")
-    before["data"] = Path(before["data"])
-    if before.get("start") is not None:
-        before["start"] = Path(before["start"])
-    return rebuild_config(CifarConfig, merge_changes(path, before, changes, CHANGEABLE))
 
 
 def check(config: CifarConfig) -> None:
@@ -129,9 +107,8 @@ def run(
     if config.start is not None:
         ids = missing(config.out, config.members)
         start = to_begin_with(config.start, copy, config, net, ids)
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(config).items()}
     row = row_name(config)
-    with open_run(config.out, "cifar", settings, device, resume=resume) as folder:
+    with open_run(config.out, "cifar", config_to_json(config), device, resume=resume) as folder:
         if start is not None:
             keep(start, copy, net)
         ensemble, whole = _trained(config, folder, images, net, start, row, device, note)

@@ -4,7 +4,6 @@ A small ResNet with filter response normalisation learns scikit-learn's digits. 
 about test digits, the same rotated, the same with noise, and patches of photographs.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,18 +23,16 @@ from stochens.posterior.predictive import Predictive
 from stochens.samplers.langevin import langevin, usual_step
 from stochens.samplers.sampling import hmc
 from stochens_lab.data.digits import digits, noisy, photo_patches, rotated
+from stochens_lab.experiments.configs import config_to_json
+from stochens_lab.experiments.digits_config import DigitsConfig
 from stochens_lab.experiments.rows import ENSEMBLES, Training, course, summary
 from stochens_lab.experiments.runs import (
     checkpoint_folder,
     engine_of,
-    fields,
     find_device,
     finish_run,
     is_whole,
-    merge_changes,
     open_run,
-    rebuild_config,
-    stopped_run,
 )
 from stochens_lab.report.closeness import closeness, own_noise
 from stochens_lab.report.run_folder import METRICS, SAMPLER, TRAINING, RunFolder
@@ -51,50 +48,6 @@ TARGET_ACCEPT = 0.65  # Beskos et al. 2013: the best for many parameters
 DIAGNOSED = 100  # test digits whose predictions tell of the chains
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DigitsConfig:
-    """What a run is made of. Presets are in PRESETS."""
-
-    preset: str = "quick"
-    images: int = 300  # to train on, of 1257
-    channels: int = 8  # faster than 6: convolutions on CPUs work in eights
-    members: int = 10
-    steps: int = 450  # what the time allows: SE3 and gaussian are not at their end
-    langevin_steps: int = 450  # of the whole data, each
-    chains: int = 4
-    samples: int = 20
-    warmup: int = 20
-    trajectory: float = 0.6  # in standard deviations of the prior
-    leapfrogs: int = 70  # of a trajectory, at most
-    resamples: int = 300  # of the bootstrap over images
-    seed: int = 0
-    device: str | None = None
-    engine: str = "auto"  # of training and sampling; ray: on many machines
-    address: str | None = None  # of the Ray cluster
-    out: Path = Path("runs/digits")
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "quick": {},
-    "paper": {  # for a GPU
-        "images": 1257,
-        "members": 100,
-        "steps": 4000,
-        "langevin_steps": 4000,
-        "chains": 8,
-        "samples": 300,
-        "warmup": 100,
-        "trajectory": math.pi / 2,  # Izmailov et al. 2021
-        "leapfrogs": 600,
-    },
-}
-
-
-def configured(preset: str | None = None, **changes: Any) -> DigitsConfig:
-    """A preset, with some of its fields changed; None leaves one as it is."""
-    return DigitsConfig(**fields(PRESETS, preset, changes))
-
-
 Data = tuple[Tensor, Tensor]  # x [N, 1, 8, 8], y [N]
 
 
@@ -104,12 +57,6 @@ def _by_langevin(net: nn.Module, data: Data, **options: Any) -> Posterior:
 
 
 TRAININGS = ENSEMBLES | {"langevin": _by_langevin}
-
-
-def resumed(path: Path, **changes: Any) -> DigitsConfig:
-    """That of a run that was stopped; only where it is worked on may change."""
-    before = stopped_run(path, "digits")
-    return rebuild_config(DigitsConfig, merge_changes(path, before, changes, {"device", "address"}))
 
 
 def run(
@@ -123,9 +70,8 @@ def run(
         note(f"{config.out} is complete")
         return config.out
     data, places, labels = _images(config)
-    settings = dataclasses.asdict(config) | {"out": str(config.out)}
     device = find_device(config.engine, config.address, config.device)
-    with open_run(config.out, "digits", settings, device, resume=resume) as folder:
+    with open_run(config.out, "digits", config_to_json(config), device, resume=resume) as folder:
         for domain in LABELLED:
             folder.arrays[f"{SET}/points/labels-{domain}"] = labels.numpy()
         net = SmallResNetFRN(channels=config.channels)

@@ -21,22 +21,20 @@ from stochens.posterior.predictive import Predictive
 from stochens.reference_noise import as_if_apart
 from stochens.samplers.sampling import nuts
 from stochens.toy import IN_DOMAIN, OUT_OF_DOMAIN, grid, toy_set, uniform_points
+from stochens_lab.experiments.configs import config_to_json
 from stochens_lab.experiments.parts import side_by_side
 from stochens_lab.experiments.replicates import Replicates
-from stochens_lab.experiments.rows import BATCH, Training, course, summary
+from stochens_lab.experiments.rows import Training, course, summary
 from stochens_lab.experiments.runs import (
     PARTS,
     checkpoint_folder,
     engine_of,
-    fields,
     find_device,
     finish_run,
     is_whole,
-    merge_changes,
     open_run,
-    rebuild_config,
-    stopped_run,
 )
+from stochens_lab.experiments.toy_config import ToyConfig
 from stochens_lab.experiments.toy_rows import SIZES, TRAININGS, rows_of
 from stochens_lab.report.run_folder import SAMPLER, TRAINING, RunFolder
 
@@ -45,78 +43,6 @@ AS_MANY = "NUTS, as many draws"  # as an ensemble has members: the noise of that
 DOMAINS = {"in": IN_DOMAIN, "out": OUT_OF_DOMAIN}
 MAP_STEPS = 61  # points along a side of a map
 CURVES = ("regular", "SE3")  # whose course over training steps is told
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ToyConfig:
-    """What a run is made of. Presets are in PRESETS."""
-
-    preset: str = "quick"
-    sets: tuple[str, ...] = ("a", "b", "c")
-    points: int = 200
-    members: int = 96
-    steps: int = 1500  # of schedule T
-    prior_steps: int | None = None  # of schedule Q, which starts from the prior; None: without it
-    langevin_steps: int = 1250
-    langevin_batch: int | None = None  # all of the data
-    curve: tuple[int, ...] = ()  # shorter trainings, for the course over steps
-    only: tuple[str, ...] = ()  # names of rows; none: all of them
-    draws: int = 1  # of the training data
-    seeds: int = 1  # independent ensembles for each draw
-    chains: int = 4
-    samples: int = 500
-    warmup: int = 500
-    test_points: int = 2000
-    seed: int = 0
-    device: str | None = None
-    engine: str = "auto"  # of training and sampling; ray: on many machines
-    address: str | None = None  # of the Ray cluster
-    jobs: int = 1  # sets at a time, each in a process of its own
-    out: Path = Path("runs/toy")
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "quick": {},
-    "table": {  # the table to believe: three data draws, three seeds
-        "points": 400,
-        "members": 256,
-        "steps": 10_000,
-        "prior_steps": 6_000,
-        "curve": (500, 1000, 2000, 4000),
-        "draws": 3,
-        "seeds": 3,
-        "samples": 2000,
-        "warmup": 1000,
-        "test_points": 4000,
-    },
-    "paper": {
-        "points": 2000,
-        "members": 1024,
-        "steps": 10_000,
-        "prior_steps": 6_000,
-        "langevin_steps": 10_000,
-        "langevin_batch": BATCH,
-        "curve": (),
-        "samples": 2000,
-        "warmup": 2000,
-        "test_points": 4000,
-    },
-}
-
-
-def configured(preset: str | None = None, **changes: Any) -> ToyConfig:
-    """A preset, with some of its fields changed; None leaves one as it is."""
-    return ToyConfig(**fields(PRESETS, preset, changes))
-
-
-def resumed(path: Path, **changes: Any) -> ToyConfig:
-    """That of a run that was stopped; only where it is worked on may change."""
-    found = stopped_run(path, "toy")
-    found |= {k: tuple(v) for k, v in found.items() if isinstance(v, list)}
-    changeable = {"device", "address"}
-    if found.get("jobs", 1) > 1 and (changes.get("jobs") or 1) > 1:
-        changeable.add("jobs")  # one alone keeps its work elsewhere, and would begin anew
-    return rebuild_config(ToyConfig, merge_changes(path, found, changes, changeable))
 
 
 def trainings(config: ToyConfig, set_name: str) -> list[Training]:
@@ -144,11 +70,10 @@ def run(
     for name in config.sets:
         toy_set(name, n=config.points)  # refuses an unknown one before any work
         trainings(config, name)  # likewise
-    settings = dataclasses.asdict(config) | {"out": str(config.out)}
     if config.engine == "ray" and config.jobs > 1:
         raise InputError("--jobs is for one machine; with --engine ray, Ray shares out the work")
     device = find_device(config.engine, config.address, config.device)
-    with open_run(config.out, "toy", settings, device, resume=resume) as folder:
+    with open_run(config.out, "toy", config_to_json(config), device, resume=resume) as folder:
         if config.jobs > 1:
             side_by_side(run, _parts(config), folder, jobs=config.jobs)
         else:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stochens.comparison import compare
+from stochens.comparison import closeness, compare
 from stochens.errors import InputError
 from stochens.files.storage import reading
 from stochens.metrics import Interval
@@ -17,7 +17,6 @@ from stochens.metrics.inputs import checked_probs
 from stochens.posterior.predictive import GaussianPredictive, Predictive
 from stochens_lab.data import columns_csv, columns_parquet
 from stochens_lab.npz import NUMBERS_AND_TEXT, read_file
-from stochens_lab.report.closeness import closeness
 
 RESAMPLES = 300
 

@@ -29,6 +29,7 @@ from stochens.training.fit import fit
 from stochens.training.machines import local_device
 from stochens.training.network import fresh
 from stochens_lab.data.examples import Examples, Layout, first_read
+from stochens_lab.experiments.configs import config_to_json
 from stochens_lab.experiments.rows import Training, course
 from stochens_lab.experiments.runs import (
     CHECKPOINTS,
@@ -85,7 +86,7 @@ class HeldOut(NamedTuple):
 
 def prepare(config: FitConfig, model: Model, note: Note) -> Prepared:
     """Read, check and scale the data; nothing is written."""
-    file = _as_typed(config.data)
+    file = _shorten(config.data)
     layout, examples = first_read(
         file, targets=config.target, features=config.feature, drop=config.drop
     )
@@ -109,10 +110,10 @@ def prepare(config: FitConfig, model: Model, note: Note) -> Prepared:
     return Prepared(schema, x[rows], y[rows], apart)
 
 
-def _as_typed(path: str) -> Path:
-    """Shorter, where it lies below the current folder; errors name it."""
+def _shorten(path: Path) -> Path:
+    """As it was typed, where it lies below the current folder; errors name it."""
     here = Path.cwd()
-    return Path(path).relative_to(here) if Path(path).is_relative_to(here) else Path(path)
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def split(size: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -160,7 +161,7 @@ def run(config: FitConfig, model: Model, *, resume: bool = False, note: Note) ->
         )
     place = local_device(config.device)
     new = not config.out.exists()
-    now = config.written()
+    now = config_to_json(config)
     before = Run(config.out).about if resume else {"config": now}
     whose = {DATA: data.digest()}
     if DATA in before:  # of a run that is older than this it is not known

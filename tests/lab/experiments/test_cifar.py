@@ -15,7 +15,7 @@ from stochens import InputError, load, metrics
 from stochens.files.storage import CHECKSUMS
 from stochens.metrics import Interval
 from stochens.networks import ResNet20FRN
-from stochens_lab.experiments import cifar, cifar_rows
+from stochens_lab.experiments import cifar, cifar_config, cifar_rows
 from stochens_lab.experiments.cifar_measures import corrupted_mean, inferences_curve, members_curve
 from stochens_lab.experiments.cifar_rows import block_of
 from stochens_lab.report import finish
@@ -48,7 +48,7 @@ def own_cache(monkeypatch, tmp_path):
 
 
 def configured(data, out, **changes):
-    return dataclasses.replace(cifar.configured(data, out=out, **SMALL), **changes)
+    return dataclasses.replace(cifar_config.configure(data, out=out, **SMALL), **changes)
 
 
 def test_a_run_has_its_row_measured_everywhere(data, tmp_path, monkeypatch):
@@ -152,7 +152,7 @@ def test_a_run_goes_on_with_the_blocks_that_are_missing(data, tmp_path):
     assert not Run(cifar.run(stopped)).about["complete"]
     assert [p.name for p in (out / "members").iterdir()] == ["0000-0000"]
     before = (out / "members" / "0000-0000" / "tensors.safetensors").stat().st_mtime_ns
-    config = cifar.resumed(out, minutes=1000.0)
+    config = cifar_config.reconfigure(out, minutes=1000.0)
     said = []
     run = Run(cifar.run(config, resume=True, note=said.append))
     assert run.about["complete"]
@@ -163,7 +163,7 @@ def test_a_run_goes_on_with_the_blocks_that_are_missing(data, tmp_path):
         run.arrays["cifar10/SE1 0.1/test/mean"], whole.arrays["cifar10/SE1 0.1/test/mean"]
     )
     (out / "members" / ".0003-0003.77.part").mkdir()  # by a process that was killed
-    more = Run(cifar.run(cifar.resumed(out, members=4), resume=True))
+    more = Run(cifar.run(cifar_config.reconfigure(out, members=4), resume=True))
     assert more.training["cifar10"]["SE1 0.1"]["members curve"]["members"][-1] == 4
 
 
@@ -193,14 +193,14 @@ def test_what_a_run_began_with_is_needed_no_more_when_it_goes_on(
         with pytest.raises(KeyboardInterrupt):
             cifar.run(config)
     shutil.rmtree(start)
-    assert Run(cifar.run(cifar.resumed(out), resume=True)).about["complete"]
+    assert Run(cifar.run(cifar_config.reconfigure(out), resume=True)).about["complete"]
     other = configured(data, tmp_path / "whole", method="multiswa", start=regular)
     one, whole = Run(out), Run(cifar.run(other))
     mean = "cifar10/MultiSWA/test/mean"
     np.testing.assert_array_equal(one.arrays[mean], whole.arrays[mean])
-    cifar.run(cifar.resumed(out, inferences=True), resume=True)  # no member is missing
+    cifar.run(cifar_config.reconfigure(out, inferences=True), resume=True)  # no member is missing
     with pytest.raises(InputError, match="there are no members of a run"):
-        cifar.run(cifar.resumed(out, members=3), resume=True)
+        cifar.run(cifar_config.reconfigure(out, members=3), resume=True)
 
 
 def test_a_start_that_will_not_do_is_refused_before_anything_is_written(data, regular, tmp_path):
@@ -220,7 +220,7 @@ def test_a_start_that_will_not_do_is_refused_before_anything_is_written(data, re
 def test_more_members_are_added_to_a_block_that_had_all(data, tmp_path):
     out = tmp_path / "run"
     cifar.run(configured(data, out, members=2, block=None))
-    run = Run(cifar.run(cifar.resumed(out, members=3), resume=True))
+    run = Run(cifar.run(cifar_config.reconfigure(out, members=3), resume=True))
     names = sorted(p.name for p in (out / "members").iterdir())
     assert names == ["0000-0001", "0002-0002"]
     assert run.training["cifar10"]["SE1 0.1"]["members curve"]["members"][-1] == 3
@@ -230,12 +230,12 @@ def test_what_would_change_the_members_cannot_be_resumed(data, tmp_path):
     out = tmp_path / "run"
     cifar.run(configured(data, out, members=1))
     with pytest.raises(InputError, match=r"has lr = 0.1, which cannot be changed to 0.2"):
-        cifar.resumed(out, lr=0.2)
+        cifar_config.reconfigure(out, lr=0.2)
     about = json.loads((out / "run.json").read_text())
     (out / CHECKSUMS).unlink()
     (out / "run.json").write_text(json.dumps(about | {"experiment": "toy"}))
     with pytest.raises(InputError, match="no run of stochens cifar"):
-        cifar.resumed(out)
+        cifar_config.reconfigure(out)
 
 
 def test_bad_input_is_one_error_before_any_work(data, tmp_path):
@@ -248,7 +248,7 @@ def test_bad_input_is_one_error_before_any_work(data, tmp_path):
         with pytest.raises(InputError, match=said):
             cifar.run(configured(data, tmp_path / "run", **changes))
     with pytest.raises(InputError, match="--data DIR"):
-        cifar.configured(None)
+        cifar_config.configure(None)
     assert not (tmp_path / "run").exists()
 
 
@@ -315,7 +315,7 @@ def test_a_block_that_was_begun_goes_on_as_it_was_cut(data, tmp_path, monkeypatc
         return stochens.fit(*args, **options, log=lambda epoch, _: epochs.append(epoch))
 
     monkeypatch.setattr(cifar_rows, "fit", watched)
-    cifar.run(cifar.resumed(config.out, members=3), resume=True, note=notes.append)
+    cifar.run(cifar_config.reconfigure(config.out, members=3), resume=True, note=notes.append)
     assert epochs == [1, 2, 0, 1, 2]  # the first epoch of members 0 and 1 is not done again
     assert [note for note in notes if "epochs" in note] == [
         "SE1 0.1: members 0 to 1, 3 epochs",
