@@ -81,6 +81,10 @@ def test_bad_words_are_one_line(tmp_path, monkeypatch, capsys):
         (["toy", "--out", "/proc/nowhere"], "cannot write to /proc/nowhere"),
         (["toy", "--out", str(tmp_path)], "is not empty"),
         (["toy", "--preset", "quik", "--out", str(tmp_path / "new")], "did you mean 'quick'"),
+        (["digits", "--preset", "table", "--out", str(tmp_path / "new")], "preset"),
+        (["cifar"], "where are the images? Give their folder: --data DIR"),
+        (["cifar", "--name", "cifar9", "--data", str(tmp_path)], "name must be one of cifar10"),
+        (["fit", "--target", "y"], "--model is missing"),
         (["report", str(tmp_path / "nowhere")], "is no saved folder"),
         (["report", "a", "b"], "several runs need a place"),
     ):

@@ -116,6 +116,7 @@ def _run(
     configure: Callable[..., Any],
     reconfigure: Callable[..., Any],
     run: Callable[..., Path],
+    /,  # a Config may have fields of these names
     *,
     resume: Path | None,
     out: Path | None,
