@@ -263,11 +263,11 @@ def test_a_disk_that_may_be_back_is_tried_again_and_a_bad_path_is_not(
     folders.keep_cut(tmp_path, [(0, 1)], None)
     for where, what, work in (
         (storage, "save_file", lambda: kept.save(2, {"t": torch.zeros(2)}, {})),
-        (storage, "_digest", kept.latest),
+        (storage, "hash_file", kept.latest),
         (Path, "mkdir", lambda: alone_in(tmp_path).__enter__()),
         (Path, "read_bytes", lambda: folders.kept_cut(tmp_path)),
     ):
-        if what == "_digest" and number == errno.ENOTDIR:
+        if what == "hash_file" and number == errno.ENOTDIR:
             continue  # a checkpoint that is none, which is laid aside
         with monkeypatch.context() as patch:
             patch.setattr(where, what, failing)

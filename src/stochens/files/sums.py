@@ -7,12 +7,12 @@ Several files cannot be replaced at one moment. So what is to come is written do
 that is found meanwhile is that of before or that of after, and either is whole.
 """
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stochens.errors import InputError
+from stochens.files.hashing import hash_bytes
 from stochens.files.storage import CHECKSUMS, sync
 
 NEXT = CHECKSUMS + ".next"
@@ -51,11 +51,7 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def _lines(files: Mapping[str, bytes]) -> bytes:
-    return "".join(f"{_digest(files[name])}  {name}\n" for name in sorted(files)).encode()
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+    return "".join(f"{hash_bytes(files[name])}  {name}\n" for name in sorted(files)).encode()
 
 
 def read_files(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
@@ -97,7 +93,7 @@ def _wrong(folder: Path, found: Mapping[str, bytes], recorded: Mapping[str, byte
             return f"{folder / name} is damaged: not a list of checksums and names"
         tables.append(table)
     for name, content in found.items():
-        if _digest(content) not in [table.get(name) for table in tables]:
+        if hash_bytes(content) not in [table.get(name) for table in tables]:
             return f"{folder / name} is damaged: it does not fit its checksum in {CHECKSUMS}"
     for name in sorted(tables[-1].keys() - found.keys()):
         return (

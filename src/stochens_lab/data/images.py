@@ -1,10 +1,10 @@
 """CIFAR-10, CIFAR-100 and SVHN as tensors, from whatever form lies in a folder."""
 
-import hashlib
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from stochens.errors import InputError
+from stochens.files.hashing import hash_bytes
 from stochens_lab.data import batches, image_folder, parquet, svhn_mat
 from stochens_lab.data.image_cache import cached, keep, key
 from stochens_lab.data.image_sets import (
@@ -115,9 +115,7 @@ def is_original(images: Images, name: str, split: str) -> bool | None:
     known = ORIGINAL.get((name, split))
     if known is None:
         return None
-    digest = hashlib.sha256(images.x.numpy().data)
-    digest.update(images.y.numpy().astype("<i8").data)
-    return digest.hexdigest() == known
+    return hash_bytes(images.x.numpy().data, images.y.numpy().astype("<i8").data) == known
 
 
 def how_to_get(folder: str | Path, name: str) -> str:
