@@ -1,4 +1,5 @@
-"""Arrays in npz and npy files. What a file says of its sizes is never believed."""
+"""Arrays in npz and npy files. What a file says of its sizes is never believed: numpy's own reader
+takes the memory that a header states before it looks for the numbers."""
 
 import io
 import math

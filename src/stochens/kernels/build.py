@@ -2,6 +2,9 @@
 
 A library is cached as name-hash.so, where the hash covers the source, the flags, the compiler and
 the CPU (the code is built for this very CPU). Without a compiler everything still works, slower.
+
+torch.utils.cpp_extension is not used: it needs ninja and torch's headers, and these sources know
+nothing of torch.
 """
 
 import ctypes

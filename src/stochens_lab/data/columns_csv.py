@@ -1,7 +1,7 @@
 """Tables in .csv files: a line of names, then numbers and labels. Read in blocks, never at once.
 
-The standard library reads them, whether pyarrow is there or not, so that a file means the same
-on every machine.
+The standard library reads them, and not pyarrow, which is laxer: of two columns with one name it
+keeps one, a quote that is never closed swallows the rest of the file, and no error names a line.
 """
 
 import contextlib
