@@ -33,7 +33,7 @@ def read_file(path: Path, kinds: str = NUMBERS) -> dict[str, np.ndarray]:
         raise InputError(f"{path} has {size} bytes; at most {MOST_BYTES} are read")
     content = path.read_bytes()
     if path.suffix.lower() == ".npy":
-        return {"x": _array(content, f"{path} is damaged: it", kinds)}
+        return {"x": _read_array(content, f"{path} is damaged: it", kinds)}
     return read_npz(content, path, kinds)
 
 
@@ -57,11 +57,11 @@ def read_npz(content: bytes, where: object, kinds: str = NUMBERS) -> dict[str, n
                 data = opened.read(part.file_size + 1)  # its checksum is compared by this
             if len(data) != part.file_size:
                 raise InputError(f"{where} is damaged: {part.filename} ends early")
-            arrays[name] = _array(data, f"{where} is damaged: {part.filename}", kinds)
+            arrays[name] = _read_array(data, f"{where} is damaged: {part.filename}", kinds)
     return arrays
 
 
-def _array(data: bytes, where: str, kinds: str) -> np.ndarray:
+def _read_array(data: bytes, where: str, kinds: str) -> np.ndarray:
     content = io.BytesIO(data)
     try:
         version = np.lib.format.read_magic(content)

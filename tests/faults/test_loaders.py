@@ -178,7 +178,7 @@ def probs_of(text: bytes) -> torch.Tensor | None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "probs.csv").write_bytes(text)
         try:
-            return hmc_reference.hmc_reference(folder)
+            return hmc_reference.load_hmc_reference(folder)
         except InputError as error:
             assert "probs.csv" in str(error)  # noqa: PT017
             return None
@@ -208,4 +208,4 @@ def test_a_csv_that_is_too_large_is_not_read(tmp_path):
     with (tmp_path / "probs.csv").open("wb") as file:
         file.truncate(hmc_reference.MOST_BYTES + 1)
     with pytest.raises(InputError, match="has 20000001 bytes"):
-        hmc_reference.hmc_reference(tmp_path)
+        hmc_reference.load_hmc_reference(tmp_path)

@@ -18,7 +18,7 @@ from tests.lab.experiments.test_toy import SMALL
 
 from stochens import Failed, InputError
 from stochens_lab.experiments import toy, toy_config
-from stochens_lab.experiments.parts import side_by_side
+from stochens_lab.experiments.parts import run_parts
 from stochens_lab.experiments.runs import PARTS
 from stochens_lab.report.run_folder import METRICS, RUN, Run, RunFolder
 
@@ -46,7 +46,7 @@ def found(folder: RunFolder) -> dict[str, int]:
 
 def test_a_worker_that_is_killed_is_begun_again_and_goes_on(folder):
     with pytest.warns(UserWarning, match=r"the process of b was ended by SIGKILL; .* again"):
-        side_by_side(run, parts(folder, a="well", b="killed once", c="well"), folder, jobs=2)
+        run_parts(run, parts(folder, a="well", b="killed once", c="well"), folder, jobs=2)
     assert found(folder) == {"a": 1, "b": 2, "c": 1}
 
 
@@ -54,9 +54,9 @@ def test_one_that_is_killed_each_time_is_named_and_the_others_are_done(folder):
     ways = {"a": "killed", "b": "well", "c": "well", "d": "well"}
     said = r"the process of a was ended by SIGKILL, the last of 3 times.*--resume"
     with pytest.warns(UserWarning, match="begun again"), pytest.raises(Failed, match=said):
-        side_by_side(run, parts(folder, **ways), folder, jobs=2)
+        run_parts(run, parts(folder, **ways), folder, jobs=2)
     assert found(folder) == {"a": 3, "b": 1, "c": 1, "d": 1}
-    side_by_side(run, parts(folder, a="well", b="well"), folder, jobs=2)  # as --resume does
+    run_parts(run, parts(folder, a="well", b="well"), folder, jobs=2)  # as --resume does
     assert found(folder)["a"] == 4
 
 
@@ -64,7 +64,7 @@ def test_one_that_was_killed_before_it_said_what_it_is_begins_anew(folder):
     for part in parts(folder, a="well"):
         part.out.mkdir(parents=True)
         (part.out / ".metrics.json").write_text("{")
-    side_by_side(run, parts(folder, a="well"), folder, jobs=2)
+    run_parts(run, parts(folder, a="well"), folder, jobs=2)
     assert found(folder) == {"a": 1}
 
 
@@ -74,7 +74,7 @@ def test_one_that_was_killed_before_it_said_what_it_is_begins_anew(folder):
 )
 def test_an_error_is_that_of_the_worker_and_what_runs_is_finished(folder, how, kind, said):
     with pytest.raises(kind, match=said) as raised:
-        side_by_side(run, parts(folder, a=how, b="well"), folder, jobs=2)
+        run_parts(run, parts(folder, a=how, b="well"), folder, jobs=2)
     assert "workers.py" in "".join(raised.value.__notes__)  # where it happened
     assert found(folder)["b"] == 1
 

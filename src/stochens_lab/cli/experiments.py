@@ -79,7 +79,7 @@ def show_data(
     ] = None,
 ) -> None:
     """What image data is in a folder, read and checked; and how to get what is not there."""
-    data_folder.show(folder, fetch=tuple(download or ()), console=Console())
+    data_folder.show_folder(folder, fetch=tuple(download or ()), console=Console())
 
 
 @app.command("report")

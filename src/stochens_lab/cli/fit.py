@@ -14,17 +14,17 @@ from stochens_lab.cli.shared import (
     complete_run,
     note,
     print_json,
+    print_line,
+    print_table,
     refuse_other_place,
-    say,
-    show,
     warnings_as_notes,
 )
 from stochens_lab.report.run_folder import RUN, Run
 from stochens_lab.workflow import training
 from stochens_lab.workflow.config import EXPERIMENT, FitConfig, configure, method_name, reconfigure
-from stochens_lab.workflow.fitted import model_of, named
-from stochens_lab.workflow.measures import from_plain
-from stochens_lab.workflow.model import imported
+from stochens_lab.workflow.fitted_run import find_model, read_model_name
+from stochens_lab.workflow.measures import read_interval
+from stochens_lab.workflow.model import import_model
 from stochens_lab.workflow.schema import Schema
 
 
@@ -53,16 +53,16 @@ def fit(
     """
     if resume is not None:
         refuse_other_place(resume, out)
-        name = model or named(resume)
+        name = model or read_model_name(resume)
         config = reconfigure(resume, model=name, **given)
         if Run(resume).about.get("complete"):
             note(f"{resume} is whole; there is nothing left to do")
-            _tell(config, json)
+            _print_outcome(config, json)
             return
-        net = model_of(resume, model, same_model)
+        net = find_model(resume, model, same_model)
     else:
         config = configure(model, out=out, **given)
-        net = imported(config.model)
+        net = import_model(config.model)
     try:
         with warnings_as_notes():
             training.run(config, net, resume=resume is not None, note=note)
@@ -71,10 +71,10 @@ def fit(
             words = ["stochens", "fit", "--resume", str(config.out), "--model", config.model]
             note(f"stopped; go on with it: {shlex.join(words)}")
         raise typer.Exit(INTERRUPTED) from None
-    _tell(config, json)
+    _print_outcome(config, json)
 
 
-def _tell(config: FitConfig, as_json: bool) -> None:
+def _print_outcome(config: FitConfig, as_json: bool) -> None:
     """What came of it."""
     found, schema = Run(config.out), Schema.load(config.out / training.SCHEMA)
     held = found.metrics.get(training.HELD_OUT, {}).get(method_name(config), {})
@@ -95,15 +95,17 @@ def _tell(config: FitConfig, as_json: bool) -> None:
         )
         return
     if measures:
-        show({"held out": {name: from_plain(numbers) for name, numbers in measures.items()}})
+        print_table(
+            {"held out": {name: read_interval(numbers) for name, numbers in measures.items()}}
+        )
     inputs = "x".join(map(str, schema.layout.shape))
     classes = f", {len(schema.classes)} classes" if schema.classes else ""
-    say(
+    print_line(
         f"{members} members of {method_name(config)}: {inputs} inputs{classes}, "
         f"{found.about['seconds']:.1f} s"
     )
-    say(f"Run:  {config.out}")
-    say(
+    print_line(f"Run:  {config.out}")
+    print_line(
         f"Next: stochens predict {shlex.quote(str(config.out))} DATA --model {config.model} "
         "-o predictions.csv"
     )

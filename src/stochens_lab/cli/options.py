@@ -21,7 +21,7 @@ def take_options(config: type) -> Callable[[Command], Command]:
     """
 
     def decorate(command: Command) -> Command:
-        parameters = {p.name: p for p in _parameters(config)}
+        parameters = {p.name: p for p in _make_parameters(config)}
         for name, own in inspect.signature(command).parameters.items():
             if own.kind is not own.VAR_KEYWORD:
                 parameters.setdefault(name, own)
@@ -37,7 +37,7 @@ def take_options(config: type) -> Callable[[Command], Command]:
     return decorate
 
 
-def _parameters(config: type) -> Iterator[inspect.Parameter]:
+def _make_parameters(config: type) -> Iterator[inspect.Parameter]:
     hints = get_type_hints(config, include_extras=True)
     for field in fields(config):
         kind, *notes = get_args(hints[field.name]) or [None]
@@ -53,11 +53,11 @@ def _parameters(config: type) -> Iterator[inspect.Parameter]:
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
-            annotation=Annotated[_typed(kind, option) | None, option],
+            annotation=Annotated[_to_typer(kind, option) | None, option],
         )
 
 
-def _typed(kind: Any, option: OptionInfo) -> Any:
+def _to_typer(kind: Any, option: OptionInfo) -> Any:
     """What typer reads: a tuple of texts is an option that may be repeated, unless it is parsed."""
     if option.parser is not None:
         return str

@@ -67,13 +67,13 @@ def warnings_as_notes() -> Iterator[None]:
         yield
 
 
-def show(rows: Mapping[str, dict[str, Interval]]) -> None:
+def print_table(rows: Mapping[str, dict[str, Interval]]) -> None:
     """As a table; names are the user's, and no styles."""
     named = {escape(printable(name)): row for name, row in rows.items()}
     print(Comparison(named))
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     Console().print(printable(text), highlight=False, soft_wrap=True, markup=False)
 
 

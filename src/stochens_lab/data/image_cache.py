@@ -19,7 +19,7 @@ def cache_folder() -> Path:
     return Path(chosen) if chosen else Path("~/.cache/stochens").expanduser()
 
 
-def key(files: Sequence[Path], *words: str) -> str:
+def make_key(files: Sequence[Path], *words: str) -> str:
     """A digest of what the files hold, their order and the words. A changed file is another key."""
     parts = ["\0".join([FORMAT, *words]).encode()]
     for file in files:
@@ -31,7 +31,7 @@ def key(files: Sequence[Path], *words: str) -> str:
     return hash_bytes(*parts)[:32]
 
 
-def cached(key: str) -> Images | None:
+def read_images(key: str) -> Images | None:
     """None where there is nothing, or what is there is damaged."""
     try:
         tensors, about = read_folder(cache_folder() / f"images-{key}", FORMAT)
@@ -40,7 +40,7 @@ def cached(key: str) -> Images | None:
         return None
 
 
-def keep(key: str, images: Images) -> None:
+def keep_images(key: str, images: Images) -> None:
     """Whole or not at all. Without a place to write the images are decoded again next time."""
     with contextlib.suppress(InputError, OSError, RuntimeError):
         write_folder(

@@ -17,7 +17,7 @@ SHA256 = {  # published; torchvision and TensorFlow Datasets check the same
 }
 
 
-def files(folder: Path, about: ImageSet, split: str) -> list[Path]:
+def find_files(folder: Path, about: ImageSet, split: str) -> list[Path]:
     file = folder / f"{split}_32x32.mat"
     return [file] if about.name == "svhn" and file.is_file() else []
 

@@ -22,10 +22,10 @@ from stochens.posterior.posterior import Posterior
 from stochens.posterior.predictive import Predictive
 from stochens.samplers.langevin import langevin, usual_step
 from stochens.samplers.sampling import hmc
-from stochens_lab.data.digits import digits, noisy, photo_patches, rotated
+from stochens_lab.data.digits import add_noise, cut_photo_patches, read_digits, rotate
 from stochens_lab.experiments.configs import config_to_json
 from stochens_lab.experiments.digits_config import DigitsConfig
-from stochens_lab.experiments.rows import ENSEMBLES, Training, course, summary
+from stochens_lab.experiments.rows import ENSEMBLES, Training, describe_reference, describe_training
 from stochens_lab.experiments.runs import (
     checkpoint_folder,
     engine_of,
@@ -69,7 +69,7 @@ def run(
     if resume and is_whole(config.out):
         note(f"{config.out} is complete")
         return config.out
-    data, places, labels = _images(config)
+    data, places, labels = _load_images(config)
     device = find_device(config.engine, config.address, config.device)
     with open_run(config.out, "digits", config_to_json(config), device, resume=resume) as folder:
         for domain in LABELLED:
@@ -80,12 +80,12 @@ def run(
         with folder.timed(f"{SET}/{REFERENCE}"):
             reference = sample(net, data, config, folder)
             truth = {place: reference.predict(x, keep_draws=False) for place, x in places.items()}
-        folder.put(SAMPLER, (SET,), summary(reference, places["test"][:DIAGNOSED]))
-        _keep(folder, REFERENCE, truth)
-        _put(folder, REFERENCE, measured(truth, labels, resamples=config.resamples))
+        folder.put(SAMPLER, (SET,), describe_reference(reference, places["test"][:DIAGNOSED]))
+        _keep_predictions(folder, REFERENCE, truth)
+        _put_rows(folder, REFERENCE, measure_all(truth, labels, resamples=config.resamples))
         if config.chains > 1:
             noise = {d: own_noise(p, resamples=config.resamples) for d, p in truth.items()}
-            _put(folder, NOISE_ROW, noise)
+            _put_rows(folder, NOISE_ROW, noise)
         folder.write()
 
         for name, train in TRAININGS.items():
@@ -101,12 +101,12 @@ def run(
                     **_common(config),
                 )
                 found = {place: posterior.predict(x) for place, x in places.items()}
-            _keep(folder, name, found)
-            _put(folder, name, measured(found, labels, resamples=config.resamples))
+            _keep_predictions(folder, name, found)
+            _put_rows(folder, name, measure_all(found, labels, resamples=config.resamples))
             near = {d: closeness(p, truth[d], resamples=config.resamples) for d, p in found.items()}
-            _put(folder, name, near)
+            _put_rows(folder, name, near)
             row = Training(name, train, steps)
-            folder.put(TRAINING, (SET, name), course(posterior, row))
+            folder.put(TRAINING, (SET, name), describe_training(posterior, row))
             folder.write()
         return finish_run(folder)
 
@@ -121,18 +121,18 @@ def _common(config: DigitsConfig) -> dict[str, Any]:
     }
 
 
-def _images(config: DigitsConfig) -> tuple[Data, dict[str, Tensor], Tensor]:
+def _load_images(config: DigitsConfig) -> tuple[Data, dict[str, Tensor], Tensor]:
     """What to train on, the images of each domain, and the labels of those that have any."""
-    x, y, x_test, y_test = digits(seed=config.seed)
+    x, y, x_test, y_test = read_digits(seed=config.seed)
     if not 1 <= config.images <= len(x):
         raise InputError(
             f"images must be 1 to {len(x)}, the digits to train on, got {config.images}"
         )
     places = {
         "test": x_test,
-        "rotated": rotated(x_test, degrees=DEGREES),
-        "noisy": noisy(x_test, sd=NOISE, seed=config.seed),
-        UNLABELLED: photo_patches(len(x_test), seed=config.seed),
+        "rotated": rotate(x_test, degrees=DEGREES),
+        "noisy": add_noise(x_test, sd=NOISE, seed=config.seed),
+        UNLABELLED: cut_photo_patches(len(x_test), seed=config.seed),
     }
     return (x[: config.images], y[: config.images]), places, y_test  # shuffled by the split
 
@@ -154,7 +154,7 @@ def sample(net: nn.Module, data: Data, config: DigitsConfig, folder: RunFolder) 
         chains=config.chains,
         samples=config.samples,
         warmup=config.warmup,
-        start=resized(trained.params, sd=sd),
+        start=resize_channels(trained.params, sd=sd),
         trajectory=config.trajectory * sd,
         max_leapfrogs=config.leapfrogs,
         step_size=FIRST_STEP * sd,
@@ -164,7 +164,7 @@ def sample(net: nn.Module, data: Data, config: DigitsConfig, folder: RunFolder) 
     )
 
 
-def resized(params: Params, *, sd: float) -> Params:
+def resize_channels(params: Params, *, sd: float) -> Params:
     """Every channel's weights and bias of a convolution, scaled to root mean square sd.
 
     FRN follows each convolution and divides by the size of its output: the function stays the same.
@@ -185,7 +185,7 @@ def resized(params: Params, *, sd: float) -> Params:
 # What is kept -------------------------------------------------------------------------------------
 
 
-def measured(
+def measure_all(
     found: Mapping[str, Predictive], labels: Tensor, *, resamples: int
 ) -> dict[str, dict[str, Interval]]:
     """domain -> metric -> what can be said without the reference."""
@@ -198,13 +198,13 @@ def measured(
     return rows | {UNLABELLED: {"OOD AUROC": auroc}}
 
 
-def _put(folder: RunFolder, method: str, rows: Mapping[str, Mapping[str, Interval]]) -> None:
+def _put_rows(folder: RunFolder, method: str, rows: Mapping[str, Mapping[str, Interval]]) -> None:
     for domain, row in rows.items():
         for metric, interval in row.items():
             if all(map(math.isfinite, interval)):  # NLL is infinite where a label has probability 0
                 folder.put(METRICS, (SET, method, domain, metric), interval._asdict())
 
 
-def _keep(folder: RunFolder, method: str, found: Mapping[str, Predictive]) -> None:
+def _keep_predictions(folder: RunFolder, method: str, found: Mapping[str, Predictive]) -> None:
     for domain, p in found.items():
         folder.predictive((SET, method, domain), p)

@@ -69,7 +69,7 @@ class Training:
     replicas: bool = True  # whether it takes several data draws at once
 
 
-def summary(reference: Posterior, at: Tensor) -> dict[str, Any]:
+def describe_reference(reference: Posterior, at: Tensor) -> dict[str, Any]:
     """The sampler's diagnostics as plain numbers."""
     assert reference.chains is not None
     chains = reference.chains
@@ -94,7 +94,7 @@ def summary(reference: Posterior, at: Tensor) -> dict[str, Any]:
     return about
 
 
-def course(posterior: Posterior, row: Training) -> dict[str, Any]:
+def describe_training(posterior: Posterior, row: Training) -> dict[str, Any]:
     """KL terms, the training KL loss over the last part of training, its fluctuation and course."""
     history = posterior.history
     about = {"steps": row.steps, "start": row.start, "kl": posterior.kl()._asdict()}

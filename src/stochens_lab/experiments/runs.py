@@ -30,7 +30,7 @@ def checkpoint_folder(folder: RunFolder, *names: object) -> Path:
     return folder.path / CHECKPOINTS / re.sub(r"[^A-Za-z0-9]+", "-", " ".join(map(str, names)))
 
 
-def run_begun(folder: RunFolder) -> list[str]:
+def list_begun(folder: RunFolder) -> list[str]:
     """The names of the pieces whose work is kept."""
     return sorted(path.name for path in (folder.path / CHECKPOINTS).glob("*"))
 
@@ -63,7 +63,7 @@ def find_device(engine: str, address: str | None, device: str | None) -> str:
     check_device(device, engine)
     asked_for = engine_of(engine, address)
     if not isinstance(asked_for, Ray):
-        return str(device_named(device))
+        return str(choose_device(device))
     gpu = room(connect(asked_for), asked_for, device).gpu
     return device or ("cuda" if gpu else "cpu")
 
@@ -71,20 +71,20 @@ def find_device(engine: str, address: str | None, device: str | None) -> str:
 def check_device(name: str | None, engine: str) -> None:
     """A GPU must be here, unless other machines do the work: then this one may have none."""
     if engine != "ray":
-        device_named(name)
+        choose_device(name)
     elif name is not None:
-        _device(name)
+        _parse_device(name)
 
 
-def device_named(name: str | None) -> torch.device:
+def choose_device(name: str | None) -> torch.device:
     """The one named; the GPU if there is one where none is."""
-    device = chosen_device(None) if name is None else _device(name)
+    device = chosen_device(None) if name is None else _parse_device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"--device {name}: this machine has no GPU that torch can use")
     return device
 
 
-def _device(name: str) -> torch.device:
+def _parse_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:

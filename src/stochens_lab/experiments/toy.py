@@ -22,9 +22,9 @@ from stochens.reference_noise import as_if_apart
 from stochens.samplers.sampling import nuts
 from stochens.toy import IN_DOMAIN, OUT_OF_DOMAIN, grid, toy_set, uniform_points
 from stochens_lab.experiments.configs import config_to_json
-from stochens_lab.experiments.parts import side_by_side
+from stochens_lab.experiments.parts import run_parts
 from stochens_lab.experiments.replicates import Replicates
-from stochens_lab.experiments.rows import Training, course, summary
+from stochens_lab.experiments.rows import Training, describe_reference, describe_training
 from stochens_lab.experiments.runs import (
     PARTS,
     checkpoint_folder,
@@ -35,7 +35,7 @@ from stochens_lab.experiments.runs import (
     open_run,
 )
 from stochens_lab.experiments.toy_config import ToyConfig
-from stochens_lab.experiments.toy_rows import SIZES, TRAININGS, rows_of
+from stochens_lab.experiments.toy_rows import SIZES, TRAININGS, list_rows
 from stochens_lab.report.run_folder import SAMPLER, TRAINING, RunFolder
 
 REFERENCE, NOISE = "NUTS", "NUTS" + OWN_NOISE
@@ -45,9 +45,9 @@ MAP_STEPS = 61  # points along a side of a map
 CURVES = ("regular", "SE3")  # whose course over training steps is told
 
 
-def trainings(config: ToyConfig, set_name: str) -> list[Training]:
+def list_trainings(config: ToyConfig, set_name: str) -> list[Training]:
     """The rows that are asked for."""
-    return rows_of(
+    return list_rows(
         set_name,
         steps=config.steps,
         prior_steps=config.prior_steps,
@@ -69,21 +69,21 @@ def run(
         return config.out
     for name in config.sets:
         toy_set(name, n=config.points)  # refuses an unknown one before any work
-        trainings(config, name)  # likewise
+        list_trainings(config, name)  # likewise
     if config.engine == "ray" and config.jobs > 1:
         raise InputError("--jobs is for one machine; with --engine ray, Ray shares out the work")
     device = find_device(config.engine, config.address, config.device)
     with open_run(config.out, "toy", config_to_json(config), device, resume=resume) as folder:
         if config.jobs > 1:
-            side_by_side(run, _parts(config), folder, jobs=config.jobs)
+            run_parts(run, _split_config(config), folder, jobs=config.jobs)
         else:
             replicates = Replicates(several=config.draws * config.seeds > 1)
             for set_name in config.sets:
-                _one_set(config, folder, replicates, set_name, note)
+                _run_set(config, folder, replicates, set_name, note)
         return finish_run(folder)
 
 
-def _parts(config: ToyConfig) -> list[ToyConfig]:
+def _split_config(config: ToyConfig) -> list[ToyConfig]:
     """A run for each set, inside the run's folder."""
     return [
         dataclasses.replace(config, sets=(name,), jobs=1, out=config.out / PARTS / name)
@@ -100,23 +100,23 @@ class Draw:
     truth: dict[str, Predictive]  # by place
 
 
-def _one_set(
+def _run_set(
     config: ToyConfig,
     folder: RunFolder,
     replicates: Replicates,
     set_name: str,
     note: Callable[[str], None],
 ) -> None:
-    places = _places(config)
+    places = _make_places(config)
     draws = []
     for number in range(config.draws):
         note(f"set {set_name}, draw {number}: {REFERENCE}")
-        draws.append(_sampled(config, folder, replicates, set_name, number, places))
+        draws.append(_sample_reference(config, folder, replicates, set_name, number, places))
         replicates.write(folder)
-    for row in trainings(config, set_name):
+    for row in list_trainings(config, set_name):
         note(f"set {set_name}: {row.name}, {row.steps} steps")
         with folder.timed(f"{set_name}/{row.name}"):
-            trained = list(_ensembles(config, folder, set_name, row, draws))
+            trained = list(_train_ensembles(config, folder, set_name, row, draws))
         for k, (draw, posterior) in enumerate(trained):
             shown = k == 0  # on the maps and in the tables of training
             wanted = places if shown else {d: places[d] for d in DOMAINS}
@@ -125,20 +125,20 @@ def _one_set(
                 key = (set_name, row.name, domain)
                 replicates.add(key, found[domain], draw.truth[domain], draw=draw.number)
                 if config.curve and row.name in CURVES:  # the last point of the course over steps
-                    replicates.curve(key, row.steps, found[domain], draw.truth[domain])
+                    replicates.add_curve(key, row.steps, found[domain], draw.truth[domain])
             if config.curve and row.name == "SE3":
-                replicates.distance(set_name, row.steps, set_distance(posterior.params))
+                replicates.add_distance(set_name, row.steps, set_distance(posterior.params))
             if shown:
                 for place, p in found.items():
                     folder.predictive((set_name, row.name, place), p)
-                folder.put(TRAINING, (set_name, row.name), course(posterior, row))
+                folder.put(TRAINING, (set_name, row.name), describe_training(posterior, row))
         replicates.write(folder)
     if not config.only:
-        _curve(config, folder, replicates, set_name, draws, places, note)
+        _trace_curves(config, folder, replicates, set_name, draws, places, note)
         replicates.write(folder)
 
 
-def _sampled(
+def _sample_reference(
     config: ToyConfig,
     folder: RunFolder,
     replicates: Replicates,
@@ -165,16 +165,16 @@ def _sampled(
     if number == 0:
         _keep_points(folder, set_name, data, places)
         _keep_reference(folder, set_name, reference, truth, places["in"][:100])
-    few = _as_few(reference, config.members)
+    few = _thin_reference(reference, config.members)
     for domain in DOMAINS:
         alone = config.draws == 1  # however many ensembles there are
-        replicates.noise((set_name, NOISE, domain), truth[domain], draw=number, alone=alone)
+        replicates.add_noise((set_name, NOISE, domain), truth[domain], draw=number, alone=alone)
         p, apart = few.predict(places[domain], keep_draws=False), as_if_apart(truth[domain])
         replicates.add((set_name, AS_MANY, domain), p, apart, draw=number, alone=alone)
     return Draw(number, data, truth)
 
 
-def _ensembles(
+def _train_ensembles(
     config: ToyConfig, folder: RunFolder, set_name: str, row: Training, draws: list[Draw]
 ) -> Iterator[tuple[Draw, Posterior]]:
     """`seeds` independent ensembles of each data draw, trained together: a member depends on its
@@ -213,7 +213,7 @@ def _ensembles(
                 yield draw, part.take(slice(rows[0], rows[-1] + 1))
 
 
-def _as_few(reference: Posterior, members: int) -> Posterior:
+def _thin_reference(reference: Posterior, members: int) -> Posterior:
     """Evenly spaced draws of the first half of the chains, as many as an ensemble has members."""
     assert reference.chains is not None
     first = len(reference) // reference.chains.count * (reference.chains.count // 2)
@@ -221,7 +221,7 @@ def _as_few(reference: Posterior, members: int) -> Posterior:
     return reference.take(slice(0, min(first, every * members), every))
 
 
-def _places(config: ToyConfig) -> dict[str, Tensor]:
+def _make_places(config: ToyConfig) -> dict[str, Tensor]:
     """Test points of each domain, and the grids of its maps."""
     places = {
         domain: uniform_points(config.test_points, half_side=side, seed=config.seed)
@@ -247,10 +247,10 @@ def _keep_reference(
 ) -> None:
     for place, p in truth.items():
         folder.predictive((set_name, REFERENCE, place), p)
-    folder.put(SAMPLER, (set_name,), summary(reference, at))
+    folder.put(SAMPLER, (set_name,), describe_reference(reference, at))
 
 
-def _curve(
+def _trace_curves(
     config: ToyConfig,
     folder: RunFolder,
     replicates: Replicates,
@@ -264,9 +264,9 @@ def _curve(
         for name in CURVES:
             note(f"set {set_name}: {name}, {steps} steps")
             row = Training(name, TRAININGS[name], steps)
-            for draw, posterior in _ensembles(config, folder, set_name, row, draws):
+            for draw, posterior in _train_ensembles(config, folder, set_name, row, draws):
                 for domain in DOMAINS:
                     p = posterior.predict(places[domain], keep_draws=False)
-                    replicates.curve((set_name, name, domain), steps, p, draw.truth[domain])
+                    replicates.add_curve((set_name, name, domain), steps, p, draw.truth[domain])
                 if name == "SE3":
-                    replicates.distance(set_name, steps, set_distance(posterior.params))
+                    replicates.add_distance(set_name, steps, set_distance(posterior.params))

@@ -33,7 +33,7 @@ def _by_langevin(batch_size: int | None) -> OnToy:
 TRAININGS = {name: _on_toy(ensemble) for name, ensemble in ENSEMBLES.items()}
 
 
-def rows_of(
+def list_rows(
     set_name: str,
     *,
     steps: int,

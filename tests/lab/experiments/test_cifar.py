@@ -16,8 +16,12 @@ from stochens.files.storage import CHECKSUMS
 from stochens.metrics import Interval
 from stochens.networks import ResNet20FRN
 from stochens_lab.experiments import cifar, cifar_config, cifar_rows
-from stochens_lab.experiments.cifar_measures import corrupted_mean, inferences_curve, members_curve
-from stochens_lab.experiments.cifar_rows import block_of
+from stochens_lab.experiments.cifar_measures import (
+    average_corrupted,
+    trace_inferences,
+    trace_members,
+)
+from stochens_lab.experiments.cifar_rows import train_block
 from stochens_lab.report import finish
 from stochens_lab.report.run_folder import Run
 
@@ -78,7 +82,7 @@ def test_the_reference_has_its_own_row_and_distances(data, tmp_path, monkeypatch
     y = torch.arange(TEST) % 10
     probs = torch.full((TEST, 10), 0.01)
     probs[torch.arange(TEST), y] = 0.91
-    monkeypatch.setattr(cifar, "hmc_reference", lambda path, labels: probs)
+    monkeypatch.setattr(cifar, "load_hmc_reference", lambda path, labels: probs)
     run = Run(cifar.run(configured(data, tmp_path / "run", method="regular")))
     mean = torch.from_numpy(run.arrays["cifar10/regular/test/mean"])
     found = run.metrics["cifar10"]["regular"]["test"]["variance"]["value"]
@@ -93,7 +97,7 @@ def test_runs_side_by_side_have_claims_epochs_and_one_file_of_numbers(data, tmp_
     y = torch.arange(TEST) % 10
     probs = torch.full((TEST, 10), 0.01)
     probs[torch.arange(TEST), y] = 0.91
-    monkeypatch.setattr(cifar, "hmc_reference", lambda path, labels: probs)
+    monkeypatch.setattr(cifar, "load_hmc_reference", lambda path, labels: probs)
     rows = ({"method": "regular"}, {"images": 6}, {"images": None}, {"epochs": 2, "images": None})
     paths = [
         cifar.run(configured(data, tmp_path / f"row{i}", **changes))
@@ -120,7 +124,7 @@ def test_runs_side_by_side_have_claims_epochs_and_one_file_of_numbers(data, tmp_
 
 def test_a_misaligned_reference_stops_the_run_before_it_begins(data, tmp_path, monkeypatch):
     probs = torch.eye(10)[(torch.arange(TEST) + 1) % 10]
-    monkeypatch.setattr(cifar, "hmc_reference", lambda path, labels: probs)
+    monkeypatch.setattr(cifar, "load_hmc_reference", lambda path, labels: probs)
     with pytest.raises(InputError, match="misaligned"):
         cifar.run(configured(data, tmp_path / "run"))
     assert not (tmp_path / "run").exists()
@@ -176,7 +180,7 @@ def regular(data, tmp_path_factory):
 
 def stopped_in_member_1(options, block):
     """As block_of, but the last block is trained and not saved: its checkpoint is all there is."""
-    posterior = block_of(options, block)
+    posterior = train_block(options, block)
     if 1 in block.ids:
         raise KeyboardInterrupt
     return posterior
@@ -189,7 +193,7 @@ def test_what_a_run_began_with_is_needed_no_more_when_it_goes_on(
     shutil.copytree(regular, start)
     config = configured(data, out, method="multiswa", start=start)
     with monkeypatch.context() as patch:
-        patch.setattr(cifar, "block_of", stopped_in_member_1)
+        patch.setattr(cifar, "train_block", stopped_in_member_1)
         with pytest.raises(KeyboardInterrupt):
             cifar.run(config)
     shutil.rmtree(start)
@@ -259,11 +263,11 @@ def test_curves_are_those_of_smaller_ensembles():
     g = torch.Generator().manual_seed(0)
     probs = torch.randn(12, 30, 4, generator=g).softmax(-1)  # 3 inferences of 4 members
     y = torch.randint(4, (30,), generator=g)
-    curve = members_curve(probs, 4, y, None, (1, 2, 9))
+    curve = trace_members(probs, 4, y, None, (1, 2, 9))
     assert curve["members"] == [1, 2, 4]
     pairs = [metrics.nll(probs[a : a + 2].mean(0), y) for a in (0, 2)]
     assert curve["NLL"][1] == pytest.approx(float(sum(pairs)) / 2)
-    more = inferences_curve(probs, 4, y, probs[0], (1, 2, 3, 4))
+    more = trace_inferences(probs, 4, y, probs[0], (1, 2, 3, 4))
     assert more["draws"] == [1, 2, 3]
     assert more["variance"][1] == pytest.approx(
         float(metrics.total_variation(probs[:8].mean(0), probs[0]))
@@ -273,7 +277,7 @@ def test_curves_are_those_of_smaller_ensembles():
 def test_the_mean_over_corruptions_takes_corruptions_as_the_unit():
     value = lambda v: {"NLL": Interval(v, v, v)}  # noqa: E731
     found = {("fog", 1): value(1.0), ("fog", 2): value(3.0), ("frost", 1): value(4.0)}
-    mean = corrupted_mean(found)["NLL"]
+    mean = average_corrupted(found)["NLL"]
     assert mean.value == pytest.approx(3.0)
     assert (mean.low, mean.high) == (2.0, 4.0)
 

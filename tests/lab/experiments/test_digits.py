@@ -106,7 +106,7 @@ def test_resizing_changes_the_size_and_not_the_function(float64):
     net = SmallResNetFRN(channels=3)
     params = init(builder(net), members=range(2), seed=0)
     x = torch.rand(4, 1, 8, 8)
-    large = digits.resized(params, sd=2.0)
+    large = digits.resize_channels(params, sd=2.0)
     # FRN's eps is 1e-6 of the mean squares here
     torch.testing.assert_close(
         forward(net, large, x), forward(net, params, x), rtol=1e-3, atol=1e-3

@@ -118,7 +118,7 @@ def test_some_rows_only(tmp_path):
         toy.run(toy_config.configure("quick", only=("SE9",), out=tmp_path / "new"))
     assert not (tmp_path / "new").exists()
     few = toy_config.configure("quick", only=("regular", "langevin"), **SMALL)
-    assert [row.name for row in toy.trainings(few, "a")] == ["regular", "langevin"]
+    assert [row.name for row in toy.list_trainings(few, "a")] == ["regular", "langevin"]
 
 
 def test_sets_side_by_side_are_the_same_run(run, tmp_path):
