@@ -3,6 +3,7 @@
 import datetime
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -39,8 +40,7 @@ def run_toy(*, resume: Resume = None, **given: Any) -> None:
     quick takes a few minutes on two cores. table repeats everything over three data draws and three
     seeds. paper has 1024 members and 2000 points, as the paper.
     """
-    configure, reconfigure = toy_config.configure, toy_config.reconfigure
-    _run("toy", configure, reconfigure, toy.run, resume=resume, **given)
+    _run("toy", toy_config, toy.run, resume=resume, **given)
 
 
 @app.command("digits")
@@ -51,8 +51,7 @@ def run_digits(*, resume: Resume = None, **given: Any) -> None:
     scikit-learn's digits need no download. Rotated and noisy digits are the shift, patches of
     photographs are what is no digit at all.
     """
-    configure, reconfigure = digits_config.configure, digits_config.reconfigure
-    _run("digits", configure, reconfigure, digits.run, resume=resume, **given)
+    _run("digits", digits_config, digits.run, resume=resume, **given)
 
 
 @app.command("cifar")
@@ -64,8 +63,7 @@ def run_cifar(*, resume: Resume = None, **given: Any) -> None:
     tests it on test images, on other sets' images, and on corrupted ones. stochens report puts
     several runs side by side.
     """
-    configure, reconfigure = cifar_config.configure, cifar_config.reconfigure
-    _run("cifar", configure, reconfigure, cifar.run, resume=resume, **given)
+    _run("cifar", cifar_config, cifar.run, resume=resume, **given)
 
 
 @app.command("data")
@@ -113,8 +111,7 @@ def write_report(
 
 def _run(
     name: str,
-    configure: Callable[..., Any],
-    reconfigure: Callable[..., Any],
+    configs: ModuleType,
     run: Callable[..., Path],
     /,  # a Config may have fields of these names
     *,
@@ -125,10 +122,10 @@ def _run(
     """Do the work, then show what came of it, also where Ctrl-C cut it short."""
     if resume is None:
         time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        config = configure(out=out or Path("runs") / f"{name}-{time}", **given)
+        config = configs.configure(out=out or Path("runs") / f"{name}-{time}", **given)
     else:
         refuse_other_place(resume, out)
-        config = reconfigure(resume, **given)
+        config = configs.reconfigure(resume, **given)
     console, errors = Console(), Console(stderr=True)
     stopped = False
 

@@ -4,7 +4,6 @@ One run is one row of the table: a method, trained in blocks of members. A block
 done, and a run that was stopped goes on with the first that is missing.
 """
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,10 +24,9 @@ from stochens.posterior.predictive import Predictive
 from stochens.training.machines import local_device
 from stochens.training.schedules import rate_for, schedule_named
 from stochens_lab.data.corruptions import CORRUPTIONS, INTENSITIES, corrupt
-from stochens_lab.data.hmc_reference import check_aligned, load_hmc_reference
-from stochens_lab.data.image_sets import SETS, normalise
-from stochens_lab.data.images import find_images, load_images
+from stochens_lab.data.image_sets import normalise
 from stochens_lab.experiments.cifar_config import CifarConfig
+from stochens_lab.experiments.cifar_data import Images, load_cifar, load_reference
 from stochens_lab.experiments.cifar_measures import (
     average_corrupted,
     measure_closeness,
@@ -100,8 +98,8 @@ def run(
     """Train what is missing, predict, compare; returns the run folder."""
     check(config)
     device = find_device(config.engine, config.address, config.device)
-    images = _load_images(config)
-    reference = _load_reference(config, images)
+    images = load_cifar(config)
+    reference = load_reference(config, images)
     net = lambda: ResNet20FRN(images.classes)  # noqa: E731
     start, copy = None, config.out / CHECKPOINTS / "start"
     if config.start is not None:
@@ -117,49 +115,6 @@ def run(
             return finish_run(folder)
         folder.write()
         return folder.path
-
-
-# Data ---------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Images:
-    """Bytes [N, 3, 32, 32] and labels [N], and other sets' test images, which are no such thing."""
-
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
-    others: dict[str, Tensor]
-    classes: int
-
-
-def _load_images(config: CifarConfig) -> Images:
-    x, y, names = load_images(config.data, config.name, "train")
-    if config.images is not None and config.images > len(x):
-        raise InputError(f"images = {config.images}, but there are {len(x)} to train on")
-    x_test, y_test, _ = load_images(config.data, config.name, "test")
-    few, test = slice(config.images), slice(config.test_images)
-    others = {
-        name: load_images(config.data, name, "test").x[test]
-        for name in SETS
-        if name != config.name and find_images(config.data, name, "test") is not None
-    }
-    return Images((x[few], y[few]), (x_test[test], y_test[test]), others, len(names))
-
-
-def _load_reference(config: CifarConfig, images: Images) -> Tensor | None:
-    """HMC's probabilities for the test images, proved to be in their order; None if not there."""
-    if config.name != "cifar10":
-        return None  # none were published in this form
-    labels = load_images(config.data, config.name, "test").y
-    try:
-        probs = load_hmc_reference(config.data, labels=labels)
-    except InputError as error:
-        if "has no HMC reference" in str(error):
-            return None
-        raise
-    probs = probs[: config.test_images]
-    check_aligned(probs, images.test[1])
-    return probs
 
 
 # Training -----------------------------------------------------------------------------------------

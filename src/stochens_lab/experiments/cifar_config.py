@@ -7,17 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from stochens.errors import InputError
-from stochens_lab.experiments.configs import (
-    Address,
-    Device,
-    Engine,
-    Members,
-    Out,
-    Seed,
-    change_config,
-    drop_none,
-    read_fields,
-)
+from stochens_lab.experiments import configs
 
 PAPER_IMAGES = 40_960  # of 50,000, which the authors trained on
 # of a run that goes on; its members do not see them
@@ -46,7 +36,7 @@ class CifarConfig:
     start: Annotated[
         Path | None, typer.Option(help="A run whose members to begin with, as for multiswa.")
     ] = None
-    members: Members = 50
+    members: configs.Members = 50
     epochs: Annotated[int, typer.Option(help="{default}, as the paper.")] = 300
     batch_size: Annotated[int, typer.Option(help="{default}, as the paper.")] = 64
     lr: Annotated[float, typer.Option(help="{default}, as the paper.")] = 0.1
@@ -71,21 +61,21 @@ class CifarConfig:
     inferences: Annotated[bool, typer.Option(help="Also 4 and 16 inferences of each.")] = False
     corruptions: Annotated[bool, typer.Option(help="Also the 80 corrupted test sets.")] = False
     resamples: int = 300  # of the bootstrap over images
-    seed: Seed = 0
-    device: Device = None
-    engine: Engine = "auto"
-    address: Address = None
-    out: Out = Path("runs/cifar")
+    seed: configs.Seed = 0
+    device: configs.Device = None
+    engine: configs.Engine = "auto"
+    address: configs.Address = None
+    out: configs.Out = Path("runs/cifar")
 
 
 def configure(data: Path | None = None, **changes: Any) -> CifarConfig:
     """The defaults, with some of the fields changed; None leaves one as it is."""
     if data is None:
         raise InputError("where are the images? Give their folder: --data DIR")
-    return CifarConfig(data=data, **drop_none(changes))
+    return CifarConfig(data=data, **configs.drop_none(changes))
 
 
 def reconfigure(path: Path, **changes: Any) -> CifarConfig:
     """The Config of the run in this folder; only what leaves its members alone may change."""
-    before = read_fields(CifarConfig, path, "cifar")
-    return change_config(CifarConfig, before, changes, CHANGEABLE | WHERE)
+    before = configs.read_fields(CifarConfig, path, "cifar")
+    return configs.change_config(CifarConfig, before, changes, CHANGEABLE | WHERE)

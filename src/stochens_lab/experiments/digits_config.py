@@ -7,17 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stochens_lab.experiments.configs import (
-    Address,
-    Device,
-    Engine,
-    Members,
-    Out,
-    Seed,
-    change_config,
-    merge_preset,
-    read_fields,
-)
+from stochens_lab.experiments import configs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +19,7 @@ class DigitsConfig:
     ] = "quick"
     images: int = 300  # to train on, of 1257
     channels: int = 8  # faster than 6: convolutions on CPUs work in eights
-    members: Members = 10
+    members: configs.Members = 10
     steps: int = 450  # what the time allows: SE3 and gaussian are not at their end
     langevin_steps: int = 450  # of the whole data, each
     chains: int = 4
@@ -38,11 +28,11 @@ class DigitsConfig:
     trajectory: float = 0.6  # in standard deviations of the prior
     leapfrogs: int = 70  # of a trajectory, at most
     resamples: int = 300  # of the bootstrap over images
-    seed: Seed = 0
-    device: Device = None
-    engine: Engine = "auto"
-    address: Address = None
-    out: Out = Path("runs/digits")
+    seed: configs.Seed = 0
+    device: configs.Device = None
+    engine: configs.Engine = "auto"
+    address: configs.Address = None
+    out: configs.Out = Path("runs/digits")
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -63,10 +53,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def configure(preset: str | None = None, **changes: Any) -> DigitsConfig:
     """A preset, with some of its fields changed; None leaves one as it is."""
-    return DigitsConfig(**merge_preset(PRESETS, preset, changes))
+    return DigitsConfig(**configs.merge_preset(PRESETS, preset, changes))
 
 
 def reconfigure(path: Path, **changes: Any) -> DigitsConfig:
     """The Config of a run that was stopped; only where it is worked on may change."""
-    before = read_fields(DigitsConfig, path, "digits")
-    return change_config(DigitsConfig, before, changes, {"device", "address"})
+    before = configs.read_fields(DigitsConfig, path, "digits")
+    return configs.change_config(DigitsConfig, before, changes, {"device", "address"})

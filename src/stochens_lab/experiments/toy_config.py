@@ -6,17 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stochens_lab.experiments.configs import (
-    Address,
-    Device,
-    Engine,
-    Members,
-    Out,
-    Seed,
-    change_config,
-    merge_preset,
-    read_fields,
-)
+from stochens_lab.experiments import configs
 from stochens_lab.experiments.rows import BATCH
 
 
@@ -34,7 +24,7 @@ class ToyConfig:
         ),
     ] = ("a", "b", "c")
     points: int = 200
-    members: Members = 96
+    members: configs.Members = 96
     steps: int = 1500  # of schedule T
     prior_steps: int | None = None  # of schedule Q, which starts from the prior; None: without it
     langevin_steps: int = 1250
@@ -50,14 +40,14 @@ class ToyConfig:
     samples: int = 500
     warmup: int = 500
     test_points: int = 2000
-    seed: Seed = 0
-    device: Device = None
+    seed: configs.Seed = 0
+    device: configs.Device = None
     jobs: Annotated[  # each in a process of its own
         int, typer.Option(min=1, help="Sets to work on at a time: {default}.")
     ] = 1
-    engine: Engine = "auto"
-    address: Address = None
-    out: Out = Path("runs/toy")
+    engine: configs.Engine = "auto"
+    address: configs.Address = None
+    out: configs.Out = Path("runs/toy")
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -91,13 +81,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def configure(preset: str | None = None, **changes: Any) -> ToyConfig:
     """A preset, with some of its fields changed; None leaves one as it is."""
-    return ToyConfig(**merge_preset(PRESETS, preset, changes))
+    return ToyConfig(**configs.merge_preset(PRESETS, preset, changes))
 
 
 def reconfigure(path: Path, **changes: Any) -> ToyConfig:
     """The Config of a run that was stopped; only where it is worked on may change."""
-    before = read_fields(ToyConfig, path, "toy")
+    before = configs.read_fields(ToyConfig, path, "toy")
     changeable = {"device", "address"}
     if before.get("jobs", 1) > 1 and (changes.get("jobs") or 1) > 1:
         changeable.add("jobs")  # one alone keeps its work elsewhere, and would begin anew
-    return change_config(ToyConfig, before, changes, changeable)
+    return configs.change_config(ToyConfig, before, changes, changeable)

@@ -46,7 +46,7 @@ def test_csv_in_blocks(tmp_path, monkeypatch):
     assert np.array_equal(columns_csv.read(file, ["b", "a"], []).x, x[:, ::-1])
 
 
-def test_parquet_of_many_types(tmp_path, monkeypatch):
+def test_parquet_of_many_types(tmp_path):
     file = tmp_path / "t.parquet"
     texts = ["p", "q", "p", "r", "p"]
     columns = {
@@ -61,7 +61,6 @@ def test_parquet_of_many_types(tmp_path, monkeypatch):
         "day": pa.array([1, 2, 3, 4, 5], pa.date32()),
     }
     pq.write_table(pa.table(columns), file, row_group_size=2)
-    monkeypatch.setattr(columns_parquet, "ROWS_AT_A_TIME", 3)
     names = ["text", "large", "category", "int", "bool", "float"]
     found = columns_parquet.read(file, ["half", "bool", "int"], names)
     assert found.x.tolist() == [[0, 1, 1], [1, 0, 2], [2, 1, 3], [3, 1, 4], [4, 0, 5]]
