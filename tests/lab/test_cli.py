@@ -1,5 +1,6 @@
 """Commands as a newcomer types them."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -7,16 +8,24 @@ import signal
 import subprocess
 import sys
 import time
+import typing
+from pathlib import Path
 
 import pytest
+import typer
 from tests.faults.test_workers import HEEDS
 from tests.lab.experiments.test_toy import SMALL
 from typer.testing import CliRunner
 
 import stochens
 from stochens_lab.cli import app, main
+from stochens_lab.cli.options import take_options
 from stochens_lab.experiments import toy, toy_config
+from stochens_lab.experiments.cifar_config import CifarConfig
+from stochens_lab.experiments.digits_config import DigitsConfig
+from stochens_lab.experiments.toy_config import ToyConfig
 from stochens_lab.report.run_folder import Run
+from stochens_lab.workflow.config import FitConfig
 
 
 def run(*words: str, cwd=None) -> subprocess.CompletedProcess:
@@ -32,6 +41,59 @@ def test_help_and_version():
         assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
     version = CliRunner().invoke(app, ["--version"])
     assert version.output.strip() == f"stochens {stochens.__version__}"
+
+
+@pytest.mark.parametrize(
+    ("command", "config", "defaults"),
+    [
+        ("fit", FitConfig, ["Members of the ensemble: 50.", "parameter: 1.", "measure: 0."]),
+        (
+            "toy",
+            ToyConfig,
+            ["quick (if not given), table or paper.", "Seed of everything random: 0"],
+        ),
+        ("digits", DigitsConfig, ["quick (if not given) or paper."]),
+        ("cifar", CifarConfig, ["300, as the paper.", "so many: 40960, as", "Drop rate: 0.1"]),
+    ],
+)
+def test_the_options_of_a_command_are_the_fields_of_its_config(command, config, defaults):
+    shown = CliRunner().invoke(app, [command, "--help"], env={"TERMINAL_WIDTH": "200"}).output
+    hints = typing.get_type_hints(config, include_extras=True)
+    optional = [f for f in dataclasses.fields(config) if hasattr(hints[f.name], "__metadata__")]
+    assert len(optional) >= 7
+    for field in optional:
+        name = "method" if field.name == "only" else field.name.replace("_", "-")
+        assert f"--{name} " in shown
+    assert "{" not in shown
+    assert "--no-" not in shown
+    for text in defaults:
+        assert text in shown
+
+
+@pytest.mark.parametrize("words", [("--jobs", "0"), ("--jobs", "few"), ("--sets",), ("--foo", "1")])
+def test_an_option_of_another_kind_is_refused_by_its_name(words):
+    done = CliRunner().invoke(app, ["toy", *words])
+    assert done.exit_code == 2
+    assert words[0] in done.output
+
+
+def test_what_was_not_typed_is_left_to_the_config():
+    seen: dict[str, object] = {}
+    own = typer.Typer()
+
+    @own.command()
+    @take_options(ToyConfig)
+    def command(*, out: Path | None, loud: bool = False, **given: object) -> None:
+        seen.update(given, out=out, loud=loud)
+
+    assert CliRunner().invoke(own, []).exit_code == 0
+    assert seen.pop("loud") is False
+    assert set(seen.values()) == {None}
+    words = ["--sets", "ab", "--method", "SE3", "--method", "SE1", "--out", "here", "--loud"]
+    assert CliRunner().invoke(own, words).exit_code == 0
+    assert seen["sets"] == ("a", "b")
+    assert seen["only"] == ("SE3", "SE1")
+    assert (seen["out"], seen["loud"]) == (Path("here"), True)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from stochens_lab.cli.shared import (
     print_line,
     warnings_as_notes,
 )
-from stochens_lab.data.pictures import list_files
+from stochens_lab.data.user_images import list_files
 from stochens_lab.experiments.configs import Device
 from stochens_lab.experiments.runs import choose_device
 from stochens_lab.workflow import prediction

@@ -8,7 +8,7 @@ import numpy as np
 
 from stochens.errors import InputError
 from stochens_lab.data.columns import Columns, Values, check_names, find_columns, missing_value
-from stochens_lab.data.parquet import import_parquet, reading_parquet
+from stochens_lab.data.image_parquet import import_parquet, reading_parquet
 
 MOST_BYTES = 1 << 34  # of all numbers read; a small file can state any number of equal rows
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from stochens.errors import InputError
 from stochens.files.storage import reading
-from stochens_lab.data import columns_csv, columns_parquet, pictures
+from stochens_lab.data import columns_csv, columns_parquet, user_images
 from stochens_lab.data.columns import Columns, Values, find_columns, list_names
 from stochens_lab.npz import NUMBERS_AND_TEXT, read_file
 
@@ -76,7 +76,7 @@ def read_first(
     if kind == "images":
         if targets:
             raise InputError(f"{file} is a folder of images: its folders are the classes")
-        found = pictures.read(file)
+        found = user_images.read(file)
         if found.labels is None:
             raise InputError(f"{file} has images without labels; put each in a folder of its class")
         layout = Layout(kind, (), ("class",), found.x.shape[1:])
@@ -105,7 +105,7 @@ def read(file: Path, layout: Layout, *, with_targets: bool = True) -> Examples:
         )
     wanted = layout.targets if with_targets else ()
     if kind == "images":
-        found = pictures.read(file, shape=layout.shape)
+        found = user_images.read(file, shape=layout.shape)
         if with_targets and found.labels is None:
             raise InputError(f"{file} has images without labels; put each in a folder of its class")
         labels: list[Values] = [found.labels] if with_targets and found.labels else []

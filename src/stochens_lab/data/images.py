@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 from stochens.errors import InputError
 from stochens.files.hashing import hash_bytes
-from stochens_lab.data import batches, image_folder, parquet, svhn_mat
+from stochens_lab.data import image_batches, image_folder, image_parquet, svhn_mat
 from stochens_lab.data.image_cache import keep_images, make_key, read_images
 from stochens_lab.data.image_sets import (
     SETS,
@@ -27,8 +27,8 @@ class Reader(Protocol):
 
 
 READERS: dict[str, Reader] = {
-    "parquet": parquet,
-    "python batches": batches,
+    "parquet": image_parquet,
+    "python batches": image_batches,
     "MATLAB file": svhn_mat,
     "image folder": image_folder,
 }

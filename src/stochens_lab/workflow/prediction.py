@@ -13,7 +13,7 @@ from torch import Tensor
 from stochens.errors import InputError
 from stochens.posterior.posterior import Posterior
 from stochens.posterior.predictive import DRAWS_BUDGET, GaussianPredictive, Predictive
-from stochens_lab.data.parquet import import_parquet
+from stochens_lab.data.image_parquet import import_parquet
 from stochens_lab.report.run_folder import write_whole
 from stochens_lab.workflow.schema import Schema, whole_classes
 

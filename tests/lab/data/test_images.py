@@ -124,7 +124,7 @@ def test_decoded_once_and_never_into_the_data_folder(tmp_path, cache, monkeypatc
     assert sorted(tmp_path.joinpath("data").rglob("*")) == before
     assert len(list(cache.iterdir())) == 1
     with monkeypatch.context() as patch:
-        patch.setattr("stochens_lab.data.parquet.decode", None)
+        patch.setattr("stochens_lab.data.image_parquet.decode", None)
         check(load_images(tmp_path / "data", "cifar10", "test"))
     check(first)
     write_parquet(file, X[::-1], {"label": Y[::-1]})  # another content is another key
@@ -147,7 +147,7 @@ def test_works_without_a_place_for_copies(tmp_path, monkeypatch):
 
 
 def test_progress_counts_images(tmp_path, monkeypatch):
-    monkeypatch.setattr("stochens_lab.data.parquet.ROWS_AT_A_TIME", 4)
+    monkeypatch.setattr("stochens_lab.data.image_parquet.ROWS_AT_A_TIME", 4)
     write_parquet(tmp_path / "test.parquet", X, {"label": Y})
     seen = []
     load_images(tmp_path, "cifar10", "test", progress=lambda done, all: seen.append((done, all)))
