@@ -35,7 +35,7 @@ from stochens_lab.experiments.runs import (
     open_run,
 )
 from stochens_lab.experiments.toy_config import ToyConfig
-from stochens_lab.experiments.toy_rows import SIZES, TRAININGS, list_rows
+from stochens_lab.experiments.toy_rows import SIZES, TRAININGS, list_trainings
 from stochens_lab.report.run_folder import SAMPLER, TRAINING, RunFolder
 
 REFERENCE, NOISE = "NUTS", "NUTS" + OWN_NOISE
@@ -43,18 +43,6 @@ AS_MANY = "NUTS, as many draws"  # as an ensemble has members: the noise of that
 DOMAINS = {"in": IN_DOMAIN, "out": OUT_OF_DOMAIN}
 MAP_STEPS = 61  # points along a side of a map
 CURVES = ("regular", "SE3")  # whose course over training steps is told
-
-
-def list_trainings(config: ToyConfig, set_name: str) -> list[Training]:
-    """The rows that are asked for."""
-    return list_rows(
-        set_name,
-        steps=config.steps,
-        prior_steps=config.prior_steps,
-        langevin_steps=config.langevin_steps,
-        langevin_batch=config.langevin_batch,
-        only=config.only,
-    )
 
 
 def run(
