@@ -139,12 +139,12 @@ def _stop(working: Sequence[Worker], number: int) -> None:
 def _end_by_signal() -> Iterator[None]:
     """SIGTERM is an error here, so that it can be passed on."""
 
-    def end(number: int, frame: object) -> None:
+    def raise_exit(number: int, frame: object) -> None:
         raise SystemExit(TERMINATED)
 
     before = None
     with contextlib.suppress(ValueError):  # not the main thread: signals are not ours
-        before = signal.signal(signal.SIGTERM, end)
+        before = signal.signal(signal.SIGTERM, raise_exit)
     try:
         yield
     finally:

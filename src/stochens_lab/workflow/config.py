@@ -111,14 +111,11 @@ def configure(
     model: str | None = None, data: Path | None = None, out: Path | None = None, **given: Any
 ) -> FitConfig:
     """From the options that were typed; None leaves one as it is."""
-    for name, value in (("--model", model), ("--data", data), ("--out", out)):
-        if value is None:
-            raise InputError(
-                f"{name} is missing: stochens fit --model MODULE:FUNCTION --data FILE --out RUN"
-            )
-    assert model is not None
-    assert data is not None
-    assert out is not None
+    if model is None or data is None or out is None:
+        name = "--model" if model is None else "--data" if data is None else "--out"
+        raise InputError(
+            f"{name} is missing: stochens fit --model MODULE:FUNCTION --data FILE --out RUN"
+        )
     config = FitConfig(model=model, data=data.resolve(), out=out, **drop_none(given))
     check(config)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
