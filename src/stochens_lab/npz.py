@@ -16,8 +16,8 @@ MOST_BYTES = 1 << 31  # of all arrays of a file
 MOST_PACKED = 1032  # bytes that one byte can unpack to, by the format (deflate)
 PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what numpy writes
 ENCRYPTED = 0x1
-NUMBERS = "biuf"  # numpy's letters for them
-NUMBERS_AND_TEXT = NUMBERS + "U"
+FLOATS, NUMBERS, NUMBERS_AND_TEXT = "f", "biuf", "biufU"  # numpy's letters for them
+WORDS = {FLOATS: "floats", NUMBERS: "numbers", NUMBERS_AND_TEXT: "numbers or text"}
 
 
 def npz_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
@@ -73,8 +73,7 @@ def _read_array(data: bytes, where: str, kinds: str) -> np.ndarray:
         raise InputError(f"{where} is no array: {error}") from None
     rest = data[content.tell() :]
     if dtype.kind not in kinds or min(shape, default=0) < 0:
-        what = "numbers" if kinds == NUMBERS else "numbers or text"
-        raise InputError(f"{where} holds {dtype} {shape}, no array of {what}")
+        raise InputError(f"{where} holds {dtype} {shape}, no array of {WORDS[kinds]}")
     if math.prod(shape) * dtype.itemsize != len(rest):
         raise InputError(f"{where} is not of the size it says, {shape}")
     order: Literal["F", "C"] = "F" if fortran else "C"

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from stochens.errors import InputError
+from stochens.files.storage import reading
+from stochens_lab.npz import FLOATS, read_file
 
 ROWS, CLASSES = 10_000, 10
 MOST_BYTES = 20_000_000  # the published CSV has 2.5 million
@@ -36,7 +38,8 @@ def load_hmc_reference(path: str | Path, labels: Tensor | None = None) -> Tensor
     probs = load_hmc_reference("data", labels=y_test)
     """
     file = _find_file(Path(path))
-    probs = _read_csv(file) if file.suffix == ".csv" else _read_npy(file)
+    with reading(file):
+        probs = _read_csv(file) if file.suffix == ".csv" else read_file(file, FLOATS)["x"]
     _check(probs, file)
     as_given = torch.as_tensor(np.array(probs, np.float32))
     reordered = torch.empty_like(as_given)
@@ -115,21 +118,8 @@ def _read_csv(file: Path) -> np.ndarray:
     try:
         text = file.read_text("ascii").replace(",", " ")
         return np.array([line.split() for line in text.splitlines() if line.strip()], np.float64)
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror}") from None
     except ValueError as error:
         raise InputError(f"{file} is no table of numbers: {error}; get the file again") from None
-
-
-def _read_npy(file: Path) -> np.ndarray:
-    """Mapped, not read: nothing is allocated before the shape is known, and no pickle is read."""
-    try:
-        mapped = np.lib.format.open_memmap(file, mode="r")
-        if mapped.dtype.kind != "f" or mapped.offset + mapped.nbytes != file.stat().st_size:
-            raise ValueError(f"{mapped.dtype} {mapped.shape} does not fill the file")
-        return mapped
-    except Exception as error:  # numpy parses the header as Python text: many types
-        raise InputError(f"{file} is no array of floats: {error}; get the file again") from None
 
 
 def _check(probs: np.ndarray, file: Path) -> None:
