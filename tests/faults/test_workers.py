@@ -82,12 +82,12 @@ def test_an_error_is_that_of_the_worker_and_what_runs_is_finished(folder, how, k
 SCRIPT = """
 import sys
 from tests.faults.workers import Part, run
-from stochens_lab.experiments.parts import side_by_side
+from stochens_lab.experiments.parts import run_parts
 from stochens_lab.report.run_folder import RunFolder
 if __name__ == "__main__":
     with RunFolder(sys.argv[1], experiment="toy", config={}, device="cpu") as folder:
         slow = [Part(folder.path / "parts" / name, "slow") for name in "ab"]
-        side_by_side(run, slow, folder, jobs=2)
+        run_parts(run, slow, folder, jobs=2)
 """
 
 
