@@ -41,7 +41,7 @@ from stochens.run.cluster.view import LINES, Count, Seen, View, view
 from stochens.run.progress import rich_progress
 from stochens.samplers.diagnostics import SamplingWarning
 from stochens.training.machines import _blocks, _for_ray
-from stochens_lab.experiments import digits, runs, toy
+from stochens_lab.experiments import digits, digits_config, runs, toy, toy_config
 from stochens_lab.report.run_folder import Run, RunFolder
 from stochens_lab.workflow import config as own
 
@@ -154,11 +154,11 @@ def no_gpu_here(monkeypatch):
 
 def test_a_driver_without_a_gpu_may_ask_for_the_clusters(no_gpu_here, tmp_path, monkeypatch):
     asked = {"model": "nets:make", "data": Path("x.csv"), "out": tmp_path / "run"}
-    assert own.configured(**asked, device="cuda", engine="ray").device == "cuda"
+    assert own.configure(**asked, device="cuda", engine="ray").device == "cuda"
     with pytest.raises(InputError, match="--device cuda: this machine has no GPU"):
-        own.configured(**asked, device="cuda")
+        own.configure(**asked, device="cuda")
     with pytest.raises(InputError, match="--device must be cpu or cuda, got 'tpu'"):
-        own.configured(**asked, device="tpu", engine="ray")
+        own.configure(**asked, device="tpu", engine="ray")
     monkeypatch.setattr(runs, "connect", lambda engine: GPUs(1))
     assert runs.find_device("ray", None, "cuda") == runs.find_device("ray", None, None) == "cuda"
     assert runs.find_device("ray", None, "cpu") == runs.find_device("auto", None, None) == "cpu"
@@ -168,15 +168,17 @@ def test_a_driver_without_a_gpu_may_ask_for_the_clusters(no_gpu_here, tmp_path, 
     assert Run(tmp_path / "run").about["machine"]["gpu"] == "GPUs of a cluster"
 
 
-@pytest.mark.parametrize("experiment", [toy, digits])
+@pytest.mark.parametrize(
+    ("experiment", "config"), [(toy, toy_config), (digits, digits_config)], ids=["toy", "digits"]
+)
 def test_a_gpu_that_nobody_has_is_refused_before_a_run_is_begun(
-    experiment, no_gpu_here, tmp_path, monkeypatch
+    experiment, config, no_gpu_here, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(runs, "connect", lambda engine: GPUs(0))
     for engine, message in (("ray", "cluster at .* has no GPU"), ("auto", "this machine has no")):
-        config = experiment.configured("quick", out=tmp_path / "run", device="cuda", engine=engine)
+        asked = config.configure("quick", out=tmp_path / "run", device="cuda", engine=engine)
         with pytest.raises(InputError, match=message):
-            experiment.run(config)
+            experiment.run(asked)
         assert not (tmp_path / "run").exists()
 
 
@@ -251,11 +253,11 @@ def test_a_disk_that_may_be_back_is_tried_again_and_a_bad_path_is_not(
     folders.keep_cut(tmp_path, [(0, 1)], None)
     for where, what, work in (
         (storage, "save_file", lambda: kept.save(2, {"t": torch.zeros(2)}, {})),
-        (storage, "_digest", kept.latest),
+        (storage, "hash_file", kept.latest),
         (Path, "mkdir", lambda: alone_in(tmp_path).__enter__()),
         (Path, "read_bytes", lambda: folders.kept_cut(tmp_path)),
     ):
-        if what == "_digest" and number == errno.ENOTDIR:
+        if what == "hash_file" and number == errno.ENOTDIR:
             continue  # a checkpoint that is none, which is laid aside
         with monkeypatch.context() as patch:
             patch.setattr(where, what, failing)

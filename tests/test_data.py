@@ -18,7 +18,7 @@ from torch.utils.data import (
 
 from stochens import InputError
 from stochens.data import inputs, source
-from stochens_lab.data.digits import digits, photo_patches
+from stochens_lab.data.digits import cut_photo_patches, read_digits
 
 
 def test_arrays_and_lists_become_tensors():
@@ -123,13 +123,13 @@ def test_a_data_frame_is_read_without_a_warning(recwarn):
 
 
 def test_digits_split_by_class_and_photographs_are_no_digits():
-    data = digits(seed=1)
+    data = read_digits(seed=1)
     assert len(data.x_train) + len(data.x_test) == 1797
     shares = data.y_train.bincount() / len(data.y_train)
     assert float((shares - data.y_test.bincount() / len(data.y_test)).abs().max()) < 0.01
-    assert not torch.equal(digits(seed=2).x_test, data.x_test)
-    patches = photo_patches(50, seed=3)
+    assert not torch.equal(read_digits(seed=2).x_test, data.x_test)
+    patches = cut_photo_patches(50, seed=3)
     assert patches.shape == (50, 1, 8, 8)
     assert float(patches.min()) == 0
     assert float(patches.max()) == 1
-    assert torch.equal(patches, photo_patches(50, seed=3))
+    assert torch.equal(patches, cut_photo_patches(50, seed=3))

@@ -110,6 +110,22 @@ def test_what_is_optional_is_imported_when_it_is_asked_for(name):
             assert name not in [found.split(".")[0] for found in names], f"{file} imports {name}"
 
 
+def test_there_is_one_checksum_and_one_lock():
+    """SHA-256 by files/hashing.py, and filelock by run/checkpoints.py."""
+    others = {
+        "files/hashing.py",
+        "training/alike.py",  # a short fingerprint in memory
+        "data/hmc_reference.py",  # the order of TensorFlow Datasets is by MD5
+        "report/page/build.py",  # what a browser compares
+    }
+    for root, _ in ROOTS.values():
+        for file in root.rglob("*.py"):
+            text, name = file.read_text(), str(file.relative_to(root))
+            assert ("import hashlib" in text) <= (name in others), file
+            assert ("filelock import" in text) <= (name == "run/checkpoints.py"), file
+            assert "fcntl" not in text, file
+
+
 def test_no_pickle_is_loaded():
     for file in ROOT.parent.rglob("*.py"):
         text = file.read_text()

@@ -1,4 +1,5 @@
-"""Arrays in npz and npy files. What a file says of its sizes is never believed."""
+"""Arrays in npz and npy files. What a file says of its sizes is never believed: numpy's own reader
+takes the memory that a header states before it looks for the numbers."""
 
 import io
 import math
@@ -15,8 +16,8 @@ MOST_BYTES = 1 << 31  # of all arrays of a file
 MOST_PACKED = 1032  # bytes that one byte can unpack to, by the format (deflate)
 PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what numpy writes
 ENCRYPTED = 0x1
-NUMBERS = "biuf"  # numpy's letters for them
-NUMBERS_AND_TEXT = NUMBERS + "U"
+FLOATS, NUMBERS, NUMBERS_AND_TEXT = "f", "biuf", "biufU"  # numpy's letters for them
+WORDS = {FLOATS: "floats", NUMBERS: "numbers", NUMBERS_AND_TEXT: "numbers or text"}
 
 
 def npz_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
@@ -32,7 +33,7 @@ def read_file(path: Path, kinds: str = NUMBERS) -> dict[str, np.ndarray]:
         raise InputError(f"{path} has {size} bytes; at most {MOST_BYTES} are read")
     content = path.read_bytes()
     if path.suffix.lower() == ".npy":
-        return {"x": _array(content, f"{path} is damaged: it", kinds)}
+        return {"x": _read_array(content, f"{path} is damaged: it", kinds)}
     return read_npz(content, path, kinds)
 
 
@@ -56,11 +57,11 @@ def read_npz(content: bytes, where: object, kinds: str = NUMBERS) -> dict[str, n
                 data = opened.read(part.file_size + 1)  # its checksum is compared by this
             if len(data) != part.file_size:
                 raise InputError(f"{where} is damaged: {part.filename} ends early")
-            arrays[name] = _array(data, f"{where} is damaged: {part.filename}", kinds)
+            arrays[name] = _read_array(data, f"{where} is damaged: {part.filename}", kinds)
     return arrays
 
 
-def _array(data: bytes, where: str, kinds: str) -> np.ndarray:
+def _read_array(data: bytes, where: str, kinds: str) -> np.ndarray:
     content = io.BytesIO(data)
     try:
         version = np.lib.format.read_magic(content)
@@ -72,8 +73,7 @@ def _array(data: bytes, where: str, kinds: str) -> np.ndarray:
         raise InputError(f"{where} is no array: {error}") from None
     rest = data[content.tell() :]
     if dtype.kind not in kinds or min(shape, default=0) < 0:
-        what = "numbers" if kinds == NUMBERS else "numbers or text"
-        raise InputError(f"{where} holds {dtype} {shape}, no array of {what}")
+        raise InputError(f"{where} holds {dtype} {shape}, no array of {WORDS[kinds]}")
     if math.prod(shape) * dtype.itemsize != len(rest):
         raise InputError(f"{where} is not of the size it says, {shape}")
     order: Literal["F", "C"] = "F" if fortran else "C"

@@ -28,7 +28,7 @@ from stochens.files import storage
 from stochens.posterior import saved
 from stochens.run.checkpoints import Checkpoints
 from stochens_lab.data import plain_pickle
-from stochens_lab.data.hmc_reference import hmc_reference
+from stochens_lab.data.hmc_reference import load_hmc_reference
 from stochens_lab.data.images import load_images
 from stochens_lab.report import finish
 from stochens_lab.report.run_folder import Run, shown
@@ -74,7 +74,7 @@ def reference(folder: Path) -> Callable[[], str]:
     np.save(folder / "hmc_probs.npy", probs)
 
     def read() -> str:
-        return _distributions(hmc_reference(folder))
+        return _distributions(load_hmc_reference(folder))
 
     return read
 
@@ -89,7 +89,7 @@ def _distributions(found: torch.Tensor) -> str:
 def table(folder: Path) -> Callable[[], str]:
     """The same as text; a number may become another, and a row stays a distribution."""
     (folder / "probs.csv").write_text("0.1,0.2,0.05,0.15,0.1,0.1,0.1,0.1,0.05,0.05\n" * 10_000)
-    return lambda: _distributions(hmc_reference(folder))
+    return lambda: _distributions(load_hmc_reference(folder))
 
 
 def parquet(folder: Path) -> Callable[[], str]:

@@ -66,7 +66,12 @@ def main() -> None:
     except ImportError:
         raise SystemExit("fuzzing needs atheris: pip install atheris") from None
     target = TARGETS[sys.argv.pop(1)]
-    watched = [(plain_pickle, "_run"), (storage, "read_folder"), (npz, "read_npz"), (npz, "_array")]
+    watched = [
+        (plain_pickle, "_run"),
+        (storage, "read_folder"),
+        (npz, "read_npz"),
+        (npz, "_read_array"),
+    ]
     of_numpy = sys.modules[np.lib.format.read_magic.__globals__["__name__"]]
     watched += [(of_numpy, name) for name in ("_read_array_header", "_filter_header")]
     for module, name in watched:

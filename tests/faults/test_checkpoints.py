@@ -100,10 +100,10 @@ def raises(error: BaseException):
 @pytest.mark.parametrize(
     ("what", "error"),
     [
-        ("_digest", OSError(errno.EIO, "Input/output error")),
-        ("_digest", PermissionError(errno.EACCES, "Permission denied")),
-        ("_digest", OSError(errno.EMFILE, "Too many open files")),
-        ("_digest", MemoryError()),
+        ("hash_file", OSError(errno.EIO, "Input/output error")),
+        ("hash_file", PermissionError(errno.EACCES, "Permission denied")),
+        ("hash_file", OSError(errno.EMFILE, "Too many open files")),
+        ("hash_file", MemoryError()),
         ("load_file", MemoryError()),
         # what safetensors and torch say where there are too many open files
         ("load_file", FileNotFoundError("No such file or directory: tensors.safetensors")),

@@ -23,7 +23,7 @@ from tests.lab.data.image_files import (
 )
 
 from stochens import InputError
-from stochens_lab.data import batches, hmc_reference, parquet
+from stochens_lab.data import hmc_reference, image_batches, image_parquet
 from stochens_lab.data.images import load_images
 from stochens_lab.data.pixels import MOST_BYTES
 
@@ -137,7 +137,7 @@ def test_labels_that_are_no_class_are_refused(form, wrong):
 
 def test_a_batch_that_is_too_large_is_not_read(tmp_path):
     with (tmp_path / "test_batch").open("wb") as file:
-        file.truncate(batches.MOST_BYTES + 1)  # a hole: it takes no place on the disk
+        file.truncate(image_batches.MOST_BYTES + 1)  # a hole: it takes no place on the disk
     with pytest.raises(InputError, match=r"test_batch has 400000001 bytes, more than any batch"):
         load_images(tmp_path, "cifar10", "test")
 
@@ -152,7 +152,7 @@ def test_an_image_that_is_too_large_is_not_decoded(tmp_path):
 
 def test_a_parquet_file_that_is_too_large_is_not_read(tmp_path, monkeypatch):
     as_parquet(tmp_path, pixels(3), [1, 2, 3])
-    monkeypatch.setattr(parquet, "MOST_ROWS", 2)
+    monkeypatch.setattr(image_parquet, "MOST_ROWS", 2)
     with pytest.raises(InputError, match="says it has 3 rows"):
         load_images(tmp_path, "cifar10", "test")
     monkeypatch.undo()
@@ -178,7 +178,7 @@ def probs_of(text: bytes) -> torch.Tensor | None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "probs.csv").write_bytes(text)
         try:
-            return hmc_reference.hmc_reference(folder)
+            return hmc_reference.load_hmc_reference(folder)
         except InputError as error:
             assert "probs.csv" in str(error)  # noqa: PT017
             return None
@@ -208,4 +208,4 @@ def test_a_csv_that_is_too_large_is_not_read(tmp_path):
     with (tmp_path / "probs.csv").open("wb") as file:
         file.truncate(hmc_reference.MOST_BYTES + 1)
     with pytest.raises(InputError, match="has 20000001 bytes"):
-        hmc_reference.hmc_reference(tmp_path)
+        hmc_reference.load_hmc_reference(tmp_path)

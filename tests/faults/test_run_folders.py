@@ -23,7 +23,7 @@ from stochens import InputError
 from stochens.files import sums
 from stochens.files.storage import CHECKSUMS, sync
 from stochens_lab.cli import app
-from stochens_lab.experiments.runs import stopped_run
+from stochens_lab.experiments.toy_config import reconfigure
 from stochens_lab.npz import npz_bytes, read_npz
 from stochens_lab.report import finish, run_folder
 from stochens_lab.report.run_folder import METRICS, PREDICTIONS, RUN, Run, RunFolder
@@ -45,7 +45,7 @@ def test_damage_in_any_byte_is_one_error_that_names_the_file(path, file, place, 
     content[int(place * len(content))] ^= 1 << flip
     (path / file).write_bytes(content)
     try:
-        for read in (Run, lambda p: stopped_run(p, "toy"), lambda p: finish.page([p], None)):
+        for read in (Run, reconfigure, lambda p: finish.page([p], None)):
             with pytest.raises(InputError) as said:
                 read(path)
             assert file in str(said.value)
@@ -296,4 +296,4 @@ def test_what_a_run_without_checksums_lacks_is_laid_to_it(tmp_path):
     assert "run cannot be used: KeyError: 'loss'; it has no checksums" in str(told.exception)
     (folder / RUN).write_text(json.dumps({"experiment": "toy"}))
     with pytest.raises(InputError, match="run cannot be used: KeyError: 'config'"):
-        stopped_run(folder, "toy")
+        reconfigure(folder)

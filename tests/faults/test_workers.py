@@ -17,8 +17,8 @@ from tests.lab.experiments.test_resume import same
 from tests.lab.experiments.test_toy import SMALL
 
 from stochens import Failed, InputError
-from stochens_lab.experiments import toy
-from stochens_lab.experiments.parts import side_by_side
+from stochens_lab.experiments import toy, toy_config
+from stochens_lab.experiments.parts import run_parts
 from stochens_lab.experiments.runs import PARTS
 from stochens_lab.report.run_folder import METRICS, RUN, Run, RunFolder
 
@@ -55,7 +55,7 @@ def found(folder: RunFolder) -> dict[str, int]:
 
 def test_a_worker_that_is_killed_is_begun_again_and_goes_on(folder):
     with pytest.warns(UserWarning, match=r"the process of b was ended by SIGKILL; .* again"):
-        side_by_side(run, parts(folder, a="well", b="killed once", c="well"), folder, jobs=2)
+        run_parts(run, parts(folder, a="well", b="killed once", c="well"), folder, jobs=2)
     assert found(folder) == {"a": 1, "b": 2, "c": 1}
 
 
@@ -63,9 +63,9 @@ def test_one_that_is_killed_each_time_is_named_and_the_others_are_done(folder):
     ways = {"a": "killed", "b": "well", "c": "well", "d": "well"}
     said = r"the process of a was ended by SIGKILL, the last of 3 times.*--resume"
     with pytest.warns(UserWarning, match="begun again"), pytest.raises(Failed, match=said):
-        side_by_side(run, parts(folder, **ways), folder, jobs=2)
+        run_parts(run, parts(folder, **ways), folder, jobs=2)
     assert found(folder) == {"a": 3, "b": 1, "c": 1, "d": 1}
-    side_by_side(run, parts(folder, a="well", b="well"), folder, jobs=2)  # as --resume does
+    run_parts(run, parts(folder, a="well", b="well"), folder, jobs=2)  # as --resume does
     assert found(folder)["a"] == 4
 
 
@@ -73,7 +73,7 @@ def test_one_that_was_killed_before_it_said_what_it_is_begins_anew(folder):
     for part in parts(folder, a="well"):
         part.out.mkdir(parents=True)
         (part.out / ".metrics.json").write_text("{")
-    side_by_side(run, parts(folder, a="well"), folder, jobs=2)
+    run_parts(run, parts(folder, a="well"), folder, jobs=2)
     assert found(folder) == {"a": 1}
 
 
@@ -83,7 +83,7 @@ def test_one_that_was_killed_before_it_said_what_it_is_begins_anew(folder):
 )
 def test_an_error_is_that_of_the_worker_and_what_runs_is_finished(folder, how, kind, said):
     with pytest.raises(kind, match=said) as raised:
-        side_by_side(run, parts(folder, a=how, b="well"), folder, jobs=2)
+        run_parts(run, parts(folder, a=how, b="well"), folder, jobs=2)
     assert "workers.py" in "".join(raised.value.__notes__)  # where it happened
     assert found(folder)["b"] == 1
 
@@ -91,12 +91,12 @@ def test_an_error_is_that_of_the_worker_and_what_runs_is_finished(folder, how, k
 SCRIPT = """
 import sys
 from tests.faults.workers import Part, run
-from stochens_lab.experiments.parts import side_by_side
+from stochens_lab.experiments.parts import run_parts
 from stochens_lab.report.run_folder import RunFolder
 if __name__ == "__main__":
     with RunFolder(sys.argv[1], experiment="toy", config={}, device="cpu") as folder:
         slow = [Part(folder.path / "parts" / name, "slow") for name in "ab"]
-        side_by_side(run, slow, folder, jobs=2)
+        run_parts(run, slow, folder, jobs=2)
 """
 
 
@@ -153,11 +153,11 @@ def test_a_real_run_whose_worker_is_killed_ends_as_if_nothing_had_been(tmp_path)
     thread.start()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        toy.run(toy.configured("quick", jobs=2, out=cut, **options))
+        toy.run(toy_config.configure("quick", jobs=2, out=cut, **options))
     thread.join()
     assert killed
     assert any("the process of c was ended by SIGKILL" in str(w.message) for w in said)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        whole = toy.run(toy.configured("quick", out=tmp_path / "whole", **options))
+        whole = toy.run(toy_config.configure("quick", out=tmp_path / "whole", **options))
     same(Run(cut), Run(whole))

@@ -1,5 +1,6 @@
 """Commands as a newcomer types them."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -7,16 +8,24 @@ import signal
 import subprocess
 import sys
 import time
+import typing
+from pathlib import Path
 
 import pytest
+import typer
 from tests.faults.test_workers import HEEDS
 from tests.lab.experiments.test_toy import SMALL
 from typer.testing import CliRunner
 
 import stochens
 from stochens_lab.cli import app, main
-from stochens_lab.experiments import toy
+from stochens_lab.cli.options import take_options
+from stochens_lab.experiments import toy, toy_config
+from stochens_lab.experiments.cifar_config import CifarConfig
+from stochens_lab.experiments.digits_config import DigitsConfig
+from stochens_lab.experiments.toy_config import ToyConfig
 from stochens_lab.report.run_folder import Run
+from stochens_lab.workflow.config import FitConfig
 
 
 def run(*words: str, cwd=None) -> subprocess.CompletedProcess[str]:
@@ -34,10 +43,64 @@ def test_help_and_version():
     assert version.output.strip() == f"stochens {stochens.__version__}"
 
 
+@pytest.mark.parametrize(
+    ("command", "config", "defaults"),
+    [
+        ("fit", FitConfig, ["Members of the ensemble: 50.", "parameter: 1.", "measure: 0."]),
+        (
+            "toy",
+            ToyConfig,
+            ["quick (if not given), table or paper.", "Seed of everything random: 0"],
+        ),
+        ("digits", DigitsConfig, ["quick (if not given) or paper."]),
+        ("cifar", CifarConfig, ["300, as the paper.", "so many: 40960, as", "Drop rate: 0.1"]),
+    ],
+)
+def test_the_options_of_a_command_are_the_fields_of_its_config(command, config, defaults):
+    page = CliRunner().invoke(app, [command, "--help"]).output
+    shown = " ".join(page.replace("│", " ").split())  # however wide the terminal is
+    hints = typing.get_type_hints(config, include_extras=True)
+    optional = [f for f in dataclasses.fields(config) if hasattr(hints[f.name], "__metadata__")]
+    assert len(optional) >= 7
+    for field in optional:
+        name = "method" if field.name == "only" else field.name.replace("_", "-")
+        assert f"--{name} " in shown
+    assert "{" not in shown
+    assert "--no-" not in shown
+    for text in defaults:
+        assert text in shown
+
+
+@pytest.mark.parametrize("words", [("--jobs", "0"), ("--jobs", "few"), ("--sets",), ("--foo", "1")])
+def test_an_option_of_another_kind_is_refused_by_its_name(words):
+    done = CliRunner().invoke(app, ["toy", *words])
+    assert done.exit_code == 2
+    assert words[0] in done.output
+
+
+def test_what_was_not_typed_is_left_to_the_config():
+    seen: dict[str, object] = {}
+    own = typer.Typer()
+
+    @own.command()
+    @take_options(ToyConfig)
+    def command(*, out: Path | None, loud: bool = False, **given: object) -> None:
+        seen.update(given, out=out, loud=loud)
+
+    assert CliRunner().invoke(own, []).exit_code == 0
+    assert seen.pop("loud") is False
+    assert set(seen.values()) == {None}
+    words = ["--sets", "ab", "--method", "SE3", "--method", "SE1", "--out", "here", "--loud"]
+    assert CliRunner().invoke(own, words).exit_code == 0
+    assert seen["sets"] == ("a", "b")
+    assert seen["only"] == ("SE3", "SE1")
+    assert (seen["out"], seen["loud"]) == (Path("here"), True)
+
+
 @pytest.fixture
 def small(monkeypatch):
     """`stochens toy` with its quick preset cut down to seconds."""
-    monkeypatch.setitem(toy.PRESETS, "quick", SMALL)
+    monkeypatch.setitem(toy_config.PRESETS, "quick", SMALL)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -57,7 +120,7 @@ def test_toy_leaves_a_run_with_a_page(small, tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 def test_several_runs_on_one_page(small, tmp_path):
-    toy.run(toy.configured("quick", sets=("a",), out=tmp_path / "one"))
+    toy.run(toy_config.configure("quick", sets=("a",), out=tmp_path / "one"))
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     both = [str(tmp_path / name) for name in ("one", "two")]
     page = tmp_path / "both.html"
@@ -81,6 +144,10 @@ def test_bad_words_are_one_line(tmp_path, monkeypatch, capsys):
         (["toy", "--out", "/proc/nowhere"], "cannot write to /proc/nowhere"),
         (["toy", "--out", str(tmp_path)], "is not empty"),
         (["toy", "--preset", "quik", "--out", str(tmp_path / "new")], "did you mean 'quick'"),
+        (["digits", "--preset", "table", "--out", str(tmp_path / "new")], "preset"),
+        (["cifar"], "where are the images? Give their folder: --data DIR"),
+        (["cifar", "--name", "cifar9", "--data", str(tmp_path)], "name must be one of cifar10"),
+        (["fit", "--target", "y"], "--model is missing"),
         (["report", str(tmp_path / "nowhere")], "is no saved folder"),
         (["report", "a", "b"], "several runs need a place"),
     ):
@@ -112,8 +179,8 @@ def test_ctrl_c_leaves_a_run_that_can_be_shown(tmp_path):
     out = tmp_path / "run"
     endless = SMALL | {"langevin_steps": 10**6}  # the last row of all
     code = (
-        "from stochens_lab.cli import main\nfrom stochens_lab.experiments import toy\n"
-        f"toy.PRESETS['quick'] = {endless}\nmain()"
+        "from stochens_lab.cli import main\nfrom stochens_lab.experiments import toy_config\n"
+        f"toy_config.PRESETS['quick'] = {endless}\nmain()"
     )
     command = [sys.executable, "-c", code, "toy", "--sets", "a", "--out", str(out)]
     process = subprocess.Popen(

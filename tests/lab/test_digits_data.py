@@ -4,23 +4,23 @@ import pytest
 import torch
 
 from stochens import InputError
-from stochens_lab.data.digits import digits, noisy, rotated
+from stochens_lab.data.digits import add_noise, read_digits, rotate
 
 
 def images(count: int = 20) -> torch.Tensor:
-    return digits().x_test[:count]
+    return read_digits().x_test[:count]
 
 
 @pytest.mark.parametrize("quarters", [-1, 0, 1, 2, 3, 4])
 def test_quarter_turns_are_exact(quarters):
-    turned = rotated(images(), degrees=90 * quarters)
+    turned = rotate(images(), degrees=90 * quarters)
     # float32 cosines move a pixel's place by 1e-7 of the image
     torch.testing.assert_close(turned, torch.rot90(images(), quarters, (2, 3)), atol=1e-5, rtol=0)
 
 
 def test_a_small_turn_by_a_loop():
     x, a = images(1).double(), torch.tensor(30.0).double().deg2rad()
-    turned = rotated(x, degrees=30.0)
+    turned = rotate(x, degrees=30.0)
 
     def pixel(row: int, column: int) -> float:
         return float(x[0, 0, row, column]) if 0 <= row < 8 and 0 <= column < 8 else 0.0
@@ -45,14 +45,14 @@ def test_a_small_turn_by_a_loop():
 
 def test_only_square_images_can_be_turned():
     with pytest.raises(InputError, match=r"square images \[B, C, H, H\], got \(2, 1, 8, 6\)"):
-        rotated(torch.zeros(2, 1, 8, 6), degrees=30)
+        rotate(torch.zeros(2, 1, 8, 6), degrees=30)
 
 
 def test_noise_has_its_standard_deviation_and_its_seed():
-    x = digits().x_test  # 34,560 pixels
-    z = noisy(x, sd=0.3, seed=1) - x
+    x = read_digits().x_test  # 34,560 pixels
+    z = add_noise(x, sd=0.3, seed=1) - x
     assert float(z.std()) == pytest.approx(0.3, rel=0.02)  # five standard errors
     assert abs(float(z.mean())) < 5 * 0.3 / z.numel() ** 0.5
-    assert torch.equal(noisy(x, sd=0.3, seed=1), noisy(x, sd=0.3, seed=1))
-    assert not torch.equal(noisy(x, sd=0.3, seed=1), noisy(x, sd=0.3, seed=2))
-    assert torch.equal(noisy(x, sd=0.0), x)
+    assert torch.equal(add_noise(x, sd=0.3, seed=1), add_noise(x, sd=0.3, seed=1))
+    assert not torch.equal(add_noise(x, sd=0.3, seed=1), add_noise(x, sd=0.3, seed=2))
+    assert torch.equal(add_noise(x, sd=0.0), x)

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -18,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from stochens.errors import InputError
+from stochens.files.hashing import hash_file
 from stochens.version import __version__
 
 TENSORS, DESCRIPTION = "tensors.safetensors", "description.json"
@@ -150,7 +150,7 @@ def sync(path: Path) -> None:
 
 
 def _checksums(path: Path) -> str:
-    return "".join(f"{_digest(path / name)}  {name}\n" for name in (TENSORS, DESCRIPTION))
+    return "".join(f"{hash_file(path / name)}  {name}\n" for name in (TENSORS, DESCRIPTION))
 
 
 def _move(part: Path, path: Path) -> None:
@@ -212,8 +212,3 @@ def reading(path: str | Path) -> Iterator[None]:
         raise Unread(f"cannot read {path}: {str(error) or 'out of memory'}") from error
     except DAMAGE as error:
         raise InputError(f"{path} is damaged: {type(error).__name__}: {error}") from error
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

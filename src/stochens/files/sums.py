@@ -7,12 +7,12 @@ Several files cannot be replaced at one moment. So what is to come is written do
 that is found meanwhile is that of before or that of after, and either is whole.
 """
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stochens.errors import InputError
+from stochens.files.hashing import hash_bytes
 from stochens.files.storage import CHECKSUMS, sync
 
 NEXT = CHECKSUMS + ".next"
@@ -27,10 +27,10 @@ def replace_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """
     if (folder / NEXT).exists():  # it was cut short: some files are of before, some of after
         there = {name: (folder / name).read_bytes() for name in files if (folder / name).exists()}
-        _put(folder / CHECKSUMS, _lines(there))
+        _put(folder / CHECKSUMS, _list_checksums(there))
     for name, content in files.items():
-        _beside(folder / name, content)
-    _put(folder / NEXT, _lines(files))
+        _write_beside(folder / name, content)
+    _put(folder / NEXT, _list_checksums(files))
     for name in files:
         (folder / f".{name}").replace(folder / name)
     sync(folder)
@@ -38,24 +38,20 @@ def replace_files(folder: Path, files: Mapping[str, bytes]) -> None:
     sync(folder)
 
 
-def _beside(path: Path, content: bytes) -> None:
+def _write_beside(path: Path, content: bytes) -> None:
     part = path.with_name(f".{path.name}")
     part.write_bytes(content)
     sync(part)
 
 
 def _put(path: Path, content: bytes) -> None:
-    _beside(path, content)
+    _write_beside(path, content)
     path.with_name(f".{path.name}").replace(path)
     sync(path.parent)
 
 
-def _lines(files: Mapping[str, bytes]) -> bytes:
-    return "".join(f"{_digest(files[name])}  {name}\n" for name in sorted(files)).encode()
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+def _list_checksums(files: Mapping[str, bytes]) -> bytes:
+    return "".join(f"{hash_bytes(files[name])}  {name}\n" for name in sorted(files)).encode()
 
 
 def read_files(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
@@ -64,17 +60,17 @@ def read_files(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
     A folder without checksums is read as it is: there were none at first.
     """
     for _ in range(TRIES):
-        recorded = _recorded(folder)
+        recorded = _read_lists(folder)
         found = {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
-        wrong = _wrong(folder, found, recorded) if CHECKSUMS in recorded else None
+        wrong = _find_wrong(folder, found, recorded) if CHECKSUMS in recorded else None
         if wrong is None:
             return found
-        if _recorded(folder) == recorded:  # else somebody has just written them
+        if _read_lists(folder) == recorded:  # else somebody has just written them
             raise InputError(wrong)
     raise InputError(f"{folder} is written to all the time; read it when that is over")
 
 
-def _recorded(folder: Path) -> dict[str, bytes]:
+def _read_lists(folder: Path) -> dict[str, bytes]:
     """What stands in the two lists. The one to come is read first: should it become the other
     meanwhile, then it is found there, and never in neither."""
     found = {}
@@ -86,7 +82,9 @@ def _recorded(folder: Path) -> dict[str, bytes]:
     return found
 
 
-def _wrong(folder: Path, found: Mapping[str, bytes], recorded: Mapping[str, bytes]) -> str | None:
+def _find_wrong(
+    folder: Path, found: Mapping[str, bytes], recorded: Mapping[str, bytes]
+) -> str | None:
     """What does not fit, or None."""
     tables: list[dict[str, str]] = []  # the last is that of CHECKSUMS
     for name, content in recorded.items():
@@ -97,7 +95,7 @@ def _wrong(folder: Path, found: Mapping[str, bytes], recorded: Mapping[str, byte
             return f"{folder / name} is damaged: not a list of checksums and names"
         tables.append(table)
     for name, content in found.items():
-        if _digest(content) not in [table.get(name) for table in tables]:
+        if hash_bytes(content) not in [table.get(name) for table in tables]:
             return f"{folder / name} is damaged: it does not fit its checksum in {CHECKSUMS}"
     for name in sorted(tables[-1].keys() - found.keys()):
         return (

@@ -2,11 +2,13 @@
 
 A library is cached as name-hash.so, where the hash covers the source, the flags, the compiler and
 the CPU (the code is built for this very CPU). Without a compiler everything still works, slower.
+
+torch.utils.cpp_extension is not used: it needs ninja and torch's headers, and these sources know
+nothing of torch.
 """
 
 import ctypes
 import functools
-import hashlib
 import logging
 import os
 import platform
@@ -18,6 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from stochens.files.hashing import hash_bytes
 from stochens.private_names import compile_cuda, compiles_cuda
 
 log = logging.getLogger("stochens")
@@ -75,7 +78,7 @@ def _library(source: Path, defines: list[str]) -> Path:
     for native in NATIVE:
         flags = [flag for flag in (*FLAGS, native, *defines) if flag]
         key = b"\0".join([code, " ".join(flags).encode(), version.encode(), _cpu().encode()])
-        file = f"{source.stem}-{hashlib.sha256(key).hexdigest()[:16]}.so"
+        file = f"{source.stem}-{hash_bytes(key)[:16]}.so"
         folder = _cache()
         if (folder / file).exists():
             return folder / file

@@ -7,7 +7,6 @@ Two are kept, so that one that is damaged costs no more than the time since the 
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -24,12 +23,8 @@ import torch
 from torch import Tensor
 
 from stochens.errors import InputError
+from stochens.files.hashing import hash_bytes
 from stochens.files.storage import LOCK, Unread, read_folder, reading, write_folder
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks, and so no protection from oneself
-    fcntl = None  # type: ignore[assignment]
 
 KEPT = 2
 ASIDE = ".damaged-"
@@ -95,11 +90,11 @@ class Checkpoints:
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
     """Of all their names, shapes and numbers."""
-    found = hashlib.sha256()
+    parts: list[bytes | memoryview] = []
     for name, t in tensors.items():
-        found.update(str((name, tuple(t.shape), t.dtype)).encode())
-        found.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        parts.append(str((name, tuple(t.shape), t.dtype)).encode())
+        parts.append(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return hash_bytes(*parts)
 
 
 def as_read(settings: dict[str, Any]) -> dict[str, Any]:
@@ -169,39 +164,50 @@ def refuse_other(now: dict[str, Any], then: dict[str, Any], where: str) -> None:
 
 @contextlib.contextmanager
 def alone_in(folder: str | Path) -> Iterator[None]:
-    """Hold the folder's lock. The system lets go of it when its owner ends, however it ends."""
+    """Hold the folder's lock. The system lets go of it when its owner ends, however it ends.
+
+    filelock takes it, and the owner's number stands in the file: to be named where another process
+    is refused, and to know a process that was killed, which is waited for.
+    """
+    from filelock import FileLock, Timeout  # it comes with torch, and takes 50 ms to import
+
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()) and not (folder / LOCK).exists():
             raise InputError(f"{folder} is not empty, and holds no checkpoints; choose another")
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        lock = FileLock(folder / LOCK, timeout=0, thread_local=False, on_acquired=_sign)
+        deadline = time.monotonic() + DYING
+        while True:
+            try:
+                lock.acquire()
+                break
+            except Timeout:
+                _wait_for_owner(folder, deadline)
     except OSError as error:
         raise InputError(f"cannot write to {folder}: {error.strerror}") from error
     try:
-        deadline = time.monotonic() + DYING
-        while not _taken(lock):
-            owner = os.pread(lock, 32, 0).decode(errors="replace").strip()
-            if time.monotonic() > deadline or not _has_ended(owner):
-                raise InUse(
-                    f"another process ({owner or 'unknown'}) works in {folder}; wait for it, or "
-                    "choose another folder"
-                )
-            time.sleep(0.05)
-        os.truncate(lock, 0)
-        os.write(lock, f"{os.getpid()}\n".encode())
         yield
     finally:
-        os.close(lock)
+        lock.release()
 
 
-def _taken(lock: int) -> bool:
-    try:
-        if fcntl is not None:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+def _sign(lock: int) -> None:
+    os.truncate(lock, 0)
+    os.write(lock, f"{os.getpid()}\n".encode())
+
+
+def _wait_for_owner(folder: Path, deadline: float) -> None:
+    """A moment, for one that was killed; an error where the owner lives."""
+    owner = ""
+    with contextlib.suppress(OSError), (folder / LOCK).open("rb") as file:
+        owner = file.read(32).decode(errors="replace").strip()
+    if time.monotonic() > deadline or not _has_ended(owner):
+        raise InUse(
+            f"another process ({owner or 'unknown'}) works in {folder}; wait for it, or choose "
+            "another folder"
+        )
+    time.sleep(0.05)
 
 
 def _has_ended(owner: str) -> bool:

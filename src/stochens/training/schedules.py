@@ -1,4 +1,8 @@
-"""Learning rates over a run, and the optimisers that follow them."""
+"""Learning rates over a run, and the optimisers that follow them.
+
+The schedules are three functions of the share of training done, and not torch's schedulers: those
+count steps and keep state, which a checkpoint and a CUDA graph would have to carry.
+"""
 
 import dataclasses
 import math

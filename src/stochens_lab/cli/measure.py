@@ -7,9 +7,8 @@ import typer
 
 from stochens.errors import InputError
 from stochens_lab.cli.app import app
-from stochens_lab.cli.own import (
+from stochens_lab.cli.shared import (
     AsJson,
-    Device,
     Draws,
     Model,
     RunArgument,
@@ -17,13 +16,14 @@ from stochens_lab.cli.own import (
     Seed,
     complete_run,
     print_json,
-    say,
-    show,
+    print_line,
+    print_table,
     warnings_as_notes,
 )
-from stochens_lab.experiments.runs import device_named
+from stochens_lab.experiments.configs import Device
+from stochens_lab.experiments.runs import choose_device
 from stochens_lab.workflow import evaluation
-from stochens_lab.workflow.fitted import fitted, model_of
+from stochens_lab.workflow.fitted_run import find_model, load_run
 from stochens_lab.workflow.measures import RESAMPLES
 
 Reference = Annotated[
@@ -65,17 +65,17 @@ def evaluate(
     Regression: RMSE, NLL, coverage and width of the 95 % intervals, in the
     target's own units.
     """
-    place = device_named(device)
+    place = choose_device(device)
     with warnings_as_notes():
-        found = fitted(run, model_of(run, model, same_model), place)
+        found = load_run(run, find_model(run, model, same_model), place)
         task = evaluation.Task(data, reference, ood, draws, seed, resamples)
-        rows, size = evaluation.evaluated(found, task)
+        rows, size = evaluation.evaluate(found, task)
     if json:
         measures = {name: interval._asdict() for name, interval in rows.items()}
         print_json({"run": str(run), "data": str(data), "examples": size, "metrics": measures})
         return
-    show({run.resolve().name: rows})
-    say(f"{size} examples of {data}")
+    print_table({run.resolve().name: rows})
+    print_line(f"{size} examples of {data}")
 
 
 @app.command()
@@ -106,21 +106,21 @@ def compare(
     (fit --validation), if that was the same for all; no model is needed
     then.
     """
-    place = device_named(device)
-    names = evaluation.distinct_names(runs)
+    place = choose_device(device)
+    names = evaluation.name_runs(runs)
     if data is None:
         if reference is not None or ood is not None:
             raise InputError("--reference and --ood need the data they belong to: --data FILE")
-        rows, size = evaluation.held_out(runs, names)
+        rows, size = evaluation.read_held_out(runs, names)
     else:
-        typed = _one_for_each(model, runs)
+        typed = _assign_models(model, runs)
         task = evaluation.Task(data, reference, ood, draws, seed, resamples)
         with warnings_as_notes():
             found = [
-                fitted(run, model_of(run, name, same_model), place)
+                load_run(run, find_model(run, name, same_model), place)
                 for run, name in zip(runs, typed, strict=True)
             ]
-            rows, size = evaluation.side_by_side(found, names, task)
+            rows, size = evaluation.evaluate_side_by_side(found, names, task)
     if json:
         about: dict[str, Any] = {"data": None if data is None else str(data), "examples": size}
         measures = {
@@ -129,11 +129,11 @@ def compare(
         }
         print_json({**about, "runs": measures})
         return
-    show(rows)
-    say(f"{size} examples of {'what the runs held out' if data is None else data}")
+    print_table(rows)
+    print_line(f"{size} examples of {'what the runs held out' if data is None else data}")
 
 
-def _one_for_each(model: list[str] | None, runs: list[Path]) -> list[str | None]:
+def _assign_models(model: list[str] | None, runs: list[Path]) -> list[str | None]:
     if not model:
         return [None] * len(runs)
     if len(model) not in (1, len(runs)):

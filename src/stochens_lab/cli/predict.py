@@ -11,22 +11,22 @@ from rich.markup import escape
 from rich.table import Table
 
 from stochens_lab.cli.app import app, printable
-from stochens_lab.cli.own import (
+from stochens_lab.cli.shared import (
     AsJson,
-    Device,
     Draws,
     Model,
     RunArgument,
     SameModel,
     Seed,
     print_json,
-    say,
+    print_line,
     warnings_as_notes,
 )
-from stochens_lab.data.pictures import file_names
-from stochens_lab.experiments.runs import device_named
+from stochens_lab.data.user_images import list_files
+from stochens_lab.experiments.configs import Device
+from stochens_lab.experiments.runs import choose_device
 from stochens_lab.workflow import prediction
-from stochens_lab.workflow.fitted import fitted, model_of
+from stochens_lab.workflow.fitted_run import find_model, load_run
 
 SHOWN = 10  # rows on a terminal
 MOST_COLUMNS = 8
@@ -60,32 +60,32 @@ def predict(
     Without --out the first rows are shown. A run holds no code, so the
     model is named again.
     """
-    place = device_named(device)
+    place = choose_device(device)
     if out is not None:
         prediction.check_out(out, data)
     with warnings_as_notes():
-        found = fitted(run, model_of(run, model, same_model), place)
+        found = load_run(run, find_model(run, model, same_model), place)
         x = found.inputs(data)
-        columns = prediction.table(
+        columns = prediction.make_table(
             found.posterior, found.schema, x, level=level, draws=draws, seed=seed
         )
     if data.is_dir():  # rows of a table are known by their order, images by their name
-        columns = {"file": np.array(file_names(data)), **columns}
+        columns = {"file": np.array(list_files(data)), **columns}
     if out is not None:
-        prediction.write(columns, found.schema, out)
-    flat = prediction.flattened(columns, found.schema)
+        prediction.write_table(columns, found.schema, out)
+    flat = prediction.flatten_table(columns, found.schema)
     if json and out is None:
         names, rows = list(flat), zip(*(column.tolist() for column in flat.values()), strict=True)
         print_json([dict(zip(names, row, strict=True)) for row in rows])
     elif json:
         print_json({"out": str(out), "rows": len(x), "columns": list(flat)})
     elif out is not None:
-        say(f"{len(x)} predictions: {out}")
+        print_line(f"{len(x)} predictions: {out}")
     else:
-        _show(flat, len(x))
+        _print_rows(flat, len(x))
 
 
-def _show(flat: prediction.Table, rows: int) -> None:
+def _print_rows(flat: prediction.Table, rows: int) -> None:
     """The first rows, and of many columns those that matter."""
     names = [name for name in flat if not name.startswith(("low_", "high_"))]
     if len(names) > MOST_COLUMNS:
@@ -95,12 +95,12 @@ def _show(flat: prediction.Table, rows: int) -> None:
         heading = escape(printable(name.replace("mutual_information", "MI")))
         table.add_column(heading, justify="right", overflow="fold")
     for row in range(min(rows, SHOWN)):
-        table.add_row(*(_cell(flat[name][row]) for name in names))
+        table.add_row(*(_format_cell(flat[name][row]) for name in names))
     Console().print(table)
     if rows > SHOWN:
-        say(f"{SHOWN} of {rows} rows; --out FILE writes all, with the intervals")
+        print_line(f"{SHOWN} of {rows} rows; --out FILE writes all, with the intervals")
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     number = isinstance(value, np.floating)
     return f"{value:.4g}" if number else escape(printable(str(value)))

@@ -23,20 +23,20 @@ class Columns(NamedTuple):
 Values = list[str] | np.ndarray  # [N], labels as text, or numbers
 
 
-def label(text: str) -> str:
+def parse_label(text: str) -> str:
     """One way to write a label: 3.0 is 3, since many programs save whole numbers so.
 
-    >>> label(" 3.0 "), label("03"), label("cat")
+    >>> parse_label(" 3.0 "), parse_label("03"), parse_label("cat")
     ('3', '03', 'cat')
     """
     text = text.strip()
     return text.partition(".")[0] if WHOLE.fullmatch(text) else text
 
 
-def labels(values: Values, column: str, file: Path) -> list[str]:
+def parse_labels(values: Values, column: str, file: Path) -> list[str]:
     """Every value as a label."""
     if isinstance(values, list):
-        found = {value: label(value) for value in set(values)}
+        found = {value: parse_label(value) for value in set(values)}
         fraction = next((value for value in found.values() if FRACTION.fullmatch(value)), None)
         if fraction is not None and all(map(is_number, found.values())):
             raise _no_labels(file, column, f"{fraction} for one")
@@ -73,7 +73,7 @@ def is_number(text: str) -> bool:
     return True
 
 
-def numbers(values: Values, column: str, file: Path) -> np.ndarray:
+def parse_numbers(values: Values, column: str, file: Path) -> np.ndarray:
     """Every value as a number, [N] float64."""
     if not isinstance(values, list):
         return values.astype(np.float64)
@@ -93,30 +93,30 @@ def not_a_number(
 ) -> InputError:
     shown = value if len(value) <= 30 else value[:30] + " ..."
     if value.strip().lower() in MISSING:
-        return missing(file, column, where)
+        return missing_value(file, column, where)
     remedy = "" if target else f"; make numbers of it, or leave it out: --drop {column}"
     return InputError(f"{file}: column {column!r} has {shown!r} in {where}, no number{remedy}")
 
 
-def missing(file: Path, column: str, where: str) -> InputError:
+def missing_value(file: Path, column: str, where: str) -> InputError:
     return InputError(
         f"{file}: column {column!r} has no value in {where}; fill it in, or leave such rows out"
     )
 
 
-def find(names: Sequence[str], wanted: Sequence[str], file: Path) -> list[int]:
+def find_columns(names: Sequence[str], wanted: Sequence[str], file: Path) -> list[int]:
     """The places of some columns."""
     for name in wanted:
         if name not in names:
             others = [other for other in names if other not in wanted]  # those have their use
-            hint = did_you_mean(name, others) or f"; it has {listed(names)}"
+            hint = did_you_mean(name, others) or f"; it has {list_names(names)}"
             raise InputError(f"{file} has no column {name!r}{hint}")
     return [names.index(name) for name in wanted]
 
 
-def listed(names: Sequence[str], most: int = 8) -> str:
+def list_names(names: Sequence[str], most: int = 8) -> str:
     """
-    >>> listed(["a", "b", "c"], most=2)
+    >>> list_names(["a", "b", "c"], most=2)
     'a, b, ... (3 in all)'
     """
     few = ", ".join(names[:most])

@@ -1,7 +1,7 @@
 """Tables in .csv files: a line of names, then numbers and labels. Read in blocks, never at once.
 
-The standard library reads them, whether pyarrow is there or not, so that a file means the same
-on every machine.
+The standard library reads them, and not pyarrow, which is laxer: of two columns with one name it
+keeps one, a quote that is never closed swallows the rest of the file, and no error names a line.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ from stochens_lab.data.columns import (
     Columns,
     Values,
     check_names,
-    find,
+    find_columns,
     is_number,
-    missing,
+    missing_value,
     not_a_number,
 )
 
@@ -30,8 +30,8 @@ DELIMITERS = ",;\t"
 Row = tuple[int, list[str]]  # the line's number, and what is in it
 
 
-def names(file: Path) -> list[str]:
-    with _opened(file) as (header, _):
+def read_names(file: Path) -> list[str]:
+    with _open(file) as (header, _):
         return header
 
 
@@ -39,31 +39,33 @@ def read(file: Path, features: Sequence[str], targets: Sequence[str]) -> Columns
     """The columns asked for, row by row as they stand."""
     blocks: list[np.ndarray] = []
     labels: list[list[str]] = [[] for _ in targets]
-    with _opened(file) as (header, rows):
-        found = find(header, [*features, *targets], file)
+    with _open(file) as (header, rows):
+        found = find_columns(header, [*features, *targets], file)
         at, wanted = found[: len(features)], found[len(features) :]
         while block := list(itertools.islice(rows, ROWS_AT_A_TIME)):
-            blocks.append(_numbers(block, at, header, file))
+            blocks.append(_parse_numbers(block, at, header, file))
             for column, place in zip(labels, wanted, strict=True):
-                column.extend(_label(row, place, header, file) for row in block)
+                column.extend(_read_label(row, place, header, file) for row in block)
     if not blocks:
         raise InputError(f"{file} has no rows below its line of names")
     kept: list[Values] = list(labels)
     return Columns(np.concatenate(blocks), kept)
 
 
-def _numbers(block: list[Row], at: list[int], header: list[str], file: Path) -> np.ndarray:
+def _parse_numbers(block: list[Row], at: list[int], header: list[str], file: Path) -> np.ndarray:
     """[n, F] of some rows."""
     try:
         flat = np.fromiter((float(row[i]) for _, row in block for i in at), np.float64)
     except ValueError:
         flat = np.full(1, np.nan)
     if not np.isfinite(flat).all():
-        raise next(_wrong(block, at, header, file))
+        raise next(_find_wrong(block, at, header, file))
     return flat.reshape(len(block), len(at))
 
 
-def _wrong(block: list[Row], at: list[int], header: list[str], file: Path) -> Iterator[InputError]:
+def _find_wrong(
+    block: list[Row], at: list[int], header: list[str], file: Path
+) -> Iterator[InputError]:
     """The cells that are no numbers, in words."""
     for line, row in block:
         for i in at:
@@ -71,15 +73,15 @@ def _wrong(block: list[Row], at: list[int], header: list[str], file: Path) -> It
                 yield not_a_number(file, header[i], f"line {line}", row[i])
 
 
-def _label(row: Row, place: int, header: list[str], file: Path) -> str:
+def _read_label(row: Row, place: int, header: list[str], file: Path) -> str:
     text = row[1][place].strip()
     if text.lower() in MISSING - {"none", "na", "?"}:  # these may be the name of a class
-        raise missing(file, header[place], f"line {row[0]}")
+        raise missing_value(file, header[place], f"line {row[0]}")
     return text
 
 
 @contextlib.contextmanager
-def _opened(file: Path) -> Iterator[tuple[list[str], Iterator[Row]]]:
+def _open(file: Path) -> Iterator[tuple[list[str], Iterator[Row]]]:
     """The names of the columns, and the rows that follow, each with its line's number."""
     try:
         with file.open(newline="", encoding="utf-8-sig") as text:
@@ -89,7 +91,7 @@ def _opened(file: Path) -> Iterator[tuple[list[str], Iterator[Row]]]:
             lines = csv.reader(text, delimiter=delimiter, strict=True)
             header = [name.strip() for name in next(lines, [])]
             _check_header(header, file)
-            yield header, _rows(lines, len(header), file)
+            yield header, _read_rows(lines, len(header), file)
     except UnicodeDecodeError:
         raise InputError(f"{file} is no UTF-8 text; save it as CSV in UTF-8") from None
     except csv.Error as error:
@@ -98,7 +100,7 @@ def _opened(file: Path) -> Iterator[tuple[list[str], Iterator[Row]]]:
         raise InputError(f"cannot read {file}: {error.strerror}") from None
 
 
-def _rows(lines: Iterator[list[str]], width: int, file: Path) -> Iterator[Row]:
+def _read_rows(lines: Iterator[list[str]], width: int, file: Path) -> Iterator[Row]:
     for number, row in enumerate(lines, 2):
         if not row:
             continue

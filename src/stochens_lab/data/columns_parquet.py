@@ -1,4 +1,4 @@
-"""Tables in .parquet files, by pyarrow. Read in batches, the target by its distinct values."""
+"""Tables in .parquet files, by pyarrow: column by column, the target by its distinct values."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 
 from stochens.errors import InputError
-from stochens_lab.data.columns import Columns, Values, check_names, find, missing
-from stochens_lab.data.parquet import pyarrow_parquet, reading_parquet
+from stochens_lab.data.columns import Columns, Values, check_names, find_columns, missing_value
+from stochens_lab.data.image_parquet import import_parquet, reading_parquet
 
-ROWS_AT_A_TIME = 50_000
 MOST_BYTES = 1 << 34  # of all numbers read; a small file can state any number of equal rows
 
 
-def names(file: Path) -> list[str]:
+def read_names(file: Path) -> list[str]:
     """Of its columns."""
     found: list[str] = _open(file, ()).schema_arrow.names
     check_names(found, file)
@@ -25,33 +24,35 @@ def read(file: Path, features: Sequence[str], targets: Sequence[str]) -> Columns
     """The columns asked for, row by row as they stand."""
     opened = _open(file, targets)
     schema, rows = opened.schema_arrow, opened.metadata.num_rows
-    find(schema.names, [*features, *targets], file)
+    find_columns(schema.names, [*features, *targets], file)
     for name in features:
         _check_numbers(schema.field(name).type, name, file)
     if not rows:
         raise InputError(f"{file} has no rows")
     if rows * 8 * (len(features) + len(targets)) > MOST_BYTES:
         raise InputError(f"{file} has {rows} rows; that is more than {MOST_BYTES >> 30} GiB")
-    blocks: list[np.ndarray] = []
-    parts: list[list[Values]] = [[] for _ in targets]
-    done = 0
     with reading_parquet(file):
-        for batch in opened.iter_batches(ROWS_AT_A_TIME, columns=[*features, *targets]):
-            columns = [_numbers(batch.column(name), name, file, done) for name in features]
-            blocks.append(np.stack(columns, 1) if columns else np.empty((len(batch), 0)))
-            for part, name in zip(parts, targets, strict=True):
-                part.append(_values(batch.column(name), name, file, done))
-            done += len(batch)
-    return Columns(np.concatenate(blocks), [_joined(part) for part in parts])
+        numbers = [_read_numbers(_read_column(opened, name, file), name, file) for name in features]
+        values = [_read_values(_read_column(opened, name, file), name, file) for name in targets]
+    return Columns(np.stack(numbers, 1) if numbers else np.empty((rows, 0)), values)
 
 
 def _open(file: Path, targets: Sequence[str]) -> Any:
-    parquet = pyarrow_parquet()
+    parquet = import_parquet()
     with reading_parquet(file):
         # As a dictionary a text that a million rows share is one text in memory, too.
         return parquet.ParquetFile(
             file, read_dictionary=list(targets), page_checksum_verification=True
         )
+
+
+def _read_column(opened: Any, name: str, file: Path) -> Any:
+    """All of its rows, none of which is empty."""
+    column = opened.read(columns=[name]).column(name).combine_chunks()
+    if column.null_count:
+        row = column.is_null().to_pylist().index(True)
+        raise missing_value(file, name, f"row {row + 1}")
+    return column
 
 
 def _check_numbers(kind: Any, name: str, file: Path) -> None:
@@ -64,24 +65,22 @@ def _check_numbers(kind: Any, name: str, file: Path) -> None:
         )
 
 
-def _numbers(column: Any, name: str, file: Path, done: int) -> np.ndarray:
-    """[n] float64."""
-    _check_present(column, name, file, done)
+def _read_numbers(column: Any, name: str, file: Path) -> np.ndarray:
+    """[N] float64."""
     values: np.ndarray = column.to_numpy(zero_copy_only=False).astype(np.float64)
     broken = ~np.isfinite(values)
     if broken.any():
         row = int(broken.argmax())
         if np.isnan(values[row]):
-            raise missing(file, name, f"row {done + row + 1}")
-        raise InputError(f"{file}: column {name!r} is {values[row]} in row {done + row + 1}")
+            raise missing_value(file, name, f"row {row + 1}")
+        raise InputError(f"{file}: column {name!r} is {values[row]} in row {row + 1}")
     return values
 
 
-def _values(column: Any, name: str, file: Path, done: int) -> Values:
+def _read_values(column: Any, name: str, file: Path) -> Values:
     """Texts as they stand, numbers as numbers."""
     import pyarrow as pa
 
-    _check_present(column, name, file, done)
     kind = column.type
     if pa.types.is_dictionary(kind):
         distinct = column.dictionary
@@ -96,17 +95,5 @@ def _values(column: Any, name: str, file: Path, done: int) -> Values:
         whole: np.ndarray = column.to_numpy(zero_copy_only=False)
         return whole
     if pa.types.is_floating(kind):
-        return _numbers(column, name, file, done)
+        return _read_numbers(column, name, file)
     raise InputError(f"{file}: column {name!r} is of type {kind}, neither labels nor numbers")
-
-
-def _check_present(column: Any, name: str, file: Path, done: int) -> None:
-    if column.null_count:
-        row = column.is_null().to_pylist().index(True)
-        raise missing(file, name, f"row {done + row + 1}")
-
-
-def _joined(parts: list[Values]) -> Values:
-    if isinstance(parts[0], list):
-        return [value for part in parts for value in part]
-    return np.concatenate([part for part in parts if not isinstance(part, list)])

@@ -23,10 +23,10 @@ class Digits(NamedTuple):
     y_test: Tensor
 
 
-def digits(*, seed: int = 0) -> Digits:
+def read_digits(*, seed: int = 0) -> Digits:
     """The digits, split at random with every class in proportion.
 
-    >>> digits().x_train.shape
+    >>> read_digits().x_train.shape
     torch.Size([1257, 1, 8, 8])
     """
     from sklearn.datasets import load_digits  # here: it takes longer to import than torch
@@ -40,13 +40,13 @@ def digits(*, seed: int = 0) -> Digits:
     return Digits(x_train, y_train, x_test, y_test)
 
 
-def photo_patches(n: int, *, seed: int = 0) -> Tensor:
+def cut_photo_patches(n: int, *, seed: int = 0) -> Tensor:
     """Grey 8x8 patches of photographs, [n, 1, 8, 8] in [0, 1]: inputs far from any digit.
 
     Every patch is stretched to the full range, as digits have it, so that brightness alone does not
     tell them apart.
 
-    >>> photo_patches(3).shape
+    >>> cut_photo_patches(3).shape
     torch.Size([3, 1, 8, 8])
     """
     rng = np.random.default_rng(derive(seed))
@@ -63,13 +63,13 @@ def photo_patches(n: int, *, seed: int = 0) -> Tensor:
     return torch.as_tensor(patches)
 
 
-def rotated(x: Tensor, *, degrees: float) -> Tensor:
+def rotate(x: Tensor, *, degrees: float) -> Tensor:
     """Square images x [B, C, H, H] turned counter-clockwise about their centre; black comes in.
 
     The pixel at (u, v) is read at  (cos a u - sin a v, sin a u + cos a v), u to the right and v
     down, between its four neighbours (bilinear).
 
-    >>> rotated(torch.eye(3).view(1, 1, 3, 3), degrees=90).round().view(3, 3)
+    >>> rotate(torch.eye(3).view(1, 1, 3, 3), degrees=90).round().view(3, 3)
     tensor([[0., 0., 1.],
             [0., 1., 0.],
             [1., 0., 0.]])
@@ -82,10 +82,10 @@ def rotated(x: Tensor, *, degrees: float) -> Tensor:
     return F.grid_sample(x, places, align_corners=False)
 
 
-def noisy(x: Tensor, *, sd: float, seed: int = 0) -> Tensor:
+def add_noise(x: Tensor, *, sd: float, seed: int = 0) -> Tensor:
     """x + sd * z,  z ~ N(0, 1) for each pixel. Not cut to [0, 1], so that sd is what it says.
 
-    >>> noisy(torch.zeros(2, 1, 8, 8), sd=0.1).shape
+    >>> add_noise(torch.zeros(2, 1, 8, 8), sd=0.1).shape
     torch.Size([2, 1, 8, 8])
     """
     generator = torch.Generator().manual_seed(derive(seed))

@@ -1,6 +1,5 @@
 """Downloads from the public sources: streamed, checked by SHA-256, moved into place when whole."""
 
-import hashlib
 import shutil
 import tarfile
 import tempfile
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stochens.errors import InputError, did_you_mean
+from stochens.files.hashing import hash_file
 from stochens_lab.data import svhn_mat
 from stochens_lab.data.image_sets import Progress
 from stochens_lab.data.images import what_to_put
@@ -136,20 +136,19 @@ def _beside(place: Path) -> Iterator[Path]:
 
 
 def _stream(remote: Remote, file: Path, progress: Progress) -> None:
-    digest, done = hashlib.sha256(), 0
+    done = 0
     answer = _answer(remote.url)
     with answer, file.open("wb") as out:
         while block := _block(answer, remote.url):
             done += len(block)
             if done > remote.size:
                 break
-            digest.update(block)
             out.write(block)
             progress(done, remote.size)
     if done != remote.size:
         more = "more" if done > remote.size else f"{done} bytes"
         raise Unreachable(f"{remote.url} gave {more}, not the published {remote.size}; try again")
-    if digest.hexdigest() != remote.sha256:
+    if hash_file(file) != remote.sha256:
         raise Unreachable(f"{remote.url} is not the published file: its SHA-256 differs")
 
 

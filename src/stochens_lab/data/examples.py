@@ -14,8 +14,8 @@ import numpy as np
 
 from stochens.errors import InputError
 from stochens.files.storage import reading
-from stochens_lab.data import columns_csv, columns_parquet, pictures
-from stochens_lab.data.columns import Columns, Values, find, listed
+from stochens_lab.data import columns_csv, columns_parquet, user_images
+from stochens_lab.data.columns import Columns, Values, find_columns, list_names
 from stochens_lab.npz import NUMBERS_AND_TEXT, read_file
 
 TARGETS = ("target", "label", "y", "class", "labels")  # what a target is called by itself
@@ -26,7 +26,7 @@ SUFFIXES = ".parquet, .csv, .npz, .npy or a folder of images"
 
 
 class TableReader(Protocol):
-    def names(self, file: Path) -> list[str]: ...
+    def read_names(self, file: Path) -> list[str]: ...
     def read(self, file: Path, features: Sequence[str], targets: Sequence[str]) -> Columns: ...
 
 
@@ -48,7 +48,7 @@ class Examples(NamedTuple):
     classes: list[str]  # of a folder of images: every class
 
 
-def kind_of(file: Path) -> str:
+def find_kind(file: Path) -> str:
     """columns, array or images; only the name is looked at."""
     if not file.exists():
         raise InputError(f"{file} is not there")
@@ -62,7 +62,7 @@ def kind_of(file: Path) -> str:
     return kind[file.suffix.lower()]
 
 
-def first_read(
+def read_first(
     file: Path,
     *,
     targets: Sequence[str] = (),
@@ -70,33 +70,33 @@ def first_read(
     drop: Sequence[str] = (),
 ) -> tuple[Layout, Examples]:
     """Data to learn from, and how they lie in their file. What is not named is found by itself."""
-    kind = kind_of(file)
+    kind = find_kind(file)
     if kind != "columns" and (drop or (features and kind == "images")):
         raise InputError(f"{file} has no columns, so --feature and --drop do not fit it")
     if kind == "images":
         if targets:
             raise InputError(f"{file} is a folder of images: its folders are the classes")
-        found = pictures.read(file)
+        found = user_images.read(file)
         if found.labels is None:
             raise InputError(f"{file} has images without labels; put each in a folder of its class")
         layout = Layout(kind, (), ("class",), found.x.shape[1:])
         return layout, Examples(found.x, [found.labels], found.classes)
     if kind == "array":
-        arrays = _arrays(file)
-        wanted = _targets(list(arrays), targets, file)
-        name = _inputs(list(arrays), features, wanted, file)
+        arrays = _read_arrays(file)
+        wanted = _find_targets(list(arrays), targets, file)
+        name = _find_inputs(list(arrays), features, wanted, file)
         layout = Layout(kind, (name,), wanted, arrays[name].shape[1:])
         return layout, _from_arrays(arrays, file, layout, wanted)
-    names = TABLES[file.suffix.lower()].names(file)
-    wanted = _targets(names, targets, file)
-    chosen = _features(names, features, drop, wanted, file)
+    names = TABLES[file.suffix.lower()].read_names(file)
+    wanted = _find_targets(names, targets, file)
+    chosen = _find_features(names, features, drop, wanted, file)
     layout = Layout(kind, chosen, wanted, (len(chosen),))
     return layout, read(file, layout)
 
 
 def read(file: Path, layout: Layout, *, with_targets: bool = True) -> Examples:
     """Data that lie as the layout says; other columns are not looked at."""
-    kind = kind_of(file)
+    kind = find_kind(file)
     if kind != layout.kind:
         fitting = {"columns": ".csv or .parquet", "array": ".npz or .npy", "images": "image folder"}
         raise InputError(
@@ -105,13 +105,13 @@ def read(file: Path, layout: Layout, *, with_targets: bool = True) -> Examples:
         )
     wanted = layout.targets if with_targets else ()
     if kind == "images":
-        found = pictures.read(file, shape=layout.shape)
+        found = user_images.read(file, shape=layout.shape)
         if with_targets and found.labels is None:
             raise InputError(f"{file} has images without labels; put each in a folder of its class")
         labels: list[Values] = [found.labels] if with_targets and found.labels else []
         return Examples(found.x, labels, found.classes)
     if kind == "array":
-        return _from_arrays(_arrays(file), file, layout, wanted)
+        return _from_arrays(_read_arrays(file), file, layout, wanted)
     columns = TABLES[file.suffix.lower()].read(file, layout.features, wanted)
     return Examples(columns.x, columns.targets, [])
 
@@ -119,27 +119,27 @@ def read(file: Path, layout: Layout, *, with_targets: bool = True) -> Examples:
 # -- columns ---------------------------------------------------------------------------------------
 
 
-def _targets(names: Sequence[str], given: Sequence[str], file: Path) -> tuple[str, ...]:
+def _find_targets(names: Sequence[str], given: Sequence[str], file: Path) -> tuple[str, ...]:
     if given:
-        find(names, given, file)
+        find_columns(names, given, file)
         return tuple(given)
     likely = [name for name in names if name.lower() in TARGETS]
     if len(likely) != 1:
         why = f"{' and '.join(likely)} may be" if likely else f"none is called {LIKELY}"
         raise InputError(
-            f"{file}: say which is the target, --target NAME: {why}. There are {listed(names)}"
+            f"{file}: say which is the target, --target NAME: {why}. There are {list_names(names)}"
         )
     return (likely[0],)
 
 
-def _features(
+def _find_features(
     names: Sequence[str],
     given: Sequence[str],
     drop: Sequence[str],
     targets: Sequence[str],
     file: Path,
 ) -> tuple[str, ...]:
-    find(names, [*given, *drop], file)
+    find_columns(names, [*given, *drop], file)
     both = next((name for name in given if name in targets), None)
     if both is not None:
         raise InputError(f"{both!r} cannot be a feature and the target")
@@ -164,22 +164,24 @@ def _features(
 # -- arrays ----------------------------------------------------------------------------------------
 
 
-def _arrays(file: Path) -> dict[str, np.ndarray]:
+def _read_arrays(file: Path) -> dict[str, np.ndarray]:
     with reading(file):
         return read_file(file, NUMBERS_AND_TEXT)
 
 
-def _inputs(names: Sequence[str], given: Sequence[str], targets: Sequence[str], file: Path) -> str:
+def _find_inputs(
+    names: Sequence[str], given: Sequence[str], targets: Sequence[str], file: Path
+) -> str:
     """The name of the one array that holds the inputs."""
     if len(given) > 1:
         raise InputError(f"{file}: one array holds the inputs, got --feature {', '.join(given)}")
     if given:
-        find(names, given, file)
+        find_columns(names, given, file)
         return given[0]
     others = [name for name in names if name not in targets]
     likely = [name for name in others if name in INPUTS] or others
     if len(likely) != 1:
-        raise InputError(f"{file} has the arrays {listed(names)}; call the inputs x")
+        raise InputError(f"{file} has the arrays {list_names(names)}; call the inputs x")
     return likely[0]
 
 
@@ -188,7 +190,7 @@ def _from_arrays(
 ) -> Examples:
     name = layout.features[0]
     if name not in arrays:
-        name = _inputs(list(arrays), (), layout.targets, file)
+        name = _find_inputs(list(arrays), (), layout.targets, file)
     x = arrays[name]
     if x.dtype.kind not in "fiub":
         raise InputError(f"{file}: {name} must hold numbers, got {x.dtype}")
@@ -196,7 +198,7 @@ def _from_arrays(
         want = ", ".join(map(str, layout.shape)) or "F"
         raise InputError(f"{file}: {name} must be [N, {want}], got {list(x.shape)}")
     _check_finite(x, name, file)
-    find(list(arrays), targets, file)
+    find_columns(list(arrays), targets, file)
     found: list[Values] = []
     for target in targets:
         y = arrays[target]
@@ -205,11 +207,11 @@ def _from_arrays(
                 f"{file}: {target} must have a row for each of the {len(x)} examples in {name}, "
                 f"got {list(y.shape)}"
             )
-        found.append(_values(y, target, file))
+        found.append(_read_values(y, target, file))
     return Examples(x, found, [])
 
 
-def _values(y: np.ndarray, name: str, file: Path) -> Values:
+def _read_values(y: np.ndarray, name: str, file: Path) -> Values:
     if y.dtype.kind == "U" and y.ndim == 1:
         texts: list[str] = y.tolist()
         return texts

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from stochens.errors import InputError
+from stochens.files.storage import reading
+from stochens_lab.npz import FLOATS, read_file
 
 ROWS, CLASSES = 10_000, 10
 MOST_BYTES = 20_000_000  # the published CSV has 2.5 million
@@ -26,23 +28,24 @@ SUM = 1e-3  # how far the sum of a row may be from 1
 FILES = ("hmc_probs.npy", "cifar10/hmc_probs.npy", "probs.csv", "cifar10/probs.csv")
 
 
-def hmc_reference(path: str | Path, labels: Tensor | None = None) -> Tensor:
+def load_hmc_reference(path: str | Path, labels: Tensor | None = None) -> Tensor:
     """Probabilities [10000, 10] float32, row i for test image i.
 
     `path` is the CSV, an .npy file in the original order, or a folder with one of them. With the
     images' labels [10000] the order is proved: rows that fit in neither order are an error.
     Without, a CSV is taken to be in its published order and an .npy in the original one.
 
-    probs = hmc_reference("data", labels=y_test)
+    probs = load_hmc_reference("data", labels=y_test)
     """
-    file = _file(Path(path))
-    probs = _csv(file) if file.suffix == ".csv" else _npy(file)
+    file = _find_file(Path(path))
+    with reading(file):
+        probs = _read_csv(file) if file.suffix == ".csv" else read_file(file, FLOATS)["x"]
     _check(probs, file)
     as_given = torch.as_tensor(np.array(probs, np.float32))
     reordered = torch.empty_like(as_given)
     reordered[tfds_order()] = as_given
     likely = [reordered, as_given] if file.suffix == ".csv" else [as_given, reordered]
-    return likely[0] if labels is None else _aligned(likely, labels, file)
+    return likely[0] if labels is None else _choose_order(likely, labels, file)
 
 
 def tfds_order() -> Tensor:
@@ -79,7 +82,7 @@ def check_aligned(probs: Tensor, labels: Tensor) -> None:
             )
 
 
-def _aligned(orders: list[Tensor], labels: Tensor, file: Path) -> Tensor:
+def _choose_order(orders: list[Tensor], labels: Tensor, file: Path) -> Tensor:
     if labels.shape != (ROWS,):
         raise InputError(
             f"labels must be those of all test images, [{ROWS}], got {list(labels.shape)}"
@@ -95,7 +98,7 @@ def _aligned(orders: list[Tensor], labels: Tensor, file: Path) -> Tensor:
     return best
 
 
-def _file(path: Path) -> Path:
+def _find_file(path: Path) -> Path:
     if path.is_dir():
         found = [path / name for name in FILES if (path / name).is_file()]
         if not found:
@@ -110,26 +113,13 @@ def _file(path: Path) -> Path:
     return path
 
 
-def _csv(file: Path) -> np.ndarray:
+def _read_csv(file: Path) -> np.ndarray:
     """Comma or space between numbers; both were published."""
     try:
         text = file.read_text("ascii").replace(",", " ")
         return np.array([line.split() for line in text.splitlines() if line.strip()], np.float64)
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror}") from None
     except ValueError as error:
         raise InputError(f"{file} is no table of numbers: {error}; get the file again") from None
-
-
-def _npy(file: Path) -> np.ndarray:
-    """Mapped, not read: nothing is allocated before the shape is known, and no pickle is read."""
-    try:
-        mapped = np.lib.format.open_memmap(file, mode="r")
-        if mapped.dtype.kind != "f" or mapped.offset + mapped.nbytes != file.stat().st_size:
-            raise ValueError(f"{mapped.dtype} {mapped.shape} does not fill the file")
-        return mapped
-    except Exception as error:  # numpy parses the header as Python text: many types
-        raise InputError(f"{file} is no array of floats: {error}; get the file again") from None
 
 
 def _check(probs: np.ndarray, file: Path) -> None:

@@ -1,12 +1,12 @@
 """Decoded images, kept in the user's cache folder so that they are decoded once."""
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from stochens.errors import InputError
+from stochens.files.hashing import hash_bytes, hash_file
 from stochens.files.storage import read_folder, write_folder
 from stochens_lab.data.image_sets import Images
 
@@ -19,20 +19,19 @@ def cache_folder() -> Path:
     return Path(chosen) if chosen else Path("~/.cache/stochens").expanduser()
 
 
-def key(files: Sequence[Path], *words: str) -> str:
+def make_key(files: Sequence[Path], *words: str) -> str:
     """A digest of what the files hold, their order and the words. A changed file is another key."""
-    digest = hashlib.sha256("\0".join([FORMAT, *words]).encode())
+    parts = ["\0".join([FORMAT, *words]).encode()]
     for file in files:
-        digest.update(f"{file.parent.name}/{file.name}".encode())
         try:
-            with file.open("rb") as opened:
-                digest.update(hashlib.file_digest(opened, "sha256").digest())
+            found = hash_file(file)
         except OSError as error:
             raise InputError(f"cannot read {file}: {error.strerror}") from None
-    return digest.hexdigest()[:32]
+        parts += [f"{file.parent.name}/{file.name}".encode(), bytes.fromhex(found)]
+    return hash_bytes(*parts)[:32]
 
 
-def cached(key: str) -> Images | None:
+def read_images(key: str) -> Images | None:
     """None where there is nothing, or what is there is damaged."""
     try:
         tensors, about = read_folder(cache_folder() / f"images-{key}", FORMAT)
@@ -41,7 +40,7 @@ def cached(key: str) -> Images | None:
         return None
 
 
-def keep(key: str, images: Images) -> None:
+def keep_images(key: str, images: Images) -> None:
     """Whole or not at all. Without a place to write the images are decoded again next time."""
     with contextlib.suppress(InputError, OSError, RuntimeError):
         write_folder(

@@ -68,9 +68,9 @@ SETS = {
 }
 
 
-def image_set(name: str) -> ImageSet:
+def find_set(name: str) -> ImageSet:
     """
-    >>> image_set("cifar10").rows["test"]
+    >>> find_set("cifar10").rows["test"]
     10000
     """
     if name not in SETS:
@@ -80,22 +80,22 @@ def image_set(name: str) -> ImageSet:
     return SETS[name]
 
 
-def label_kind(about: ImageSet, kind: str) -> Labels:
+def find_labels(about: ImageSet, kind: str) -> Labels:
     if kind not in about.labels:
         raise InputError(f"{about.name} has labels {', '.join(about.labels)}, got {kind!r}")
     return about.labels[kind]
 
 
-def normalised(x: Tensor, name: str, *, device: str | torch.device | None = None) -> Tensor:
+def normalise(x: Tensor, name: str, *, device: str | torch.device | None = None) -> Tensor:
     """(x / 255 - mean) / sd  per channel: bytes [N, 3, 32, 32] to float32 on the device.
 
     `name` is the set that the network was trained on, also where x is another set.
 
     >>> x = torch.full((1, 3, 32, 32), 255, dtype=torch.uint8)
-    >>> normalised(x, "cifar10")[0, :, 0, 0]
+    >>> normalise(x, "cifar10")[0, :, 0, 0]
     tensor([2.0591, 2.1265, 2.1158])
     """
-    about = image_set(name)
+    about = find_set(name)
     if x.dtype != torch.uint8 or x.dim() != 4 or x.shape[1] != 3:
         raise InputError(
             f"x must be uint8 images [N, 3, 32, 32], got {x.dtype} {tuple(x.shape)}; "
@@ -118,7 +118,7 @@ def check_labels(y: Tensor, labels: Labels, where: object) -> None:
         )
 
 
-def class_names(found: object, labels: Labels, where: object) -> tuple[str, ...]:
+def check_class_names(found: object, labels: Labels, where: object) -> tuple[str, ...]:
     """The names that a file gives, checked; those known, or numbers, where it gives none."""
     known = labels.names or tuple(str(k) for k in range(labels.classes))
     if found is None:

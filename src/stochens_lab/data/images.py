@@ -1,12 +1,12 @@
 """CIFAR-10, CIFAR-100 and SVHN as tensors, from whatever form lies in a folder."""
 
-import hashlib
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from stochens.errors import InputError
-from stochens_lab.data import batches, image_folder, parquet, svhn_mat
-from stochens_lab.data.image_cache import cached, keep, key
+from stochens.files.hashing import hash_bytes
+from stochens_lab.data import image_batches, image_folder, image_parquet, svhn_mat
+from stochens_lab.data.image_cache import keep_images, make_key, read_images
 from stochens_lab.data.image_sets import (
     SETS,
     SPLITS,
@@ -14,21 +14,21 @@ from stochens_lab.data.image_sets import (
     ImageSet,
     Labels,
     Progress,
-    image_set,
-    label_kind,
+    find_labels,
+    find_set,
 )
 
 
 class Reader(Protocol):
-    def files(self, folder: Path, about: ImageSet, split: str) -> list[Path]: ...
+    def find_files(self, folder: Path, about: ImageSet, split: str) -> list[Path]: ...
     def read(
         self, files: list[Path], about: ImageSet, split: str, labels: Labels, progress: Progress
     ) -> Images: ...
 
 
 READERS: dict[str, Reader] = {
-    "parquet": parquet,
-    "python batches": batches,
+    "parquet": image_parquet,
+    "python batches": image_batches,
     "MATLAB file": svhn_mat,
     "image folder": image_folder,
 }
@@ -65,48 +65,48 @@ def load_images(
 
     x, y, classes = load_images("data", "cifar10", "test")
     """
-    about = image_set(name)
-    kind = label_kind(about, labels)
-    found = find(folder, name, split)
+    about = find_set(name)
+    kind = find_labels(about, labels)
+    found = find_images(folder, name, split)
     if found is None:
         raise InputError(f"{folder} has no {name} {split} images; {how_to_get(folder, name)}")
-    return _read(found, about, split, labels, kind, progress)
+    return _read_cached(found, about, split, labels, kind, progress)
 
 
-def find(folder: str | Path, name: str, split: str) -> Found | None:
+def find_images(folder: str | Path, name: str, split: str) -> Found | None:
     """Where a split lies and in which form; only names of files are looked at."""
-    about = image_set(name)
+    about = find_set(name)
     if split not in SPLITS:
         raise InputError(f"the splits are {', '.join(SPLITS)}, got {split!r}")
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder; {how_to_get(folder, name)}")
-    for place in [*(folder / part for part in about.folders), *_itself(folder, about)]:
+    for place in [*(folder / part for part in about.folders), *_list_itself(folder, about)]:
         for form, reader in READERS.items():
-            files = reader.files(place, about, split)
+            files = reader.find_files(place, about, split)
             if files:
                 return Found(form, place, files)
     return None
 
 
-def _itself(folder: Path, about: ImageSet) -> list[Path]:
+def _list_itself(folder: Path, about: ImageSet) -> list[Path]:
     """The folder, unless its name says that it is another set."""
     name = folder.resolve().name
     other = any(name in one.folders for one in SETS.values() if one is not about)
     return [] if other else [folder]
 
 
-def _read(
+def _read_cached(
     found: Found, about: ImageSet, split: str, labels: str, kind: Labels, progress: Progress
 ) -> Images:
     reader = READERS[found.form]
     if found.form not in ENCODED:
         return reader.read(found.files, about, split, kind, progress)
-    digest = key(found.files, about.name, split, labels)
-    images = cached(digest)
+    digest = make_key(found.files, about.name, split, labels)
+    images = read_images(digest)
     if images is None:
         images = reader.read(found.files, about, split, kind, progress)
-        keep(digest, images)
+        keep_images(digest, images)
     return images
 
 
@@ -115,9 +115,7 @@ def is_original(images: Images, name: str, split: str) -> bool | None:
     known = ORIGINAL.get((name, split))
     if known is None:
         return None
-    digest = hashlib.sha256(images.x.numpy().data)
-    digest.update(images.y.numpy().astype("<i8").data)
-    return digest.hexdigest() == known
+    return hash_bytes(images.x.numpy().data, images.y.numpy().astype("<i8").data) == known
 
 
 def how_to_get(folder: str | Path, name: str) -> str:

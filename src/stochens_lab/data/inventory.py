@@ -7,9 +7,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from stochens.errors import InputError
-from stochens_lab.data.hmc_reference import FILES, accuracy, hmc_reference
+from stochens_lab.data.hmc_reference import FILES, accuracy, load_hmc_reference
 from stochens_lab.data.image_sets import SETS, SPLITS, Progress
-from stochens_lab.data.images import find, is_original, load_images
+from stochens_lab.data.images import find_images, is_original, load_images
 
 Watch = Callable[[str], Progress]  # what is being read -> its progress
 
@@ -25,7 +25,7 @@ class Entry(NamedTuple):
     fault: str = ""  # why it cannot be read
 
 
-def inventory(
+def take_inventory(
     folder: str | Path, *, watch: Watch = lambda what: lambda done, total: None
 ) -> list[Entry]:
     """Every split that is there, read in full; a damaged one has its fault."""
@@ -36,20 +36,22 @@ def inventory(
     labels: Tensor | None = None
     for name in SETS:
         for split in SPLITS:
-            entry, y = _split(folder, name, split, watch)
+            entry, y = _read_split(folder, name, split, watch)
             entries += [entry] if entry else []
             labels = y if (name, split) == ("cifar10", "test") else labels
     readable = {entry.place for entry in entries if not entry.fault}
     # files that lie in the folder itself are tried as every set: the one that fits counts
     entries = [entry for entry in entries if not (entry.fault and entry.place in readable)]
-    return [*entries, *_reference(folder, labels)]
+    return [*entries, *_read_reference(folder, labels)]
 
 
-def _split(folder: Path, name: str, split: str, watch: Watch) -> tuple[Entry | None, Tensor | None]:
+def _read_split(
+    folder: Path, name: str, split: str, watch: Watch
+) -> tuple[Entry | None, Tensor | None]:
     whole = SETS[name].rows[split]
     form, place = "?", folder
     try:
-        found = find(folder, name, split)
+        found = find_images(folder, name, split)
         if found is None:
             return None, None
         form, place = found.form, found.place
@@ -64,7 +66,7 @@ def _split(folder: Path, name: str, split: str, watch: Watch) -> tuple[Entry | N
     return Entry(name, split, form, place, len(images.y), whole, checks), images.y
 
 
-def _reference(folder: Path, labels: Tensor | None) -> list[Entry]:
+def _read_reference(folder: Path, labels: Tensor | None) -> list[Entry]:
     place = next((folder / name for name in FILES if (folder / name).is_file()), None)
     if place is None:
         return []
@@ -72,7 +74,7 @@ def _reference(folder: Path, labels: Tensor | None) -> list[Entry]:
     if labels is not None and len(labels) != entry.whole:
         labels = None
     try:
-        probs = hmc_reference(place, labels)
+        probs = load_hmc_reference(place, labels)
     except InputError as error:
         return [entry._replace(rows=0, fault=str(error))]
     if labels is None:

@@ -16,7 +16,7 @@ BLOCK = 250  # images that one thread decodes at a time
 THREADS = min(8, os.cpu_count() or 1)
 
 
-def pillow() -> Any:
+def import_pillow() -> Any:
     try:
         from PIL import Image
     except ImportError:
@@ -26,7 +26,7 @@ def pillow() -> Any:
 
 def decode(encoded: Sequence[bytes], where: Callable[[int], object]) -> np.ndarray:
     """Pixels [N, 3, 32, 32] uint8. `where(i)` names image i in an error."""
-    pillow()
+    import_pillow()
     out = np.empty((len(encoded), SIDE, SIDE, 3), np.uint8)
 
     def block(start: int) -> None:
@@ -42,13 +42,13 @@ def decode_one(data: bytes, where: object) -> np.ndarray:
     """One image, [32, 32, 3]; anything but a 32x32 RGB PNG or WebP is an error."""
     if len(data) > MOST_BYTES:
         raise InputError(f"{where} has {len(data)} bytes; a 32x32 image has at most {MOST_BYTES}")
-    stated = stated_size(data)
+    stated = read_stated_size(data)
     if stated is None:
         raise InputError(f"{where} is neither PNG nor WebP; save the images as PNG")
     if stated != (SIDE, SIDE):
         raise InputError(f"{where} is {stated[0]}x{stated[1]}; images must be 32x32 RGB")
     try:
-        with pillow().open(io.BytesIO(data), formats=("PNG", "WEBP")) as image:
+        with import_pillow().open(io.BytesIO(data), formats=("PNG", "WEBP")) as image:
             if image.size != (SIDE, SIDE) or image.mode != "RGB":
                 raise InputError(
                     f"{where} is {image.size[0]}x{image.size[1]} {image.mode}; "
@@ -61,12 +61,12 @@ def decode_one(data: bytes, where: object) -> np.ndarray:
         raise InputError(f"{where} cannot be decoded: {error}; get the file again") from None
 
 
-def stated_size(data: bytes) -> tuple[int, int] | None:
+def read_stated_size(data: bytes) -> tuple[int, int] | None:
     """(width, height) that the header states, None for other formats. Nothing is decoded.
 
     The decoder of WebP takes memory for that size at once, so it must not be asked.
 
-    >>> stated_size(b"GIF89a")
+    >>> read_stated_size(b"GIF89a")
     """
     if data[:8] == b"\x89PNG\r\n\x1a\n" and data[12:16] == b"IHDR":
         return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")

@@ -1,5 +1,7 @@
 """Reads the pickles of CIFAR without Python's pickle: nothing in a file can be called.
 
+It is written by hand since every library that reads a pickle runs what the pickle says.
+
 A pickle is a program for a stack machine. This machine knows only the instructions that build
 dicts, lists, tuples, bytes, text and whole numbers. The names that a pickled numpy array calls
 (NAMES) are never looked up: they are words here, and the one thing they can make is a uint8 array

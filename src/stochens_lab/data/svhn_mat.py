@@ -3,12 +3,12 @@
 The format has room for surprises, so a file is read only if it is the published one, byte by byte.
 """
 
-import hashlib
 from pathlib import Path
 
 import torch
 
 from stochens.errors import InputError
+from stochens.files.hashing import hash_file
 from stochens_lab.data.image_sets import Images, ImageSet, Labels, Progress
 
 SHA256 = {  # published; torchvision and TensorFlow Datasets check the same
@@ -17,7 +17,7 @@ SHA256 = {  # published; torchvision and TensorFlow Datasets check the same
 }
 
 
-def files(folder: Path, about: ImageSet, split: str) -> list[Path]:
+def find_files(folder: Path, about: ImageSet, split: str) -> list[Path]:
     file = folder / f"{split}_32x32.mat"
     return [file] if about.name == "svhn" and file.is_file() else []
 
@@ -29,11 +29,10 @@ def read(
     from scipy.io import loadmat  # comes with scikit-learn
 
     try:
-        with files[0].open("rb") as opened:
-            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        found = hash_file(files[0])
     except OSError as error:
         raise InputError(f"cannot read {files[0]}: {error.strerror}") from None
-    if digest != SHA256[split]:
+    if found != SHA256[split]:
         raise InputError(f"{files[0]} is not the published file (SHA-256 differs); get it again")
     content = loadmat(files[0], variable_names=["X", "y"])
     x = torch.as_tensor(content["X"]).permute(3, 2, 0, 1).contiguous()  # [N, 3, 32, 32]

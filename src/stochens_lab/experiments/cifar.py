@@ -4,7 +4,6 @@ One run is one row of the table: a method, trained in blocks of members. A block
 done, and a run that was stopped goes on with the first that is missing.
 """
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,40 +25,37 @@ from stochens.run.options import Run
 from stochens.training.machines import local_device
 from stochens.training.schedules import rate_for, schedule_named
 from stochens_lab.data.corruptions import CORRUPTIONS, INTENSITIES, corrupt
-from stochens_lab.data.hmc_reference import check_aligned, hmc_reference
-from stochens_lab.data.image_sets import SETS, normalised
-from stochens_lab.data.images import find, load_images
+from stochens_lab.data.image_sets import normalise
 from stochens_lab.experiments.cifar_config import CifarConfig
+from stochens_lab.experiments.cifar_data import Images, load_cifar, load_reference
 from stochens_lab.experiments.cifar_measures import (
-    closeness_to,
-    corrupted_mean,
-    inferences_curve,
-    members_curve,
-    of_corrupted,
-    of_labelled,
-    ood,
+    average_corrupted,
+    measure_closeness,
+    measure_corrupted,
+    measure_labelled,
+    measure_ood,
+    trace_inferences,
+    trace_members,
 )
 from stochens_lab.experiments.cifar_members import (
     BLOCKS,
-    cut,
-    keep,
-    missing,
-    params_of,
-    saved,
-    to_begin_with,
+    cut_blocks,
+    find_missing,
+    find_start,
+    keep_copy,
+    load_blocks,
+    take_params,
 )
-from stochens_lab.experiments.cifar_rows import RULES, TRAININGS, Block, Net, block_of, row_name
-from stochens_lab.experiments.rows import Training, course, predict_classes
+from stochens_lab.experiments.cifar_rows import RULES, TRAININGS, Block, Net, name_row, train_block
+from stochens_lab.experiments.configs import config_to_json
+from stochens_lab.experiments.rows import Training, describe_training, predict_classes
 from stochens_lab.experiments.runs import (
     CHECKPOINTS,
     checkpoint_folder,
     find_device,
     finish_run,
-    merge_changes,
+    list_begun,
     open_run,
-    rebuild_config,
-    run_begun,
-    stopped_run,
 )
 from stochens_lab.report.run_folder import METRICS, TRAINING, RunFolder
 
@@ -68,26 +64,6 @@ NAMES = ("cifar10", "cifar100")
 TIMED_BLOCK = 10  # members of a block where time is limited and none is asked for
 MEMBER_COUNTS = (1, 2, 3, 5, 10, 15, 20, 25, 30, 40, 50, 75, 100)
 INFERENCES = (1, 4, 16)  # of each member; the paper saw little change
-
-
-WHERE = {"device", "engine", "address"}
-CHANGEABLE = {"data", "members", "minutes", "inferences", "corruptions"} | WHERE
-
-
-def configured(data: Path | None, **changes: Any) -> CifarConfig:
-    """The defaults, with some of the fields changed; None leaves one as it is."""
-    if data is None:
-        raise InputError("where are the images? Give their folder: --data DIR")
-    return CifarConfig(data=data, **{name: v for name, v in changes.items() if v is not None})
-
-
-def resumed(path: Path, **changes: Any) -> CifarConfig:
-    """What the run in this folder is made of; only what leaves its members alone may change."""
-    before = stopped_run(path, "cifar")
-    before["data"] = Path(before["data"])
-    if before.get("start") is not None:
-        before["start"] = Path(before["start"])
-    return rebuild_config(CifarConfig, merge_changes(path, before, changes, CHANGEABLE))
 
 
 def check(config: CifarConfig) -> None:
@@ -123,19 +99,18 @@ def run(
     """Train what is missing, predict, compare; returns the run folder."""
     check(config)
     device = find_device(config.engine, config.address, config.device)
-    images = _images(config)
-    reference = _reference(config, images)
+    images = load_cifar(config)
+    reference = load_reference(config, images)
     net = lambda: ResNet20FRN(images.classes)  # noqa: E731
     start, copy = None, config.out / CHECKPOINTS / "start"
     if config.start is not None:
-        ids = missing(config.out, config.members)
-        start = to_begin_with(config.start, copy, config, net, ids)
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(config).items()}
-    row = row_name(config)
-    with open_run(config.out, "cifar", settings, device, resume=resume) as folder:
+        ids = find_missing(config.out, config.members)
+        start = find_start(config.start, copy, config, net, ids)
+    row = name_row(config)
+    with open_run(config.out, "cifar", config_to_json(config), device, resume=resume) as folder:
         if start is not None:
-            keep(start, copy, net)
-        ensemble, whole = _trained(config, folder, images, net, start, row, device, note)
+            keep_copy(start, copy, net)
+        ensemble, whole = _train_blocks(config, folder, images, net, start, row, device, note)
         _measure(config, folder, images, reference, row, ensemble, note)
         if whole:
             return finish_run(folder)
@@ -143,53 +118,10 @@ def run(
         return folder.path
 
 
-# Data ---------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Images:
-    """Bytes [N, 3, 32, 32] and labels [N], and other sets' test images, which are no such thing."""
-
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
-    others: dict[str, Tensor]
-    classes: int
-
-
-def _images(config: CifarConfig) -> Images:
-    x, y, names = load_images(config.data, config.name, "train")
-    if config.images is not None and config.images > len(x):
-        raise InputError(f"images = {config.images}, but there are {len(x)} to train on")
-    x_test, y_test, _ = load_images(config.data, config.name, "test")
-    few, test = slice(config.images), slice(config.test_images)
-    others = {
-        name: load_images(config.data, name, "test").x[test]
-        for name in SETS
-        if name != config.name and find(config.data, name, "test") is not None
-    }
-    return Images((x[few], y[few]), (x_test[test], y_test[test]), others, len(names))
-
-
-def _reference(config: CifarConfig, images: Images) -> Tensor | None:
-    """HMC's probabilities for the test images, proved to be in their order; None if not there."""
-    if config.name != "cifar10":
-        return None  # none were published in this form
-    labels = load_images(config.data, config.name, "test").y
-    try:
-        probs = hmc_reference(config.data, labels=labels)
-    except InputError as error:
-        if "has no HMC reference" in str(error):
-            return None
-        raise
-    probs = probs[: config.test_images]
-    check_aligned(probs, images.test[1])
-    return probs
-
-
 # Training -----------------------------------------------------------------------------------------
 
 
-def _trained(
+def _train_blocks(
     config: CifarConfig,
     folder: RunFolder,
     images: Images,
@@ -201,14 +133,14 @@ def _trained(
 ) -> tuple[Posterior, bool]:
     """The blocks that are there and those that there is time for, and whether these are all."""
     began, longest = time.monotonic(), 0.0
-    blocks = saved(folder.path, net, str(local_device(device)))
+    blocks = load_blocks(folder.path, net, str(local_device(device)))
     for path in blocks:
         longest = max(longest, folder.timings.get(f"{config.name}/{row} {path.name}", 0.0))
         note(f"{row}: members {path.name} are there")
     data: tuple[Tensor, Tensor] | None = None
     size = config.block or (config.members if config.minutes is None else TIMED_BLOCK)
     whole = True
-    for ids in cut(folder.path, run_begun(folder), config.members, size):
+    for ids in cut_blocks(folder.path, list_begun(folder), config.members, size):
         path = folder.path / BLOCKS / f"{ids[0]:04d}-{ids[-1]:04d}"
         if config.minutes is not None and blocks:
             left = 60 * config.minutes - (time.monotonic() - began)
@@ -218,12 +150,12 @@ def _trained(
                 break
         if data is None:
             place = "cpu" if config.engine == "ray" else device  # workers have devices of their own
-            data = normalised(images.train[0], config.name, device=place), images.train[1]
+            data = normalise(images.train[0], config.name, device=place), images.train[1]
         note(f"{row}: members {ids[0]} to {ids[-1]}, {config.epochs} epochs")
         before = time.monotonic()
         with folder.timed(f"{config.name}/{row} {path.name}"):
-            work, own = checkpoint_folder(folder, path.name), params_of(start, ids)
-            posterior = block_of(config, Block(net, data, ids, device, work, own))
+            work, own = checkpoint_folder(folder, path.name), take_params(start, ids)
+            posterior = train_block(config, Block(net, data, ids, device, work, own))
         longest = max(longest, time.monotonic() - before)
         posterior.save(path)
         folder.write()
@@ -249,36 +181,42 @@ def _measure(
     ask = {"draws": config.draws, "seed": config.seed, "run": Run(precision=precision)}
 
     def predicted(x: Tensor, **options: Any) -> Predictive:
-        return predict_classes(ensemble, normalised(x, config.name), **{**ask, **options})
+        return predict_classes(ensemble, normalise(x, config.name), **{**ask, **options})
 
     note(f"{row}: {len(ensemble)} members on {len(x_test)} test images")
     p = predicted(x_test, keep_draws=True)
     folder.arrays[f"{config.name}/points/labels-test"] = y_test.numpy()
     folder.predictive((config.name, row, "test"), p)
-    _put(folder, (config.name, row, "test"), of_labelled(p, y_test, config.resamples))
-    told = course(ensemble, Training(row, TRAININGS[config.method], _steps(config, images)))
-    told["members curve"] = members_curve(p.probs, len(ensemble), y_test, reference, MEMBER_COUNTS)
+    _put_row(folder, (config.name, row, "test"), measure_labelled(p, y_test, config.resamples))
+    told = describe_training(
+        ensemble, Training(row, TRAININGS[config.method], _count_steps(config, images))
+    )
+    told["members curve"] = trace_members(p.probs, len(ensemble), y_test, reference, MEMBER_COUNTS)
     if reference is not None:
-        _put(folder, (config.name, row, "test"), closeness_to(p.mean, reference, config.resamples))
+        _put_row(
+            folder,
+            (config.name, row, "test"),
+            measure_closeness(p.mean, reference, config.resamples),
+        )
         _keep_reference(config, folder, reference, y_test)
     for name, x in images.others.items():
         note(f"{row}: {name}, which is no {config.name}")
         q = predicted(x, keep_draws=False)
         folder.predictive((config.name, row, name), q)
-        _put(folder, (config.name, row, name), ood(p.mean, q.mean, config.resamples))
+        _put_row(folder, (config.name, row, name), measure_ood(p.mean, q.mean, config.resamples))
     if config.inferences:
         note(f"{row}: {INFERENCES[-1]} inferences of each member")
         many = predicted(x_test, keep_draws=True, draws=INFERENCES[-1])
-        told["inferences curve"] = inferences_curve(
+        told["inferences curve"] = trace_inferences(
             many.probs, len(ensemble), y_test, reference, INFERENCES
         )
     folder.put(TRAINING, (config.name, row), told)
     folder.write()
     if config.corruptions:
-        _corrupted(config, folder, images, row, device, predicted, note)
+        _measure_corrupted(config, folder, images, row, device, predicted, note)
 
 
-def _steps(config: CifarConfig, images: Images) -> int:
+def _count_steps(config: CifarConfig, images: Images) -> int:
     return config.epochs * -(-len(images.train[0]) // config.batch_size)
 
 
@@ -288,12 +226,12 @@ def _keep_reference(config: CifarConfig, folder: RunFolder, probs: Tensor, label
     p = Predictive(probs, probs.new_zeros(len(probs)), None)
     folder.arrays[f"{prefix}/mean"] = probs.numpy()
     folder.arrays[f"{prefix}/entropy"] = p.entropy.numpy()
-    known = of_labelled(p, labels, config.resamples)
+    known = measure_labelled(p, labels, config.resamples)
     known.pop("MI", None)
-    _put(folder, (config.name, REFERENCE, "test"), known)
+    _put_row(folder, (config.name, REFERENCE, "test"), known)
 
 
-def _corrupted(
+def _measure_corrupted(
     config: CifarConfig,
     folder: RunFolder,
     images: Images,
@@ -311,13 +249,13 @@ def _corrupted(
             corrupted = corrupt(x, corruption, intensity, seed=config.seed)
             with folder.timed(f"{config.name}/{row}: predictions of corrupted images"):
                 p = predicted(corrupted, keep_draws=False)
-            measured = of_corrupted(p.mean, y)
+            measured = measure_corrupted(p.mean, y)
             found[corruption, intensity] = measured
-            _put(folder, (config.name, row, f"{corruption}-{intensity}"), measured)
+            _put_row(folder, (config.name, row, f"{corruption}-{intensity}"), measured)
         folder.write()
-    _put(folder, (config.name, row, "corrupted"), corrupted_mean(found))
+    _put_row(folder, (config.name, row, "corrupted"), average_corrupted(found))
 
 
-def _put(folder: RunFolder, keys: tuple[str, ...], row: Mapping[str, Interval]) -> None:
+def _put_row(folder: RunFolder, keys: tuple[str, ...], row: Mapping[str, Interval]) -> None:
     for metric, interval in row.items():
         folder.put(METRICS, (*keys, metric), interval._asdict())

@@ -15,11 +15,11 @@ from stochens.posterior.predictive import Predictive
 BOOTSTRAPS = 1000  # over corruptions, of which there are few: cheap
 
 
-def of_labelled(p: Predictive, labels: Tensor, resamples: int) -> dict[str, Interval]:
+def measure_labelled(p: Predictive, labels: Tensor, resamples: int) -> dict[str, Interval]:
     return dict(compare({"": p}, labels, resamples=resamples, show=False).rows[""])
 
 
-def closeness_to(probs: Tensor, reference: Tensor, resamples: int) -> dict[str, Interval]:
+def measure_closeness(probs: Tensor, reference: Tensor, resamples: int) -> dict[str, Interval]:
     """probs, reference [B, C]: of the published reference only the mean is known."""
     measures = {
         "agreement": metrics.agreement,
@@ -32,14 +32,14 @@ def closeness_to(probs: Tensor, reference: Tensor, resamples: int) -> dict[str, 
     }
 
 
-def ood(known: Tensor, unknown: Tensor, resamples: int) -> dict[str, Interval]:
+def measure_ood(known: Tensor, unknown: Tensor, resamples: int) -> dict[str, Interval]:
     """AUROC of the highest probability, known [B, C] against unknown [B', C]."""
     return {
         "OOD AUROC": bootstrap(metrics.ood_auroc, known, unknown, resamples=min(resamples, 100))
     }
 
 
-def of_corrupted(probs: Tensor, labels: Tensor) -> dict[str, Interval]:
+def measure_corrupted(probs: Tensor, labels: Tensor) -> dict[str, Interval]:
     """Values alone: the interval that counts is over the 80 sets."""
     values = {
         "accuracy": metrics.accuracy(probs, labels),
@@ -49,7 +49,7 @@ def of_corrupted(probs: Tensor, labels: Tensor) -> dict[str, Interval]:
     return {name: Interval(float(v), float(v), float(v)) for name, v in values.items()}
 
 
-def corrupted_mean(
+def average_corrupted(
     found: Mapping[tuple[str, int], Mapping[str, Interval]],
 ) -> dict[str, Interval]:
     """The mean over all sets, with a 95 % bootstrap interval over corruptions, which are the unit:
@@ -70,7 +70,7 @@ def corrupted_mean(
 # Curves -------------------------------------------------------------------------------------------
 
 
-def members_curve(
+def trace_members(
     probs: Tensor,  # [S, B, C], the first inference of every member first
     members: int,
     labels: Tensor,
@@ -82,7 +82,7 @@ def members_curve(
     curve: dict[str, Any] = {"members": sizes}
     for size in sizes:
         groups = [
-            _of_mean(probs[first : first + size].mean(0), labels, reference)
+            _measure_mean(probs[first : first + size].mean(0), labels, reference)
             for first in range(0, members - size + 1, size)
         ]
         for name in groups[0]:
@@ -90,7 +90,7 @@ def members_curve(
     return curve
 
 
-def inferences_curve(
+def trace_inferences(
     probs: Tensor,  # [S, B, C], inference after inference, of all members each
     members: int,
     labels: Tensor,
@@ -101,13 +101,13 @@ def inferences_curve(
     sizes = [k for k in counts if k * members <= len(probs)]
     curve: dict[str, Any] = {"draws": sizes}
     for size in sizes:
-        found = _of_mean(probs[: size * members].mean(0), labels, reference)
+        found = _measure_mean(probs[: size * members].mean(0), labels, reference)
         for name, value in found.items():
             curve.setdefault(name, []).append(value)
     return curve
 
 
-def _of_mean(mean: Tensor, labels: Tensor, reference: Tensor | None) -> dict[str, float]:
+def _measure_mean(mean: Tensor, labels: Tensor, reference: Tensor | None) -> dict[str, float]:
     found = {
         "accuracy": float(metrics.accuracy(mean, labels)),
         "NLL": float(metrics.nll(mean, labels)),

@@ -159,12 +159,12 @@ ROWS = {  # as the paper names them
 }
 
 
-def row_name(options: CifarConfig) -> str:
+def name_row(options: CifarConfig) -> str:
     """As the paper has it, and what differs from the authors' choice of nodes."""
     noted = options.node == "channel" and options.method in ("dropout", "np-dropout")
     return ROWS[options.method].format(rate=options.rate) + (" by channel" if noted else "")
 
 
-def block_of(options: CifarConfig, block: Block) -> Posterior:
+def train_block(options: CifarConfig, block: Block) -> Posterior:
     """The block's members, trained."""
     return TRAININGS[options.method](options, block)

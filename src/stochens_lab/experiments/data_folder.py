@@ -12,17 +12,17 @@ from stochens.run.progress import Bar, progress_bar
 from stochens_lab.data.download import SOURCES, download
 from stochens_lab.data.image_sets import Progress
 from stochens_lab.data.images import how_to_get
-from stochens_lab.data.inventory import Entry, inventory
+from stochens_lab.data.inventory import Entry, take_inventory
 
 
-def show(folder: Path, *, fetch: Sequence[str] = (), console: Console) -> None:
+def show_folder(folder: Path, *, fetch: Sequence[str] = (), console: Console) -> None:
     """Download what is asked for, then read and check everything, and say what is there.
 
     Damaged data is an error at the end, after all that is good was shown.
     """
     with contextlib.ExitStack() as bars:
         for name in fetch:
-            new = download(name, folder, progress=_bar(f"download {name}", bars))
+            new = download(name, folder, progress=_make_bar(f"download {name}", bars))
             bars.close()
             console.print(
                 *([f"new: {place}" for place in new] or [f"{name} is there already"]),
@@ -31,9 +31,9 @@ def show(folder: Path, *, fetch: Sequence[str] = (), console: Console) -> None:
                 markup=False,
                 soft_wrap=True,
             )
-        entries = inventory(folder, watch=lambda what: _bar(f"read {what}", bars))
+        entries = take_inventory(folder, watch=lambda what: _make_bar(f"read {what}", bars))
     if entries:
-        console.print(_table(entries))
+        console.print(_make_table(entries))
     there = {entry.name for entry in entries}
     for name in SOURCES:
         if name not in there:
@@ -44,7 +44,7 @@ def show(folder: Path, *, fetch: Sequence[str] = (), console: Console) -> None:
         raise InputError("\n".join(faults))
 
 
-def _table(entries: list[Entry]) -> Table:
+def _make_table(entries: list[Entry]) -> Table:
     table = Table("set", "split", "rows", "form", "checks", box=None, pad_edge=False)
     for entry in entries:
         part = "" if entry.rows == entry.whole else f" of {entry.whole}"
@@ -53,7 +53,7 @@ def _table(entries: list[Entry]) -> Table:
     return table
 
 
-def _bar(what: str, bars: contextlib.ExitStack) -> Progress:
+def _make_bar(what: str, bars: contextlib.ExitStack) -> Progress:
     """A bar that appears with the first report, when the total is known."""
     bar: Bar | None = None
     before = 0

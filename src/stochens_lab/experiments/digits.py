@@ -4,7 +4,6 @@ A small ResNet with filter response normalisation learns scikit-learn's digits. 
 about test digits, the same rotated, the same with noise, and patches of photographs.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,19 +23,23 @@ from stochens.posterior.predictive import Predictive
 from stochens.run.options import Run
 from stochens.samplers.langevin import langevin, usual_step
 from stochens.samplers.sampling import hmc
-from stochens_lab.data.digits import digits, noisy, photo_patches, rotated
-from stochens_lab.experiments.rows import ENSEMBLES, Training, course, predict_classes, summary
+from stochens_lab.data.digits import add_noise, cut_photo_patches, read_digits, rotate
+from stochens_lab.experiments.configs import config_to_json
+from stochens_lab.experiments.digits_config import DigitsConfig
+from stochens_lab.experiments.rows import (
+    ENSEMBLES,
+    Training,
+    describe_reference,
+    describe_training,
+    predict_classes,
+)
 from stochens_lab.experiments.runs import (
     checkpoint_folder,
     engine_of,
-    fields,
     find_device,
     finish_run,
     is_whole,
-    merge_changes,
     open_run,
-    rebuild_config,
-    stopped_run,
 )
 from stochens_lab.report.closeness import closeness, own_noise
 from stochens_lab.report.run_folder import METRICS, SAMPLER, TRAINING, RunFolder
@@ -52,50 +55,6 @@ TARGET_ACCEPT = 0.65  # Beskos et al. 2013: the best for many parameters
 DIAGNOSED = 100  # test digits whose predictions tell of the chains
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DigitsConfig:
-    """What a run is made of. Presets are in PRESETS."""
-
-    preset: str = "quick"
-    images: int = 300  # to train on, of 1257
-    channels: int = 8  # faster than 6: convolutions on CPUs work in eights
-    members: int = 10
-    steps: int = 450  # what the time allows: SE3 and gaussian are not at their end
-    langevin_steps: int = 450  # of the whole data, each
-    chains: int = 4
-    samples: int = 20
-    warmup: int = 20
-    trajectory: float = 0.6  # in standard deviations of the prior
-    leapfrogs: int = 70  # of a trajectory, at most
-    resamples: int = 300  # of the bootstrap over images
-    seed: int = 0
-    device: str | None = None
-    engine: str = "auto"  # of training and sampling; ray: on many machines
-    address: str | None = None  # of the Ray cluster
-    out: Path = Path("runs/digits")
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "quick": {},
-    "paper": {  # for a GPU
-        "images": 1257,
-        "members": 100,
-        "steps": 4000,
-        "langevin_steps": 4000,
-        "chains": 8,
-        "samples": 300,
-        "warmup": 100,
-        "trajectory": math.pi / 2,  # Izmailov et al. 2021
-        "leapfrogs": 600,
-    },
-}
-
-
-def configured(preset: str | None = None, **changes: Any) -> DigitsConfig:
-    """A preset, with some of its fields changed; None leaves one as it is."""
-    return DigitsConfig(**fields(PRESETS, preset, changes))
-
-
 Data = tuple[Tensor, Tensor]  # x [N, 1, 8, 8], y [N]
 
 
@@ -105,12 +64,6 @@ def _by_langevin(net: nn.Module, data: Data, **options: Any) -> Posterior:
 
 
 TRAININGS = ENSEMBLES | {"langevin": _by_langevin}
-
-
-def resumed(path: Path, **changes: Any) -> DigitsConfig:
-    """That of a run that was stopped; only where it is worked on may change."""
-    before = stopped_run(path, "digits")
-    return rebuild_config(DigitsConfig, merge_changes(path, before, changes, {"device", "address"}))
 
 
 def run(
@@ -123,10 +76,9 @@ def run(
     if resume and is_whole(config.out):
         note(f"{config.out} is complete")
         return config.out
-    data, places, labels = _images(config)
-    settings = dataclasses.asdict(config) | {"out": str(config.out)}
+    data, places, labels = _load_images(config)
     device = find_device(config.engine, config.address, config.device)
-    with open_run(config.out, "digits", settings, device, resume=resume) as folder:
+    with open_run(config.out, "digits", config_to_json(config), device, resume=resume) as folder:
         for domain in LABELLED:
             folder.arrays[f"{SET}/points/labels-{domain}"] = labels.numpy()
         net = SmallResNetFRN(channels=config.channels)
@@ -138,12 +90,12 @@ def run(
                 place: predict_classes(reference, x, keep_draws=False)
                 for place, x in places.items()
             }
-        folder.put(SAMPLER, (SET,), summary(reference, places["test"][:DIAGNOSED]))
-        _keep(folder, REFERENCE, truth)
-        _put(folder, REFERENCE, measured(truth, labels, resamples=config.resamples))
+        folder.put(SAMPLER, (SET,), describe_reference(reference, places["test"][:DIAGNOSED]))
+        _keep_predictions(folder, REFERENCE, truth)
+        _put_rows(folder, REFERENCE, measure_all(truth, labels, resamples=config.resamples))
         if config.chains > 1:
             noise = {d: own_noise(p, resamples=config.resamples) for d, p in truth.items()}
-            _put(folder, NOISE_ROW, noise)
+            _put_rows(folder, NOISE_ROW, noise)
         folder.write()
 
         for name, train in TRAININGS.items():
@@ -158,12 +110,12 @@ def run(
                     **_common(config, checkpoint_folder(folder, name)),
                 )
                 found = {place: predict_classes(posterior, x) for place, x in places.items()}
-            _keep(folder, name, found)
-            _put(folder, name, measured(found, labels, resamples=config.resamples))
+            _keep_predictions(folder, name, found)
+            _put_rows(folder, name, measure_all(found, labels, resamples=config.resamples))
             near = {d: closeness(p, truth[d], resamples=config.resamples) for d, p in found.items()}
-            _put(folder, name, near)
+            _put_rows(folder, name, near)
             row = Training(name, train, steps)
-            folder.put(TRAINING, (SET, name), course(posterior, row))
+            folder.put(TRAINING, (SET, name), describe_training(posterior, row))
             folder.write()
         return finish_run(folder)
 
@@ -176,18 +128,18 @@ def _common(config: DigitsConfig, keep: Path) -> dict[str, Any]:
     return {"prior_precision": PRIOR_PRECISION, "seed": config.seed, "run": run}
 
 
-def _images(config: DigitsConfig) -> tuple[Data, dict[str, Tensor], Tensor]:
+def _load_images(config: DigitsConfig) -> tuple[Data, dict[str, Tensor], Tensor]:
     """What to train on, the images of each domain, and the labels of those that have any."""
-    x, y, x_test, y_test = digits(seed=config.seed)
+    x, y, x_test, y_test = read_digits(seed=config.seed)
     if not 1 <= config.images <= len(x):
         raise InputError(
             f"images must be 1 to {len(x)}, the digits to train on, got {config.images}"
         )
     places = {
         "test": x_test,
-        "rotated": rotated(x_test, degrees=DEGREES),
-        "noisy": noisy(x_test, sd=NOISE, seed=config.seed),
-        UNLABELLED: photo_patches(len(x_test), seed=config.seed),
+        "rotated": rotate(x_test, degrees=DEGREES),
+        "noisy": add_noise(x_test, sd=NOISE, seed=config.seed),
+        UNLABELLED: cut_photo_patches(len(x_test), seed=config.seed),
     }
     return (x[: config.images], y[: config.images]), places, y_test  # shuffled by the split
 
@@ -207,7 +159,7 @@ def sample(net: nn.Module, data: Data, config: DigitsConfig, folder: RunFolder) 
         chains=config.chains,
         samples=config.samples,
         warmup=config.warmup,
-        start=resized(trained.params, sd=sd),
+        start=resize_channels(trained.params, sd=sd),
         trajectory=config.trajectory * sd,
         max_leapfrogs=config.leapfrogs,
         step_size=FIRST_STEP * sd,
@@ -216,7 +168,7 @@ def sample(net: nn.Module, data: Data, config: DigitsConfig, folder: RunFolder) 
     )
 
 
-def resized(params: Params, *, sd: float) -> Params:
+def resize_channels(params: Params, *, sd: float) -> Params:
     """Every channel's weights and bias of a convolution, scaled to root mean square sd.
 
     FRN follows each convolution and divides by the size of its output: the function stays the same.
@@ -237,7 +189,7 @@ def resized(params: Params, *, sd: float) -> Params:
 # What is kept -------------------------------------------------------------------------------------
 
 
-def measured(
+def measure_all(
     found: Mapping[str, Predictive], labels: Tensor, *, resamples: int
 ) -> dict[str, dict[str, Interval]]:
     """domain -> metric -> what can be said without the reference."""
@@ -250,13 +202,13 @@ def measured(
     return rows | {UNLABELLED: {"OOD AUROC": auroc}}
 
 
-def _put(folder: RunFolder, method: str, rows: Mapping[str, Mapping[str, Interval]]) -> None:
+def _put_rows(folder: RunFolder, method: str, rows: Mapping[str, Mapping[str, Interval]]) -> None:
     for domain, row in rows.items():
         for metric, interval in row.items():
             if all(map(math.isfinite, interval)):  # NLL is infinite where a label has probability 0
                 folder.put(METRICS, (SET, method, domain, metric), interval._asdict())
 
 
-def _keep(folder: RunFolder, method: str, found: Mapping[str, Predictive]) -> None:
+def _keep_predictions(folder: RunFolder, method: str, found: Mapping[str, Predictive]) -> None:
     for domain, p in found.items():
         folder.predictive((SET, method, domain), p)

@@ -38,7 +38,7 @@ class Worker(NamedTuple):
     said: Connection  # what went wrong, in its own words
 
 
-def side_by_side(
+def run_parts(
     run: Callable[..., Path], parts: Sequence[PartConfig], folder: RunFolder, *, jobs: int
 ) -> None:
     """run(part) for each part, `jobs` at a time; `folder` takes over what they find.
@@ -47,8 +47,8 @@ def side_by_side(
     or at Ctrl-C, is taken over too.
     """
     try:
-        with _ended_by_signal():
-            _work(run, list(parts), jobs)
+        with _end_by_signal():
+            _run_workers(run, list(parts), jobs)
     except BaseException:
         for part in parts:
             with contextlib.suppress(InputError):  # it had not begun
@@ -60,7 +60,7 @@ def side_by_side(
     folder.write()
 
 
-def _work(run: Callable[..., Path], waiting: list[PartConfig], jobs: int) -> None:
+def _run_workers(run: Callable[..., Path], waiting: list[PartConfig], jobs: int) -> None:
     working: list[Worker] = []
     ends: Counter[str] = Counter()
     lost: list[str] = []
@@ -68,10 +68,10 @@ def _work(run: Callable[..., Path], waiting: list[PartConfig], jobs: int) -> Non
     try:
         while working or (waiting and failed is None):
             while waiting and failed is None and len(working) < jobs:
-                working.append(_begun(run, waiting.pop(0)))
-            for worker in _ended(working):
+                working.append(_start_worker(run, waiting.pop(0)))
+            for worker in _wait_for_end(working):
                 working.remove(worker)
-                error, how = _outcome(worker)
+                error, how = _read_outcome(worker)
                 failed = failed or error
                 if error is not None or how is None:
                     continue
@@ -96,22 +96,22 @@ def _work(run: Callable[..., Path], waiting: list[PartConfig], jobs: int) -> Non
         )
 
 
-def _begun(run: Callable[..., Path], part: PartConfig) -> Worker:
+def _start_worker(run: Callable[..., Path], part: PartConfig) -> Worker:
     context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
     said, say = context.Pipe(duplex=False)
-    process = context.Process(target=_quietly, args=(run, part, say), name=part.out.name)
+    process = context.Process(target=_run_quietly, args=(run, part, say), name=part.out.name)
     process.start()
     say.close()  # so that its end is the end of what is said
     return Worker(part, process, said)
 
 
-def _ended(working: Sequence[Worker]) -> list[Worker]:
+def _wait_for_end(working: Sequence[Worker]) -> list[Worker]:
     """Wait until one has ended, or says why it will."""
     ready = wait([w.said for w in working] + [w.process.sentinel for w in working])
     return [w for w in working if w.said in ready or w.process.sentinel in ready]
 
 
-def _outcome(worker: Worker) -> tuple[BaseException | None, str | None]:
+def _read_outcome(worker: Worker) -> tuple[BaseException | None, str | None]:
     """The error that it raised, and how it ended where it ended without a word; None: well."""
     error = None
     with contextlib.suppress(EOFError, OSError), worker.said:
@@ -136,15 +136,15 @@ def _stop(working: Sequence[Worker], number: int) -> None:
 
 
 @contextlib.contextmanager
-def _ended_by_signal() -> Iterator[None]:
+def _end_by_signal() -> Iterator[None]:
     """SIGTERM is an error here, so that it can be passed on."""
 
-    def end(number: int, frame: object) -> None:
+    def raise_exit(number: int, frame: object) -> None:
         raise SystemExit(TERMINATED)
 
     before = None
     with contextlib.suppress(ValueError):  # not the main thread: signals are not ours
-        before = signal.signal(signal.SIGTERM, end)
+        before = signal.signal(signal.SIGTERM, raise_exit)
     try:
         yield
     finally:
@@ -155,7 +155,7 @@ def _ended_by_signal() -> Iterator[None]:
 # In the other process -----------------------------------------------------------------------------
 
 
-def _quietly(run: Callable[..., Any], part: PartConfig, say: Connection) -> None:
+def _run_quietly(run: Callable[..., Any], part: PartConfig, say: Connection) -> None:
     """What it notes goes to the terminal as it is."""
     if hasattr(os, "setpgrp"):
         os.setpgrp()  # Ctrl-C comes from the main process alone: twice would be "at once"

@@ -32,17 +32,17 @@ class Replicates:
         row = closeness(p, reference, resamples=RESAMPLES if alone else self._resamples)
         self._found.setdefault(key, []).append((draw, row))
 
-    def noise(self, key: Key, reference: Predictive, *, draw: int, alone: bool) -> None:
+    def add_noise(self, key: Key, reference: Predictive, *, draw: int, alone: bool) -> None:
         """How far the reference of a data draw is from the truth, by its own chains."""
         row = own_noise(reference, resamples=RESAMPLES if alone else self._resamples)
         self._found.setdefault(key, []).append((draw, row))
 
-    def curve(self, key: Key, steps: int, p: Predictive, reference: Predictive) -> None:
+    def add_curve(self, key: Key, steps: int, p: Predictive, reference: Predictive) -> None:
         """Its distance after so many steps of training."""
         distance = total_variation(p.mean, reference.mean)
         self._curves.setdefault(key, {}).setdefault(steps, []).append(distance)
 
-    def distance(self, set_name: str, steps: int, value: float) -> None:
+    def add_distance(self, set_name: str, steps: int, value: float) -> None:
         """Between SE3's two sets after so many steps."""
         self._distances.setdefault(set_name, {}).setdefault(steps, []).append(value)
 
@@ -50,16 +50,16 @@ class Replicates:
         """Put them in their tables, and write the folder."""
         for key, rows in self._found.items():
             for metric in rows[0][1]:
-                interval = over_draws([(draw, row[metric]) for draw, row in rows])
+                interval = average_draws([(draw, row[metric]) for draw, row in rows])
                 folder.put(METRICS, (*key, metric), interval._asdict())
         for (set_name, method, domain), curve in self._curves.items():
-            folder.put(TRAINING, (set_name, method, "curve", domain), _means(curve))
+            folder.put(TRAINING, (set_name, method, "curve", domain), _average_curve(curve))
         for set_name, distances in self._distances.items():
-            folder.put(TRAINING, (set_name, "SE3", "set distance"), _means(distances))
+            folder.put(TRAINING, (set_name, "SE3", "set distance"), _average_curve(distances))
         folder.write()
 
 
-def _means(curve: dict[int, list[float]]) -> dict[str, Any]:
+def _average_curve(curve: dict[int, list[float]]) -> dict[str, Any]:
     steps = sorted(curve)
     return {
         "step": steps,
@@ -68,12 +68,12 @@ def _means(curve: dict[int, list[float]]) -> dict[str, Any]:
     }
 
 
-def over_draws(rows: list[tuple[int, Interval]]) -> Interval:
+def average_draws(rows: list[tuple[int, Interval]]) -> Interval:
     """The mean, with Student's 95 % interval over data draws, each the mean over its seeds.
 
     With one draw, over its seeds; with one of both, the interval over test points stays.
 
-    >>> over_draws([(0, Interval(1.0, 0, 0)), (1, Interval(3.0, 0, 0))]).value
+    >>> average_draws([(0, Interval(1.0, 0, 0)), (1, Interval(3.0, 0, 0))]).value
     2.0
     """
     if len(rows) == 1:

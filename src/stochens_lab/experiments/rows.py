@@ -77,7 +77,7 @@ def predict_classes(posterior: Posterior, x: Tensor, **options: Any) -> Predicti
     return found
 
 
-def summary(reference: Posterior, at: Tensor) -> dict[str, Any]:
+def describe_reference(reference: Posterior, at: Tensor) -> dict[str, Any]:
     """The sampler's diagnostics as plain numbers."""
     assert reference.chains is not None
     chains = reference.chains
@@ -102,7 +102,7 @@ def summary(reference: Posterior, at: Tensor) -> dict[str, Any]:
     return about
 
 
-def course(posterior: Posterior, row: Training) -> dict[str, Any]:
+def describe_training(posterior: Posterior, row: Training) -> dict[str, Any]:
     """KL terms, the training KL loss over the last part of training, its fluctuation and course."""
     history = posterior.history
     about = {"steps": row.steps, "start": row.start, "kl": posterior.kl()._asdict()}

@@ -1,18 +1,17 @@
-"""A run: its folder, where its work is done, and what it was asked for."""
+"""A run: its folder, and where its work is done."""
 
 import re
 import shutil
-from collections.abc import Callable, Mapping, Set
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from stochens.errors import InputError, check_known
+from stochens.errors import InputError
 from stochens.run.cluster.connect import Engines, Ray, connect, room
 from stochens.run.memory import chosen_device
 from stochens.training.engines import refuse_unknown
-from stochens_lab.report.run_folder import Run, RunFolder, shown
+from stochens_lab.report.run_folder import Run, RunFolder
 
 CHECKPOINTS, PARTS = "checkpoints", "parts"  # folders in a run's, while it runs
 
@@ -31,7 +30,7 @@ def checkpoint_folder(folder: RunFolder, *names: object) -> Path:
     return folder.path / CHECKPOINTS / re.sub(r"[^A-Za-z0-9]+", "-", " ".join(map(str, names)))
 
 
-def run_begun(folder: RunFolder) -> list[str]:
+def list_begun(folder: RunFolder) -> list[str]:
     """The names of the pieces whose work is kept."""
     return sorted(path.name for path in (folder.path / CHECKPOINTS).glob("*"))
 
@@ -64,7 +63,7 @@ def find_device(engine: str, address: str | None, device: str | None) -> str:
     check_device(device, engine)
     asked_for = engine_of(engine, address)
     if not isinstance(asked_for, Ray):
-        return str(device_named(device))
+        return str(choose_device(device))
     gpu = room(connect(asked_for), asked_for, device).gpu
     return device or ("cuda" if gpu else "cpu")
 
@@ -72,20 +71,20 @@ def find_device(engine: str, address: str | None, device: str | None) -> str:
 def check_device(name: str | None, engine: str) -> None:
     """A GPU must be here, unless other machines do the work: then this one may have none."""
     if engine != "ray":
-        device_named(name)
+        choose_device(name)
     elif name is not None:
-        _device(name)
+        _parse_device(name)
 
 
-def device_named(name: str | None) -> torch.device:
+def choose_device(name: str | None) -> torch.device:
     """The one named; the GPU if there is one where none is."""
-    device = chosen_device(None) if name is None else _device(name)
+    device = chosen_device(None) if name is None else _parse_device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"--device {name}: this machine has no GPU that torch can use")
     return device
 
 
-def _device(name: str) -> torch.device:
+def _parse_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -93,54 +92,3 @@ def _device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"--device must be cpu or cuda, got {name!r}")
     return device
-
-
-Made = TypeVar("Made")
-
-
-def rebuild_config(kind: Callable[..., Made], fields: dict[str, Any]) -> Made:
-    """A Config from what a run wrote of it."""
-    try:
-        return kind(**fields)
-    except TypeError as error:
-        raise InputError(f"{fields['out']} was made by another version: {error}") from None
-
-
-def merge_changes(
-    path: Path, before: dict[str, Any], changes: Mapping[str, Any], changeable: Set[str]
-) -> dict[str, Any]:
-    """The configuration of a run to go on with, and what is given anew; None leaves it as it is.
-
-    What would make it another run is refused."""
-    after = dict(before)
-    for name, value in changes.items():
-        if value is None or value == before.get(name):
-            continue
-        if name not in changeable:
-            raise InputError(
-                f"{path} has {name} = {before.get(name)!r}, which cannot be changed to {value!r}; "
-                "begin another run"
-            )
-        after[name] = value
-    return after
-
-
-def stopped_run(path: Path, experiment: str) -> dict[str, Any]:
-    """The configuration of a run to go on with."""
-    about = Run(path).about
-    if about.get("experiment") != experiment:
-        raise InputError(
-            f"{path} is no run of stochens {experiment}, but of {about.get('experiment')!r}"
-        )
-    with shown([path]):
-        return {**about["config"], "out": path}
-
-
-def fields(
-    presets: Mapping[str, dict[str, Any]], preset: str | None, changes: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Of a Config: those of the preset, and those that are changed; None leaves one as it is."""
-    preset = preset or "quick"
-    check_known("preset", preset, presets)
-    changed = {name: v for name, v in changes.items() if v is not None}
-    return {"preset": preset} | presets[preset] | changed

@@ -22,23 +22,26 @@ from stochens.reference_noise import as_if_apart
 from stochens.run.options import Run
 from stochens.samplers.sampling import nuts
 from stochens.toy import IN_DOMAIN, OUT_OF_DOMAIN, grid, toy_set, uniform_points
-from stochens_lab.experiments.parts import side_by_side
+from stochens_lab.experiments.configs import config_to_json
+from stochens_lab.experiments.parts import run_parts
 from stochens_lab.experiments.replicates import Replicates
-from stochens_lab.experiments.rows import BATCH, Training, course, predict_classes, summary
+from stochens_lab.experiments.rows import (
+    Training,
+    describe_reference,
+    describe_training,
+    predict_classes,
+)
 from stochens_lab.experiments.runs import (
     PARTS,
     checkpoint_folder,
     engine_of,
-    fields,
     find_device,
     finish_run,
     is_whole,
-    merge_changes,
     open_run,
-    rebuild_config,
-    stopped_run,
 )
-from stochens_lab.experiments.toy_rows import SIZES, TRAININGS, rows_of
+from stochens_lab.experiments.toy_config import ToyConfig
+from stochens_lab.experiments.toy_rows import SIZES, TRAININGS, list_trainings
 from stochens_lab.report.run_folder import SAMPLER, TRAINING, RunFolder
 
 REFERENCE, NOISE = "NUTS", "NUTS" + OWN_NOISE
@@ -46,90 +49,6 @@ AS_MANY = "NUTS, as many draws"  # as an ensemble has members: the noise of that
 DOMAINS = {"in": IN_DOMAIN, "out": OUT_OF_DOMAIN}
 MAP_STEPS = 61  # points along a side of a map
 CURVES = ("regular", "SE3")  # whose course over training steps is told
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ToyConfig:
-    """What a run is made of. Presets are in PRESETS."""
-
-    preset: str = "quick"
-    sets: tuple[str, ...] = ("a", "b", "c")
-    points: int = 200
-    members: int = 96
-    steps: int = 1500  # of schedule T
-    prior_steps: int | None = None  # of schedule Q, which starts from the prior; None: without it
-    langevin_steps: int = 1250
-    langevin_batch: int | None = None  # all of the data
-    curve: tuple[int, ...] = ()  # shorter trainings, for the course over steps
-    only: tuple[str, ...] = ()  # names of rows; none: all of them
-    draws: int = 1  # of the training data
-    seeds: int = 1  # independent ensembles for each draw
-    chains: int = 4
-    samples: int = 500
-    warmup: int = 500
-    test_points: int = 2000
-    seed: int = 0
-    device: str | None = None
-    engine: str = "auto"  # of training and sampling; ray: on many machines
-    address: str | None = None  # of the Ray cluster
-    jobs: int = 1  # sets at a time, each in a process of its own
-    out: Path = Path("runs/toy")
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "quick": {},
-    "table": {  # the table to believe: three data draws, three seeds
-        "points": 400,
-        "members": 256,
-        "steps": 10_000,
-        "prior_steps": 6_000,
-        "curve": (500, 1000, 2000, 4000),
-        "draws": 3,
-        "seeds": 3,
-        "samples": 2000,
-        "warmup": 1000,
-        "test_points": 4000,
-    },
-    "paper": {
-        "points": 2000,
-        "members": 1024,
-        "steps": 10_000,
-        "prior_steps": 6_000,
-        "langevin_steps": 10_000,
-        "langevin_batch": BATCH,
-        "curve": (),
-        "samples": 2000,
-        "warmup": 2000,
-        "test_points": 4000,
-    },
-}
-
-
-def configured(preset: str | None = None, **changes: Any) -> ToyConfig:
-    """A preset, with some of its fields changed; None leaves one as it is."""
-    return ToyConfig(**fields(PRESETS, preset, changes))
-
-
-def resumed(path: Path, **changes: Any) -> ToyConfig:
-    """That of a run that was stopped; only where it is worked on may change."""
-    found = stopped_run(path, "toy")
-    found |= {k: tuple(v) for k, v in found.items() if isinstance(v, list)}
-    changeable = {"device", "address"}
-    if found.get("jobs", 1) > 1 and (changes.get("jobs") or 1) > 1:
-        changeable.add("jobs")  # one alone keeps its work elsewhere, and would begin anew
-    return rebuild_config(ToyConfig, merge_changes(path, found, changes, changeable))
-
-
-def trainings(config: ToyConfig, set_name: str) -> list[Training]:
-    """The rows that are asked for."""
-    return rows_of(
-        set_name,
-        steps=config.steps,
-        prior_steps=config.prior_steps,
-        langevin_steps=config.langevin_steps,
-        langevin_batch=config.langevin_batch,
-        only=config.only,
-    )
 
 
 def run(
@@ -144,22 +63,21 @@ def run(
         return config.out
     for name in config.sets:
         toy_set(name, n=config.points)  # refuses an unknown one before any work
-        trainings(config, name)  # likewise
-    settings = dataclasses.asdict(config) | {"out": str(config.out)}
+        list_trainings(config, name)  # likewise
     if config.engine == "ray" and config.jobs > 1:
         raise InputError("--jobs is for one machine; with --engine ray, Ray shares out the work")
     device = find_device(config.engine, config.address, config.device)
-    with open_run(config.out, "toy", settings, device, resume=resume) as folder:
+    with open_run(config.out, "toy", config_to_json(config), device, resume=resume) as folder:
         if config.jobs > 1:
-            side_by_side(run, _parts(config), folder, jobs=config.jobs)
+            run_parts(run, _split_config(config), folder, jobs=config.jobs)
         else:
             replicates = Replicates(several=config.draws * config.seeds > 1)
             for set_name in config.sets:
-                _one_set(config, folder, replicates, set_name, note)
+                _run_set(config, folder, replicates, set_name, note)
         return finish_run(folder)
 
 
-def _parts(config: ToyConfig) -> list[ToyConfig]:
+def _split_config(config: ToyConfig) -> list[ToyConfig]:
     """A run for each set, inside the run's folder."""
     return [
         dataclasses.replace(config, sets=(name,), jobs=1, out=config.out / PARTS / name)
@@ -176,23 +94,23 @@ class Draw:
     truth: dict[str, Predictive]  # by place
 
 
-def _one_set(
+def _run_set(
     config: ToyConfig,
     folder: RunFolder,
     replicates: Replicates,
     set_name: str,
     note: Callable[[str], None],
 ) -> None:
-    places = _places(config)
+    places = _make_places(config)
     draws = []
     for number in range(config.draws):
         note(f"set {set_name}, draw {number}: {REFERENCE}")
-        draws.append(_sampled(config, folder, replicates, set_name, number, places))
+        draws.append(_sample_reference(config, folder, replicates, set_name, number, places))
         replicates.write(folder)
-    for row in trainings(config, set_name):
+    for row in list_trainings(config, set_name):
         note(f"set {set_name}: {row.name}, {row.steps} steps")
         with folder.timed(f"{set_name}/{row.name}"):
-            trained = list(_ensembles(config, folder, set_name, row, draws))
+            trained = list(_train_ensembles(config, folder, set_name, row, draws))
         for k, (draw, posterior) in enumerate(trained):
             shown = k == 0  # on the maps and in the tables of training
             wanted = places if shown else {d: places[d] for d in DOMAINS}
@@ -201,20 +119,20 @@ def _one_set(
                 key = (set_name, row.name, domain)
                 replicates.add(key, found[domain], draw.truth[domain], draw=draw.number)
                 if config.curve and row.name in CURVES:  # the last point of the course over steps
-                    replicates.curve(key, row.steps, found[domain], draw.truth[domain])
+                    replicates.add_curve(key, row.steps, found[domain], draw.truth[domain])
             if config.curve and row.name == "SE3":
-                replicates.distance(set_name, row.steps, set_distance(posterior.params))
+                replicates.add_distance(set_name, row.steps, set_distance(posterior.params))
             if shown:
                 for place, p in found.items():
                     folder.predictive((set_name, row.name, place), p)
-                folder.put(TRAINING, (set_name, row.name), course(posterior, row))
+                folder.put(TRAINING, (set_name, row.name), describe_training(posterior, row))
         replicates.write(folder)
     if not config.only:
-        _curve(config, folder, replicates, set_name, draws, places, note)
+        _trace_curves(config, folder, replicates, set_name, draws, places, note)
         replicates.write(folder)
 
 
-def _sampled(
+def _sample_reference(
     config: ToyConfig,
     folder: RunFolder,
     replicates: Replicates,
@@ -239,10 +157,10 @@ def _sampled(
     if number == 0:
         _keep_points(folder, set_name, data, places)
         _keep_reference(folder, set_name, reference, truth, places["in"][:100])
-    few = _as_few(reference, config.members)
+    few = _thin_reference(reference, config.members)
     for domain in DOMAINS:
         alone = config.draws == 1  # however many ensembles there are
-        replicates.noise((set_name, NOISE, domain), truth[domain], draw=number, alone=alone)
+        replicates.add_noise((set_name, NOISE, domain), truth[domain], draw=number, alone=alone)
         p, apart = (
             predict_classes(few, places[domain], keep_draws=False),
             as_if_apart(truth[domain]),
@@ -257,7 +175,7 @@ def _run(config: ToyConfig, keep: Path) -> Run:
     return Run(device=config.device, engine=engine, checkpoint=keep)
 
 
-def _ensembles(
+def _train_ensembles(
     config: ToyConfig, folder: RunFolder, set_name: str, row: Training, draws: list[Draw]
 ) -> Iterator[tuple[Draw, Posterior]]:
     """`seeds` independent ensembles of each data draw, trained together: a member depends on its
@@ -291,7 +209,7 @@ def _ensembles(
                 yield draw, part.take(slice(rows[0], rows[-1] + 1))
 
 
-def _as_few(reference: Posterior, members: int) -> Posterior:
+def _thin_reference(reference: Posterior, members: int) -> Posterior:
     """Evenly spaced draws of the first half of the chains, as many as an ensemble has members."""
     assert reference.chains is not None
     first = len(reference) // reference.chains.count * (reference.chains.count // 2)
@@ -299,7 +217,7 @@ def _as_few(reference: Posterior, members: int) -> Posterior:
     return reference.take(slice(0, min(first, every * members), every))
 
 
-def _places(config: ToyConfig) -> dict[str, Tensor]:
+def _make_places(config: ToyConfig) -> dict[str, Tensor]:
     """Test points of each domain, and the grids of its maps."""
     places = {
         domain: uniform_points(config.test_points, half_side=side, seed=config.seed)
@@ -325,10 +243,10 @@ def _keep_reference(
 ) -> None:
     for place, p in truth.items():
         folder.predictive((set_name, REFERENCE, place), p)
-    folder.put(SAMPLER, (set_name,), summary(reference, at))
+    folder.put(SAMPLER, (set_name,), describe_reference(reference, at))
 
 
-def _curve(
+def _trace_curves(
     config: ToyConfig,
     folder: RunFolder,
     replicates: Replicates,
@@ -342,9 +260,9 @@ def _curve(
         for name in CURVES:
             note(f"set {set_name}: {name}, {steps} steps")
             row = Training(name, TRAININGS[name], steps)
-            for draw, posterior in _ensembles(config, folder, set_name, row, draws):
+            for draw, posterior in _train_ensembles(config, folder, set_name, row, draws):
                 for domain in DOMAINS:
                     p = predict_classes(posterior, places[domain], keep_draws=False)
-                    replicates.curve((set_name, name, domain), steps, p, draw.truth[domain])
+                    replicates.add_curve((set_name, name, domain), steps, p, draw.truth[domain])
                 if name == "SE3":
-                    replicates.distance(set_name, steps, set_distance(posterior.params))
+                    replicates.add_distance(set_name, steps, set_distance(posterior.params))

@@ -8,6 +8,7 @@ from stochens.networks import MLP
 from stochens.posterior.posterior import Posterior
 from stochens.samplers.langevin import langevin, usual_step
 from stochens_lab.experiments.rows import ENSEMBLES, Train, Training
+from stochens_lab.experiments.toy_config import ToyConfig
 
 OnToy = Callable[..., Posterior]  # (data, *, members, steps, start, seed, device)
 SIZES = (2, 10, 10, 2)
@@ -33,27 +34,20 @@ def _by_langevin(batch_size: int | None) -> OnToy:
 TRAININGS = {name: _on_toy(ensemble) for name, ensemble in ENSEMBLES.items()}
 
 
-def rows_of(
-    set_name: str,
-    *,
-    steps: int,
-    prior_steps: int | None,
-    langevin_steps: int,
-    langevin_batch: int | None,
-    only: tuple[str, ...] = (),
-) -> list[Training]:
+def list_trainings(config: ToyConfig, set_name: str) -> list[Training]:
     """Schedule T (the authors'), Q (from the prior), the control that is stopped early, and the
     Langevin ensemble; `only` those that are named, where any are."""
+    only, steps = config.only, config.steps
     rows = [Training(name, train, steps) for name, train in TRAININGS.items()]
-    if prior_steps is not None:
+    if config.prior_steps is not None:
         rows += [
-            Training(f"{name}, Q", TRAININGS[name], prior_steps, "prior")
+            Training(f"{name}, Q", TRAININGS[name], config.prior_steps, "prior")
             for name in ("regular", "SE3", "gaussian")
         ]
     early = min(EARLY[set_name], steps)
     rows.append(Training("regular, early", TRAININGS["regular"], early, "prior"))
-    by_langevin = _by_langevin(langevin_batch)
-    rows.append(Training("langevin", by_langevin, langevin_steps, "prior", replicas=False))
+    by_langevin = _by_langevin(config.langevin_batch)
+    rows.append(Training("langevin", by_langevin, config.langevin_steps, "prior", replicas=False))
     for name in only:
         if name not in [row.name for row in rows]:
             hint = did_you_mean(name, [row.name for row in rows])

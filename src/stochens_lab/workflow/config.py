@@ -3,20 +3,27 @@
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from stochens.errors import InputError, check_known, did_you_mean
 from stochens.likelihoods import LIKELIHOODS
 from stochens.methods import METHODS
 from stochens.methods.registry import PAPER_NAMES
 from stochens.training.advice import usual_method
-from stochens_lab.experiments.runs import (
-    check_device,
-    engine_of,
-    merge_changes,
-    rebuild_config,
-    stopped_run,
+from stochens.training.engines import ENGINES
+from stochens_lab.data.examples import LIKELY
+from stochens_lab.experiments.configs import (
+    Address,
+    Device,
+    Seed,
+    change_config,
+    complete_from,
+    drop_none,
+    read_fields,
 )
+from stochens_lab.experiments.runs import check_device, engine_of
 from stochens_lab.workflow.model import check_name
 
 EXPERIMENT = "fit"
@@ -25,68 +32,102 @@ RATED = ("dropout", "dropconnect")
 NAMES = (*METHODS, *TAILS)
 # of a run that goes on; its members do not see them
 CHANGEABLE = {"model", "data", "device", "address"}
+MODEL = typer.Option(
+    help="MODULE:FUNCTION that returns the network, importable from this folder. "
+    "It is imported and run: your own code."
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FitConfig:
-    model: str
-    data: str
-    out: Path
-    target: tuple[str, ...] = ()
-    feature: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
-    likelihood: str = "categorical"
-    normalise: bool = False
-    validation: float = 0.0
-    method: str | None = None
-    rate: float | None = None
-    skip: tuple[str, ...] = ()
-    members: int = 50
-    epochs: int = 100
-    batch_size: int = 128
-    optimizer: str = "adam"
-    lr: float | None = None
-    schedule: str | None = None
-    prior_precision: float = 1.0
-    seed: int = 0
-    device: str | None = None
-    engine: str = "auto"
-    address: str | None = None  # of a Ray cluster
+    model: Annotated[str, MODEL]
+    data: Annotated[Path, typer.Option(help=".parquet, .csv, .npz or a folder of images.")]
+    out: Annotated[Path, typer.Option(help="Folder of the run, new or empty.")]
+    target: Annotated[
+        tuple[str, ...],
+        typer.Option(help=f"Column to predict; the one called {LIKELY} if not given."),
+    ] = ()
+    feature: Annotated[
+        tuple[str, ...],
+        typer.Option(help="Column to predict from; all others if not given. Repeatable."),
+    ] = ()
+    drop: Annotated[tuple[str, ...], typer.Option(help="Column to leave out. Repeatable.")] = ()
+    likelihood: Annotated[
+        str,
+        typer.Option(
+            help="{default} (if not given), gaussian or heteroscedastic.",
+            autocompletion=complete_from(LIKELIHOODS),
+        ),
+    ] = "categorical"
+    normalise: Annotated[
+        bool,
+        typer.Option(
+            help="Bring inputs (and a regression's target) to mean 0 and sd 1; kept with the run."
+        ),
+    ] = False
+    validation: Annotated[
+        float, typer.Option(help="Share to hold out and measure: {default:g}.")
+    ] = 0.0
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="regular (if not given, for regression), dropout (likewise, for classes), "
+            "dropconnect, np-dropout, gaussian, multiswa or multiswag.",
+            autocompletion=complete_from(NAMES),
+        ),
+    ] = None
+    rate: Annotated[float | None, typer.Option(help="Drop rate: 0.1.")] = None
+    skip: Annotated[
+        tuple[str, ...],
+        typer.Option(help="Layers that get no noise, by name pattern. Repeatable."),
+    ] = ()
+    members: Annotated[int, typer.Option(help="Members of the ensemble: {default}.")] = 50
+    epochs: Annotated[int, typer.Option(help="Passes over the data: {default}.")] = 100
+    batch_size: Annotated[int, typer.Option(help="{default}; 0 for all data at once.")] = 128
+    optimizer: Annotated[str, typer.Option(help="{default}, adamw or sgd.")] = "adam"
+    lr: Annotated[float | None, typer.Option(help="Learning rate; the optimiser's own.")] = None
+    schedule: Annotated[str | None, typer.Option(help="cosine, step or constant.")] = None
+    prior_precision: Annotated[
+        float, typer.Option(help="1 / variance of the prior on every parameter: {default:g}.")
+    ] = 1.0
+    seed: Seed = 0
+    device: Device = None
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="{default}, fused, compile, vmap, loop, or ray for many machines; as in "
+            "stochens.fit.",
+            autocompletion=complete_from((*ENGINES, "ray")),
+        ),
+    ] = "auto"
+    address: Address = None
 
     @property
     def regression(self) -> bool:
         return self.likelihood != "categorical"
 
-    def written(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return dataclasses.asdict(self) | {"out": str(self.out)}
 
-
-def configured(model: str | None, data: Path | None, out: Path | None, **given: Any) -> FitConfig:
+def configure(
+    model: str | None = None, data: Path | None = None, out: Path | None = None, **given: Any
+) -> FitConfig:
     """From the options that were typed; None leaves one as it is."""
-    for name, value in (("--model", model), ("--data", data), ("--out", out)):
-        if value is None:
-            raise InputError(
-                f"{name} is missing: stochens fit --model MODULE:FUNCTION --data FILE --out RUN"
-            )
-    assert model is not None
-    assert data is not None
-    assert out is not None
-    fields = {name: value for name, value in given.items() if value is not None}
-    config = FitConfig(model=model, data=str(data.resolve()), out=out, **fields)
+    if model is None or data is None or out is None:
+        name = "--model" if model is None else "--data" if data is None else "--out"
+        raise InputError(
+            f"{name} is missing: stochens fit --model MODULE:FUNCTION --data FILE --out RUN"
+        )
+    config = FitConfig(model=model, data=data.resolve(), out=out, **drop_none(given))
     check(config)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} is not empty; choose another folder")
     return config
 
 
-def resumed(path: Path, **changes: Any) -> FitConfig:
+def reconfigure(path: Path, *, data: Path | None = None, **changes: Any) -> FitConfig:
     """What the run in this folder was asked for; only what leaves its members alone may change."""
-    before = stopped_run(path, EXPERIMENT)
-    _check_types(before, path)
-    if changes.get("data") is not None:
-        changes["data"] = str(Path(changes["data"]).resolve())
-    config = rebuild_config(FitConfig, merge_changes(path, before, changes, CHANGEABLE))
+    before = read_fields(FitConfig, path, EXPERIMENT)
+    data = None if data is None else data.resolve()
+    config = change_config(FitConfig, before, {"data": data, **changes}, CHANGEABLE)
     check(config)
     return config
 
@@ -120,27 +161,3 @@ def method_name(config: FitConfig) -> str:
     if config.method is None:
         return usual_method(LIKELIHOODS[config.likelihood]())
     return PAPER_NAMES.get(config.method, config.method)
-
-
-def _check_types(fields: dict[str, Any], path: Path) -> None:
-    """run.json is a file like any other: what it says may be anything. Lists become tuples."""
-    for field in dataclasses.fields(FitConfig):
-        if field.name not in fields:
-            continue
-        value = fields[field.name]
-        if not _fits(value, field.type):
-            raise InputError(f"{path} is damaged: {field.name} is {value!r:.80}")
-        if isinstance(value, list):
-            fields[field.name] = tuple(value)
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    """
-    >>> _fits(1, float | None), _fits(True, int), _fits(["a"], tuple[str, ...])
-    (True, False, True)
-    """
-    if kind == tuple[str, ...]:
-        return isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
-    if isinstance(value, bool):
-        return kind is bool
-    return isinstance(value, kind) or (isinstance(value, int) and isinstance(0.0, kind))

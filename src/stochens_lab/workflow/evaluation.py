@@ -11,11 +11,11 @@ from stochens.errors import InputError
 from stochens.files.storage import reading
 from stochens.metrics import Interval
 from stochens.posterior.predictive import GaussianPredictive, Predictive
-from stochens_lab.data.columns import listed
+from stochens_lab.data.columns import list_names
 from stochens_lab.report.run_folder import Run
-from stochens_lab.workflow.fitted import Fitted, about
-from stochens_lab.workflow.measures import RESAMPLES, from_plain, measured, read_reference
-from stochens_lab.workflow.prediction import predictive
+from stochens_lab.workflow.fitted_run import FittedRun, read_about
+from stochens_lab.workflow.measures import RESAMPLES, measure, read_interval, read_reference
+from stochens_lab.workflow.prediction import predict
 from stochens_lab.workflow.training import HELD_OUT, HELD_OUT_FILE
 
 Measures = dict[str, Interval]
@@ -32,7 +32,7 @@ class Task(NamedTuple):
     resamples: int = RESAMPLES
 
 
-def evaluated(run: Fitted, task: Task) -> tuple[Measures, int]:
+def evaluate(run: FittedRun, task: Task) -> tuple[Measures, int]:
     """Its measures, and on how many examples."""
     examples = run.read(task.data, with_targets=True)
     x, y = run.schema.inputs(examples), run.schema.truth(examples, task.data)
@@ -40,43 +40,43 @@ def evaluated(run: Fitted, task: Task) -> tuple[Measures, int]:
     if not classes and (task.reference or task.ood):
         raise InputError("--reference and --ood are for classes, and this run is a regression")
     near = read_reference(task.reference, classes, len(x)) if task.reference else None
-    far = _says(run, run.inputs(task.ood), task) if task.ood else None
-    rows = measured(_says(run, x, task), y, reference=near, ood=far, resamples=task.resamples)
+    far = _predict(run, run.inputs(task.ood), task) if task.ood else None
+    rows = measure(_predict(run, x, task), y, reference=near, ood=far, resamples=task.resamples)
     return rows, len(x)
 
 
-def _says(run: Fitted, x: Tensor, task: Task) -> Predictive | GaussianPredictive:
-    return predictive(run.posterior, run.schema, x, draws=task.draws, seed=task.seed)
+def _predict(run: FittedRun, x: Tensor, task: Task) -> Predictive | GaussianPredictive:
+    return predict(run.posterior, run.schema, x, draws=task.draws, seed=task.seed)
 
 
-def side_by_side(
-    runs: Sequence[Fitted], names: Sequence[str], task: Task
+def evaluate_side_by_side(
+    runs: Sequence[FittedRun], names: Sequence[str], task: Task
 ) -> tuple[dict[str, Measures], int]:
     """The measures of each, on the same data."""
     first = runs[0].schema
     for run, name in zip(runs, names, strict=True):
         if run.schema.classes != first.classes or run.schema.layout.targets != first.layout.targets:
             raise InputError(
-                f"{names[0]} and {name} predict other things: {_predicts(runs[0])}, and "
-                f"{_predicts(run)}"
+                f"{names[0]} and {name} predict other things: {_describe_target(runs[0])}, and "
+                f"{_describe_target(run)}"
             )
     rows, size = {}, 0
     for run, name in zip(runs, names, strict=True):
-        rows[name], size = evaluated(run, task)
+        rows[name], size = evaluate(run, task)
     return rows, size
 
 
-def _predicts(run: Fitted) -> str:
+def _describe_target(run: FittedRun) -> str:
     target = ", ".join(run.schema.layout.targets)
-    return f"{target} ({listed(run.schema.classes, 4) or 'a number'})"
+    return f"{target} ({list_names(run.schema.classes, 4) or 'a number'})"
 
 
-def held_out(runs: Sequence[Path], names: Sequence[str]) -> tuple[dict[str, Measures], int]:
+def read_held_out(runs: Sequence[Path], names: Sequence[str]) -> tuple[dict[str, Measures], int]:
     """What `fit` measured of the rows that each run held out, where those are the same rows."""
     rows: dict[str, Measures] = {}
     seen: dict[str, int] = {}
     for path, name in zip(runs, names, strict=True):
-        about(path)
+        read_about(path)
         if not (path / HELD_OUT_FILE).is_file():
             raise InputError(f"{path} held nothing out; say what to compare on: --data FILE")
         with reading(path):
@@ -84,7 +84,8 @@ def held_out(runs: Sequence[Path], names: Sequence[str]) -> tuple[dict[str, Meas
             seen[str(kept["digest"])] = int(kept["rows"])
             of_method = next(iter(Run(path).metrics[HELD_OUT].values()))
             rows[name] = {
-                str(metric): from_plain(numbers) for metric, numbers in of_method[HELD_OUT].items()
+                str(metric): read_interval(numbers)
+                for metric, numbers in of_method[HELD_OUT].items()
             }
     if len(seen) > 1:
         raise InputError(
@@ -94,7 +95,7 @@ def held_out(runs: Sequence[Path], names: Sequence[str]) -> tuple[dict[str, Meas
     return rows, next(iter(seen.values()))
 
 
-def distinct_names(runs: Sequence[Path]) -> list[str]:
+def name_runs(runs: Sequence[Path]) -> list[str]:
     """Of the folders, by their last part where that tells them apart."""
     short = [run.resolve().name for run in runs]
     names = short if len(set(short)) == len(short) else [str(run) for run in runs]

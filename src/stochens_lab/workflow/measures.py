@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stochens.comparison import compare
+from stochens.comparison import closeness, compare
 from stochens.errors import InputError
 from stochens.files.storage import reading
 from stochens.metrics import Interval
@@ -17,12 +17,11 @@ from stochens.metrics.inputs import checked_probs
 from stochens.posterior.predictive import GaussianPredictive, Predictive
 from stochens_lab.data import columns_csv, columns_parquet
 from stochens_lab.npz import NUMBERS_AND_TEXT, read_file
-from stochens_lab.report.closeness import closeness
 
 RESAMPLES = 300
 
 
-def measured(
+def measure(
     p: Predictive | GaussianPredictive,
     y: Tensor,
     *,
@@ -44,7 +43,7 @@ def measured(
     return rows | near
 
 
-def from_plain(numbers: Mapping[str, float | None]) -> Interval:
+def read_interval(numbers: Mapping[str, float | None]) -> Interval:
     """As JSON has it, which has no infinity: null."""
     found = (numbers[end] for end in Interval._fields)
     return Interval(*(math.inf if number is None else float(number) for number in found))
@@ -65,7 +64,7 @@ def read_reference(path: Path, classes: tuple[str, ...], rows: int) -> Predictiv
         named = [str(name) for name in arrays.get("classes", [])]
         _check_classes(named, classes, path)
         with reading(path):  # texts, and numbers in another byte order, are no tensors
-            found = _of(arrays, path)
+            found = _from_arrays(arrays, path)
     elif suffix in (".csv", ".parquet"):
         names = [*(f"prob_{name}" for name in classes), "mutual_information"]
         reader = columns_csv if suffix == ".csv" else columns_parquet
@@ -81,7 +80,7 @@ def read_reference(path: Path, classes: tuple[str, ...], rows: int) -> Predictiv
     return found
 
 
-def _of(arrays: Mapping[str, Any], path: Path) -> Predictive:
+def _from_arrays(arrays: Mapping[str, Any], path: Path) -> Predictive:
     if "prob" not in arrays:
         raise InputError(f"{path} has no array prob; was it written by stochens predict?")
     mi = arrays.get("mutual_information")

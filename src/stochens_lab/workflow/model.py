@@ -33,7 +33,7 @@ def check_name(name: str) -> None:
     raise InputError(f"--model must be MODULE:FUNCTION{hint}; got {name[:80]!r}")
 
 
-def imported(name: str) -> Model:
+def import_model(name: str) -> Model:
     """The function (or class, or module object) of that name. This runs the user's code.
 
     Installed modules come first, then the current folder: a folder that one looks into, perhaps a
@@ -54,7 +54,9 @@ def imported(name: str) -> Model:
             ) from None
         raise InputError(f"--model {name}: {module_name} needs {missing!r}") from None
     except (Exception, SystemExit) as error:
-        raise InputError(f"--model {name}: {module_name} fails: {_said(error)}") from error
+        raise InputError(
+            f"--model {name}: {module_name} fails: {_quote_first_line(error)}"
+        ) from error
     for part in path.split("."):
         if not hasattr(found, part):
             hint = did_you_mean(part, [word for word in dir(found) if not word.startswith("_")])
@@ -63,24 +65,24 @@ def imported(name: str) -> Model:
         found = getattr(found, part)
     if not isinstance(found, nn.Module) and not callable(found):
         raise InputError(f"--model {name} is a {type(found).__name__}, no function")
-    return found if isinstance(found, nn.Module) else _spoken(found, name)
+    return found if isinstance(found, nn.Module) else _explain_failures(found, name)
 
 
-def _spoken(build: Callable[[], Any], name: str) -> Callable[[], nn.Module]:
+def _explain_failures(build: Callable[[], Any], name: str) -> Callable[[], nn.Module]:
     """The same function, where a failure is one line."""
 
-    def built() -> nn.Module:
+    def build_or_explain() -> nn.Module:
         try:
             net = build()
         except Exception as error:
-            raise InputError(f"--model {name} fails: {_said(error)}") from error
+            raise InputError(f"--model {name} fails: {_quote_first_line(error)}") from error
         if not isinstance(net, nn.Module):
             raise InputError(f"--model {name} must return an nn.Module, got {net!r:.80}")
         return net
 
-    return built
+    return build_or_explain
 
 
-def _said(error: BaseException) -> str:
+def _quote_first_line(error: BaseException) -> str:
     first = (str(error).splitlines() or [""])[0]
     return f"{type(error).__name__}: {first}"

@@ -13,7 +13,7 @@ from torch import Tensor
 from stochens.errors import InputError
 from stochens.posterior.posterior import Posterior
 from stochens.posterior.predictive import DRAWS_BUDGET, GaussianPredictive, Predictive
-from stochens_lab.data.parquet import pyarrow_parquet
+from stochens_lab.data.image_parquet import import_parquet
 from stochens_lab.report.run_folder import write_whole
 from stochens_lab.workflow.schema import Schema, whole_classes
 
@@ -23,15 +23,15 @@ MOST_QUANTILE = 1 << 24  # elements that torch.quantile takes at once
 Table = dict[str, np.ndarray]  # [B] each, or [B, C]: one number for each class or target
 
 
-def predictive(
+def predict(
     posterior: Posterior, schema: Schema, x: Tensor, *, draws: int = 1, seed: int = 0
 ) -> Predictive | GaussianPredictive:
     """As `Posterior.predict` has it, in the target's own units; for measures."""
     keep = not schema.classes  # measures of numbers need all draws
-    return _predict(posterior, schema, x, draws=draws, seed=seed, keep_draws=keep)
+    return _predict_checked(posterior, schema, x, draws=draws, seed=seed, keep_draws=keep)
 
 
-def _predict(
+def _predict_checked(
     posterior: Posterior, schema: Schema, x: Tensor, **options: Any
 ) -> Predictive | GaussianPredictive:
     """A schema may come from anybody: it must fit what the network gives."""
@@ -47,7 +47,7 @@ def _predict(
     return schema.in_units(p) if isinstance(p, GaussianPredictive) else p
 
 
-def table(
+def make_table(
     posterior: Posterior,
     schema: Schema,
     x: Tensor,
@@ -63,16 +63,16 @@ def table(
     """
     if not 0 < level < 1:
         raise InputError(f"--level must be in (0, 1), got {level}")
-    width = len(schema.classes) or 2 * _targets(schema)
+    width = len(schema.classes) or 2 * _count_targets(schema)
     rows = max(1, DRAWS_BUDGET // (4 * width * draws * len(posterior)))
     blocks = []
     for first in range(0, len(x), rows):
         part = x[first : first + rows]
-        p = _predict(posterior, schema, part, draws=draws, seed=seed, keep_draws=True)
+        p = _predict_checked(posterior, schema, part, draws=draws, seed=seed, keep_draws=True)
         if isinstance(p, GaussianPredictive):
-            blocks.append(_numbers(p, level))
+            blocks.append(_list_numbers(p, level))
         else:
-            blocks.append(_classes(p, level))
+            blocks.append(_list_classes(p, level))
     columns = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
     if not schema.classes:
         return columns
@@ -80,12 +80,12 @@ def table(
     return {"label": names[columns["prob"].argmax(1)], **columns}
 
 
-def _targets(schema: Schema) -> int:
+def _count_targets(schema: Schema) -> int:
     scale = schema.target_scale
     return len(schema.layout.targets) if scale is None else len(scale.mean)
 
 
-def _classes(p: Predictive, level: float) -> Table:
+def _list_classes(p: Predictive, level: float) -> Table:
     low, high = class_interval(p.probs, level)
     return {
         "prob": p.mean.numpy(),
@@ -105,7 +105,7 @@ def class_interval(probs: Tensor, level: float) -> tuple[Tensor, Tensor]:
     return low, high
 
 
-def _numbers(p: GaussianPredictive, level: float) -> Table:
+def _list_numbers(p: GaussianPredictive, level: float) -> Table:
     low, high = p.interval(level)
     return {
         "mean": p.mean.numpy(),
@@ -131,17 +131,17 @@ def check_out(out: Path, *inputs: Path) -> None:
     if any(out.exists() and out.samefile(given) for given in inputs):
         raise InputError(f"{out} is the data; write the predictions elsewhere")
     if out.suffix.lower() == ".parquet":
-        pyarrow_parquet()
+        import_parquet()
 
 
-def write(columns: Table, schema: Schema, out: Path) -> None:
+def write_table(columns: Table, schema: Schema, out: Path) -> None:
     """By the suffix, whole or not at all."""
     content = io.BytesIO()
     if out.suffix.lower() == ".npz":
         about = {"classes": np.array(schema.classes)} if schema.classes else {}
         np.savez(content, **columns, **about)  # type: ignore[arg-type]
     elif out.suffix.lower() == ".csv":
-        flat = flattened(columns, schema)
+        flat = flatten_table(columns, schema)
         text = io.StringIO(newline="")
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(flat)
@@ -149,14 +149,14 @@ def write(columns: Table, schema: Schema, out: Path) -> None:
         writer.writerows(zip(*(map(str, column) for column in flat.values()), strict=True))
         content.write(text.getvalue().encode())
     else:
-        parquet = pyarrow_parquet()
+        parquet = import_parquet()
         import pyarrow
 
-        parquet.write_table(pyarrow.table(flattened(columns, schema)), content)
+        parquet.write_table(pyarrow.table(flatten_table(columns, schema)), content)
     write_whole(out, content.getvalue())
 
 
-def flattened(columns: Table, schema: Schema) -> Table:
+def flatten_table(columns: Table, schema: Schema) -> Table:
     """One column each: prob_CLASS for every class; mean_TARGET where there are several targets."""
     flat: Table = {}
     for name, values in columns.items():
@@ -167,12 +167,12 @@ def flattened(columns: Table, schema: Schema) -> Table:
         else:
             flat |= {
                 f"{name}_{part}": values[:, k]
-                for k, part in enumerate(_parts(schema, values.shape[1]))
+                for k, part in enumerate(_name_columns(schema, values.shape[1]))
             }
     return flat
 
 
-def _parts(schema: Schema, width: int) -> Sequence[str]:
+def _name_columns(schema: Schema, width: int) -> Sequence[str]:
     """What the columns of [B, width] are called."""
     named = schema.classes or schema.layout.targets
     return named if len(named) == width else [str(k) for k in range(width)]

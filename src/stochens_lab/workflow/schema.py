@@ -15,7 +15,7 @@ from torch import Tensor
 from stochens.errors import InputError
 from stochens.files.storage import read_folder, reading, write_folder
 from stochens.posterior.predictive import GaussianPredictive
-from stochens_lab.data.columns import label, labels, listed, numbers
+from stochens_lab.data.columns import list_names, parse_label, parse_labels, parse_numbers
 from stochens_lab.data.examples import Examples, Layout
 
 FORMAT = "stochens schema 1"
@@ -59,7 +59,7 @@ class Schema:
 
     def inputs(self, examples: Examples) -> Tensor:
         """x [N, ...] as the network takes it: float32, or whole numbers as they are."""
-        values = _numeric(examples.x, self.layout.kind)
+        values = _to_tensor(examples.x, self.layout.kind)
         if self.inputs_scale is not None:
             values = self.inputs_scale(values.double())
         return values.float() if values.is_floating_point() else values
@@ -68,15 +68,15 @@ class Schema:
         """y as the likelihood takes it: [N] classes, or [N, D] numbers, scaled like those learned
         from."""
         if self.classes:
-            return self.encode(raw_labels(examples, self.layout, file), file)
-        y = raw_numbers(examples, self.layout, file)
+            return self.encode(read_labels(examples, self.layout, file), file)
+        y = read_numbers(examples, self.layout, file)
         return (y if self.target_scale is None else self.target_scale(y)).float()
 
     def truth(self, examples: Examples, file: Path) -> Tensor:
         """y to measure predictions by: [N] classes, or [N, D] in the targets' own units."""
         if self.classes:
             return self.targets(examples, file)
-        return raw_numbers(examples, self.layout, file)
+        return read_numbers(examples, self.layout, file)
 
     def encode(self, found: Sequence[str], file: Path) -> Tensor:
         """Class numbers [N]."""
@@ -85,7 +85,7 @@ class Schema:
             if name not in number:
                 raise InputError(
                     f"{file}: row {row + 1} is of the class {name[:40]!r}, and the run knows "
-                    f"{listed(self.classes)}"
+                    f"{list_names(self.classes)}"
                 )
         return torch.tensor([number[name] for name in found])
 
@@ -119,22 +119,22 @@ class Schema:
         tensors, about = read_folder(path, FORMAT)
         with reading(path):
             layout = Layout(
-                _one_of(about["kind"], KINDS),
-                _texts(about["features"]),
-                _texts(about["targets"]),
+                _check_one_of(about["kind"], KINDS),
+                _check_texts(about["features"]),
+                _check_texts(about["targets"]),
                 tuple(int(size) for size in about["shape"]),
             )
             if layout.kind == "columns" and layout.shape != (len(layout.features),):
                 raise InputError(f"{path} is damaged: its features are not {layout.shape}")
             return cls(
                 layout,
-                _texts(about["classes"]),
-                _scale(tensors, "inputs", _stat_shape(layout.shape)),
-                _scale(tensors, "target", None),
+                _check_texts(about["classes"]),
+                _read_scale(tensors, "inputs", _stat_shape(layout.shape)),
+                _read_scale(tensors, "target", None),
             )
 
 
-def learned(
+def learn_schema(
     layout: Layout,
     examples: Examples,
     file: Path,
@@ -150,16 +150,16 @@ def learned(
     """
     scale = None
     if normalise:
-        scale = Scale.of(_numeric(examples.x[rows.numpy()], layout.kind).double())
+        scale = Scale.of(_to_tensor(examples.x[rows.numpy()], layout.kind).double())
     if regression:
-        y = raw_numbers(examples, layout, file)
+        y = read_numbers(examples, layout, file)
         return Schema(layout, (), scale, Scale.of(y[rows]) if normalise else None)
-    found = raw_labels(examples, layout, file)
+    found = read_labels(examples, layout, file)
     few = Schema(layout, (), scale).inputs(examples._replace(x=examples.x[:4]))
-    return Schema(layout, _classes(found, examples, layout, outputs(few), file), scale)
+    return Schema(layout, _choose_classes(found, examples, layout, outputs(few), file), scale)
 
 
-def raw_labels(examples: Examples, layout: Layout, file: Path) -> list[str]:
+def read_labels(examples: Examples, layout: Layout, file: Path) -> list[str]:
     if len(layout.targets) != 1:
         raise InputError(
             f"classes need one target, got {', '.join(layout.targets)}; for regression say "
@@ -170,23 +170,23 @@ def raw_labels(examples: Examples, layout: Layout, file: Path) -> list[str]:
         one_hot = values.ndim == 2 and np.isin(values, (0, 1)).all() and (values.sum(1) == 1).all()
         instead = "they are one-hot: save their argmax" if one_hot else "one for each example"
         raise InputError(f"{file}: labels must be [N], got {list(values.shape)}; {instead}")
-    return labels(values, layout.targets[0], file)
+    return parse_labels(values, layout.targets[0], file)
 
 
-def raw_numbers(examples: Examples, layout: Layout, file: Path) -> Tensor:
+def read_numbers(examples: Examples, layout: Layout, file: Path) -> Tensor:
     """[N, D] float64, in the targets' own units."""
     columns = []
     for values, name in zip(examples.targets, layout.targets, strict=True):
-        found = torch.from_numpy(numbers(values, name, file))
+        found = torch.from_numpy(parse_numbers(values, name, file))
         columns.append(found.unsqueeze(1) if found.dim() == 1 else found)
     return torch.cat(columns, 1)
 
 
-def _classes(
+def _choose_classes(
     found: list[str], examples: Examples, layout: Layout, outputs: int, file: Path
 ) -> tuple[str, ...]:
     """Whole numbers that fit the outputs stay what they are; other labels are sorted."""
-    known = set(found) | {label(name) for name in examples.classes}
+    known = set(found) | {parse_label(name) for name in examples.classes}
     whole = all(_is_whole(name) for name in known)
     if whole and all(0 <= int(name) < outputs for name in known):
         return tuple(str(k) for k in range(outputs))
@@ -198,8 +198,8 @@ def _classes(
             else (f"{file}: column {layout.targets[0]!r} has {len(classes)} classes")
         )
         raise InputError(
-            f"{of} ({listed(classes, 5)}), and the network has {outputs} outputs; they must be as "
-            "many"
+            f"{of} ({list_names(classes, 5)}), and the network has {outputs} outputs; they must be "
+            "as many"
         )
     return tuple(classes)
 
@@ -214,7 +214,7 @@ def whole_classes(classes: Sequence[str]) -> list[int] | None:
     return [int(name) for name in classes] if all(map(_is_whole, classes)) else None
 
 
-def _numeric(x: np.ndarray, kind: str) -> Tensor:
+def _to_tensor(x: np.ndarray, kind: str) -> Tensor:
     """Pixels in [0, 1], floats as floats; whole numbers of an array stay whole (tokens), unless
     they are bytes or yes and no."""
     if kind == "images":
@@ -232,7 +232,9 @@ def _stat_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return {1: shape, 3: shape[:1]}.get(len(shape), ())
 
 
-def _scale(tensors: dict[str, Tensor], name: str, shape: tuple[int, ...] | None) -> Scale | None:
+def _read_scale(
+    tensors: dict[str, Tensor], name: str, shape: tuple[int, ...] | None
+) -> Scale | None:
     if f"{name}/mean" not in tensors:
         return None
     mean, sd = tensors[f"{name}/mean"].double(), tensors[f"{name}/sd"].double()
@@ -244,13 +246,13 @@ def _scale(tensors: dict[str, Tensor], name: str, shape: tuple[int, ...] | None)
     return Scale(mean, sd)
 
 
-def _texts(given: Any) -> tuple[str, ...]:
+def _check_texts(given: Any) -> tuple[str, ...]:
     if not isinstance(given, list) or not all(isinstance(text, str) for text in given):
         raise InputError(f"expected names, got {given!r:.80}")
     return tuple(given)
 
 
-def _one_of(given: Any, known: Sequence[str]) -> str:
+def _check_one_of(given: Any, known: Sequence[str]) -> str:
     if given not in known:
         raise InputError(f"expected one of {', '.join(known)}, got {given!r:.80}")
     return str(given)

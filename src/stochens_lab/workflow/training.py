@@ -30,8 +30,9 @@ from stochens.training.fit import fit
 from stochens.training.machines import local_device
 from stochens.training.network import fresh
 from stochens.training.schedules import Optimizer
-from stochens_lab.data.examples import Examples, Layout, first_read
-from stochens_lab.experiments.rows import Training, course
+from stochens_lab.data.examples import Examples, Layout, read_first
+from stochens_lab.experiments.configs import config_to_json
+from stochens_lab.experiments.rows import Training, describe_training
 from stochens_lab.experiments.runs import (
     CHECKPOINTS,
     checkpoint_folder,
@@ -50,10 +51,10 @@ from stochens_lab.report.run_folder import (
     write_whole,
 )
 from stochens_lab.workflow.config import EXPERIMENT, RATED, TAILS, FitConfig, method_name
-from stochens_lab.workflow.measures import measured
+from stochens_lab.workflow.measures import measure
 from stochens_lab.workflow.model import Model
-from stochens_lab.workflow.prediction import predictive
-from stochens_lab.workflow.schema import Schema, learned
+from stochens_lab.workflow.prediction import predict
+from stochens_lab.workflow.schema import Schema, learn_schema
 
 POSTERIOR, SCHEMA = "posterior", "schema"
 HELD_OUT, HELD_OUT_FILE = "validation", "held-out.json"
@@ -87,16 +88,16 @@ class HeldOut(NamedTuple):
 
 def prepare(config: FitConfig, model: Model, note: Note) -> Prepared:
     """Read, check and scale the data; nothing is written."""
-    file = _as_typed(config.data)
-    layout, examples = first_read(
+    file = _shorten(config.data)
+    layout, examples = read_first(
         file, targets=config.target, features=config.feature, drop=config.drop
     )
     rows, held = split(len(examples.x), config.validation, config.seed)
-    schema = learned(
+    schema = learn_schema(
         layout,
         examples,
         file,
-        outputs=lambda few: _outputs(model, few, config.seed),
+        outputs=lambda few: _count_outputs(model, few, config.seed),
         regression=config.regression,
         normalise=config.normalise,
         rows=rows,
@@ -111,10 +112,10 @@ def prepare(config: FitConfig, model: Model, note: Note) -> Prepared:
     return Prepared(schema, x[rows], y[rows], apart)
 
 
-def _as_typed(path: str) -> Path:
-    """Shorter, where it lies below the current folder; errors name it."""
+def _shorten(path: Path) -> Path:
+    """As it was typed, where it lies below the current folder; errors name it."""
     here = Path.cwd()
-    return Path(path).relative_to(here) if Path(path).is_relative_to(here) else Path(path)
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def split(size: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -126,7 +127,7 @@ def split(size: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
     return order[count:].sort().values, order[:count].sort().values
 
 
-def _outputs(model: Model, few: Tensor, seed: int) -> int:
+def _count_outputs(model: Model, few: Tensor, seed: int) -> int:
     """How many outputs the network has."""
     plain = fresh(builder(model), seed)
     with warnings.catch_warnings():
@@ -154,7 +155,7 @@ def run(config: FitConfig, model: Model, *, resume: bool = False, note: Note) ->
     """Train, keep and measure; returns the run's folder."""
     device = find_device(config.engine, config.address, config.device)
     data = prepare(config, model, note)
-    steps = _steps(config, len(data.x))
+    steps = _count_steps(config, len(data.x))
     if method_name(config) == "multiswag" and steps < 2 * RANK:
         raise InputError(
             f"--method multiswag takes {RANK} snapshots of the second half of training, which has "
@@ -162,13 +163,13 @@ def run(config: FitConfig, model: Model, *, resume: bool = False, note: Note) ->
         )
     place = local_device(config.device)
     new = not config.out.exists()
-    now = config.written()
+    now = config_to_json(config)
     before = Run(config.out).about if resume else {"config": now}
     whose = {DATA: data.digest()}
     if DATA in before:  # of a run that is older than this it is not known
         refuse_other(whose, before, str(config.out))
     # The model may yet be refused by the checkpoints: then what was asked for stays as it is.
-    asked = before["config"] if _begun(config.out) else now
+    asked = before["config"] if _has_checkpoint(config.out) else now
     with open_run(config.out, EXPERIMENT, asked, device, resume=resume) as folder:
         folder.say(**whose)
         where = checkpoint_folder(folder, EXPERIMENT)
@@ -178,7 +179,7 @@ def run(config: FitConfig, model: Model, *, resume: bool = False, note: Note) ->
         except Exception:
             if not resume and not where.exists():  # refused before the first step
                 _undo(config.out, new)
-            elif not _begun(config.out):
+            elif not _has_checkpoint(config.out):
                 folder.say(config=before["config"])
             raise
         folder.say(config=now)
@@ -186,7 +187,10 @@ def run(config: FitConfig, model: Model, *, resume: bool = False, note: Note) ->
         data.schema.save(config.out / SCHEMA)
         posterior.save(config.out / POSTERIOR, overwrite=True)
         name = method_name(config)
-        told = {**course(posterior, Training(name, fit, steps)), "members": len(posterior)}
+        told = {
+            **describe_training(posterior, Training(name, fit, steps)),
+            "members": len(posterior),
+        }
         folder.put(TRAINING, (EXPERIMENT, name), told)
         if data.held is not None:
             with folder.timed(HELD_OUT):
@@ -194,7 +198,7 @@ def run(config: FitConfig, model: Model, *, resume: bool = False, note: Note) ->
         return finish_run(folder)
 
 
-def _begun(out: Path) -> bool:
+def _has_checkpoint(out: Path) -> bool:
     """Whether there is a checkpoint."""
     return any((out / CHECKPOINTS).rglob(DESCRIPTION))
 
@@ -235,7 +239,7 @@ def _undo(out: Path, new: bool) -> None:
         out.rmdir()
 
 
-def _steps(config: FitConfig, size: int) -> int:
+def _count_steps(config: FitConfig, size: int) -> int:
     return config.epochs * -(-size // min(config.batch_size or size, size))
 
 
@@ -243,7 +247,7 @@ def _validate(folder: RunFolder, posterior: Posterior, data: Prepared, name: str
     """Measures of what was held out, and which rows those are, so that runs can be compared."""
     assert data.held is not None
     held = data.held
-    rows = measured(predictive(posterior, data.schema, held.x), held.y)
+    rows = measure(predict(posterior, data.schema, held.x), held.y)
     found = {metric: interval._asdict() for metric, interval in rows.items()}
     folder.put(METRICS, (HELD_OUT, name, HELD_OUT), found)
     about = {"rows": len(held.x), "digest": held.digest}

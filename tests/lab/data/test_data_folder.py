@@ -8,8 +8,8 @@ from rich.console import Console
 from tests.lab.data.image_files import CIFAR10, pixels, write_batch, write_parquet
 
 from stochens.errors import InputError
-from stochens_lab.data.inventory import inventory
-from stochens_lab.experiments.data_folder import show
+from stochens_lab.data.inventory import take_inventory
+from stochens_lab.experiments.data_folder import show_folder
 
 X, Y = pixels(4), [0, 1, 2, 3]
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("cache")
 
 def shown(folder, **options) -> str:
     out = io.StringIO()
-    show(folder, console=Console(file=out, width=200), **options)
+    show_folder(folder, console=Console(file=out, width=200), **options)
     return out.getvalue()
 
 
@@ -27,7 +27,7 @@ def test_empty_folder(tmp_path):
     for name in ("cifar10", "cifar100", "svhn", "hmc"):
         assert f"no {name}: put " in said
         assert f"stochens data {tmp_path} --download {name}" in said
-    assert inventory(tmp_path) == []
+    assert take_inventory(tmp_path) == []
 
 
 def test_no_folder(tmp_path):
@@ -41,7 +41,7 @@ def test_what_is_there(tmp_path):
         tmp_path / "cifar10" / "test-00000-of-00001.parquet", X, {"label": Y}, names=names
     )
     write_batch(tmp_path / "cifar-100-python" / "train", X, {"fine_labels": Y})
-    entries = inventory(tmp_path)
+    entries = take_inventory(tmp_path)
     assert [entry[:3] for entry in entries] == [
         ("cifar10", "test", "parquet"),
         ("cifar100", "train", "python batches"),
@@ -56,7 +56,7 @@ def test_what_is_there(tmp_path):
 
 def test_files_in_the_folder_itself_are_one_set(tmp_path):
     write_parquet(tmp_path / "test.parquet", X, {"label": Y}, names={"label": CIFAR10})
-    assert [entry.name for entry in inventory(tmp_path)] == ["cifar10"]
+    assert [entry.name for entry in take_inventory(tmp_path)] == ["cifar10"]
 
 
 def test_damage_is_said_after_what_is_good(tmp_path):
@@ -65,7 +65,7 @@ def test_damage_is_said_after_what_is_good(tmp_path):
     file.write_bytes(file.read_bytes()[:500])
     out = io.StringIO()
     with pytest.raises(InputError, match=r"cifar10/test.parquet cannot be read"):
-        show(tmp_path, console=Console(file=out, width=200))
+        show_folder(tmp_path, console=Console(file=out, width=200))
     said = out.getvalue()
     assert "svhn" in said
     assert "damaged, see below" in said
@@ -73,10 +73,10 @@ def test_damage_is_said_after_what_is_good(tmp_path):
 
 def test_reference_without_its_images(tmp_path):
     np.save(tmp_path / "hmc_probs.npy", np.full((10_000, 10), 0.1, np.float32))
-    (entry,) = inventory(tmp_path)
+    (entry,) = take_inventory(tmp_path)
     assert entry.checks == "distributions; order unproved without the test labels"
     np.save(tmp_path / "hmc_probs.npy", np.full((9_999, 10), 0.1, np.float32))
-    (entry,) = inventory(tmp_path)
+    (entry,) = take_inventory(tmp_path)
     assert "expected [10000, 10]" in entry.fault
 
 
@@ -87,7 +87,7 @@ def test_unknown_download(tmp_path):
 
 def test_real_folder(shared_data, monkeypatch):
     monkeypatch.delenv("STOCHENS_CACHE")  # decoded copies as in real use
-    entries = {(entry.name, entry.split): entry for entry in inventory(shared_data)}
+    entries = {(entry.name, entry.split): entry for entry in take_inventory(shared_data)}
     assert not [entry.fault for entry in entries.values() if entry.fault]
     for key in [("cifar10", "train"), ("cifar10", "test"), ("cifar100", "test")]:
         assert entries[key].checks == "pixels, labels and order are the original ones"

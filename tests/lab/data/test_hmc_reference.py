@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stochens.errors import InputError
 from stochens_lab.data.download import SOURCES
-from stochens_lab.data.hmc_reference import accuracy, check_aligned, hmc_reference, tfds_order
+from stochens_lab.data.hmc_reference import accuracy, check_aligned, load_hmc_reference, tfds_order
 from stochens_lab.data.images import load_images
 
 PREFIX = [9933, 5669, 163, 6686, 4747, 131, 9167, 1579, 6174, 8443, 5209, 8055]  # of TFDS's test
@@ -51,28 +51,28 @@ def test_order_of_tensorflow_datasets():
 
 def test_published_csv_is_put_right(csv):
     for labels in (None, Y):
-        torch.testing.assert_close(hmc_reference(csv, labels), torch.as_tensor(P))
+        torch.testing.assert_close(load_hmc_reference(csv, labels), torch.as_tensor(P))
 
 
 def test_csv_with_spaces(csv, tmp_path):
     (tmp_path / "probs.csv").write_text(csv.read_text().replace(",", " "))
-    torch.testing.assert_close(hmc_reference(tmp_path, Y), torch.as_tensor(P))
+    torch.testing.assert_close(load_hmc_reference(tmp_path, Y), torch.as_tensor(P))
 
 
 def test_npy_is_in_the_original_order(tmp_path):
     file = save(tmp_path, P)
     for path in (file, tmp_path):
         for labels in (None, Y):
-            assert torch.equal(hmc_reference(path, labels), torch.as_tensor(P))
+            assert torch.equal(load_hmc_reference(path, labels), torch.as_tensor(P))
 
 
 def test_labels_decide_the_order(csv, tmp_path):
     """A CSV in the original order, an .npy in TFDS's: both come out right."""
     np.savetxt(tmp_path / "probs.csv", P, delimiter=",")
-    torch.testing.assert_close(hmc_reference(tmp_path / "probs.csv", Y), torch.as_tensor(P))
-    assert torch.equal(hmc_reference(save(tmp_path, P[ORDER]), Y), torch.as_tensor(P))
+    torch.testing.assert_close(load_hmc_reference(tmp_path / "probs.csv", Y), torch.as_tensor(P))
+    assert torch.equal(load_hmc_reference(save(tmp_path, P[ORDER]), Y), torch.as_tensor(P))
     # images in TFDS's order get the rows in that order
-    torch.testing.assert_close(hmc_reference(csv, Y[ORDER]), torch.as_tensor(P[ORDER]))
+    torch.testing.assert_close(load_hmc_reference(csv, Y[ORDER]), torch.as_tensor(P[ORDER]))
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,9 @@ def test_labels_decide_the_order(csv, tmp_path):
 )
 def test_misaligned_rows_cannot_pass(tmp_path, wrong):
     with pytest.raises(InputError, match="rows and images are misaligned"):
-        hmc_reference(save(tmp_path, P[wrong]), Y)
+        load_hmc_reference(save(tmp_path, P[wrong]), Y)
     with pytest.raises(InputError, match="rows and images are misaligned"):
-        hmc_reference(save(tmp_path, P), Y[torch.as_tensor(wrong.copy())])
+        load_hmc_reference(save(tmp_path, P), Y[torch.as_tensor(wrong.copy())])
     with pytest.raises(InputError, match="rows and images are misaligned"):
         check_aligned(torch.as_tensor(P[wrong]), Y)
 
@@ -118,29 +118,29 @@ def test_swapped_classes_cannot_pass(classes):
 )
 def test_arrays_that_are_no_reference(tmp_path, array, match):
     with pytest.raises(InputError, match=match):
-        hmc_reference(save(tmp_path, array))
+        load_hmc_reference(save(tmp_path, array))
 
 
 def test_labels_of_another_length(tmp_path):
     with pytest.raises(InputError, match=r"all test images, \[10000\], got \[5000\]"):
-        hmc_reference(save(tmp_path, P), Y[:5000])
+        load_hmc_reference(save(tmp_path, P), Y[:5000])
 
 
 def test_missing_and_strange_files(tmp_path):
     with pytest.raises(InputError, match="has no HMC reference: put"):
-        hmc_reference(tmp_path)
+        load_hmc_reference(tmp_path)
     with pytest.raises(InputError, match="does not exist"):
-        hmc_reference(tmp_path / "no.npy")
+        load_hmc_reference(tmp_path / "no.npy")
     (tmp_path / "probs.txt").write_text("1")
     with pytest.raises(InputError, match=r"neither .npy nor .csv"):
-        hmc_reference(tmp_path / "probs.txt")
+        load_hmc_reference(tmp_path / "probs.txt")
 
 
 @pytest.mark.parametrize("text", ["", "a,b\n", "1,2\n3\n", "1,,2\n3,4\n", "\x00", "0.5 0.5\n"])
 def test_damaged_csv(tmp_path, text):
     (tmp_path / "probs.csv").write_text(text)
     with pytest.raises(InputError, match=r"probs.csv"):
-        hmc_reference(tmp_path)
+        load_hmc_reference(tmp_path)
 
 
 def test_stated_shape_takes_no_memory(tmp_path):
@@ -149,7 +149,7 @@ def test_stated_shape_takes_no_memory(tmp_path):
     whole = file.read_bytes()
     file.write_bytes(whole.replace(b"(10, 10), }" + b" " * 11, b"(1000000000000, 10), }"))
     with pytest.raises(InputError, match=r"hmc_probs.npy"):
-        hmc_reference(file)
+        load_hmc_reference(file)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
@@ -165,7 +165,7 @@ def test_a_damaged_npy_is_read_or_refused(tmp_path, at, new, length):
         file.unlink(missing_ok=True)  # an earlier one may still be mapped
         file.write_bytes(damaged)
         try:
-            assert hmc_reference(file).shape == (10_000, 10)
+            assert load_hmc_reference(file).shape == (10_000, 10)
         except InputError as error:
             assert "hmc_probs.npy" in str(error)  # noqa: PT017
 
@@ -178,7 +178,7 @@ def test_real_order_and_figures(shared_data, tmp_path):
     order = np.load(shared_data / "cifar10" / "tfds_test_order.npy")
     np.testing.assert_array_equal(ORDER, order)
     y = load_images(shared_data, "cifar10", "test").y
-    probs = hmc_reference(shared_data, y)
+    probs = load_hmc_reference(shared_data, y)
     assert accuracy(probs, y) == pytest.approx(0.9144, abs=1e-6)
     nll = -probs.double()[torch.arange(10_000), y].log().mean()
     assert float(nll) == pytest.approx(0.2773, abs=5e-5)
@@ -187,6 +187,6 @@ def test_real_order_and_figures(shared_data, tmp_path):
     np.savetxt(tmp_path / "probs.csv", as_published.numpy(), delimiter=",")
     digest = hashlib.sha256((tmp_path / "probs.csv").read_bytes()).hexdigest()
     assert digest == SOURCES["hmc"][0].sha256  # the published file, byte by byte
-    assert torch.equal(hmc_reference(tmp_path, y), probs)
+    assert torch.equal(load_hmc_reference(tmp_path, y), probs)
     with pytest.raises(InputError, match="misaligned"):
         check_aligned(as_published, y)

@@ -26,9 +26,9 @@ from tests.lab.data.image_files import (
 
 from stochens.errors import InputError
 from stochens_lab.data import svhn_mat
-from stochens_lab.data.image_sets import normalised
-from stochens_lab.data.images import find, is_original, load_images
-from stochens_lab.data.pixels import decode_one, stated_size
+from stochens_lab.data.image_sets import normalise
+from stochens_lab.data.images import find_images, is_original, load_images
+from stochens_lab.data.pixels import decode_one, read_stated_size
 
 X = pixels(10)
 Y = [3, 8, 8, 0, 6, 6, 1, 6, 3, 1]
@@ -124,7 +124,7 @@ def test_decoded_once_and_never_into_the_data_folder(tmp_path, cache, monkeypatc
     assert sorted(tmp_path.joinpath("data").rglob("*")) == before
     assert len(list(cache.iterdir())) == 1
     with monkeypatch.context() as patch:
-        patch.setattr("stochens_lab.data.parquet.decode", None)
+        patch.setattr("stochens_lab.data.image_parquet.decode", None)
         check(load_images(tmp_path / "data", "cifar10", "test"))
     check(first)
     write_parquet(file, X[::-1], {"label": Y[::-1]})  # another content is another key
@@ -147,7 +147,7 @@ def test_works_without_a_place_for_copies(tmp_path, monkeypatch):
 
 
 def test_progress_counts_images(tmp_path, monkeypatch):
-    monkeypatch.setattr("stochens_lab.data.parquet.ROWS_AT_A_TIME", 4)
+    monkeypatch.setattr("stochens_lab.data.image_parquet.ROWS_AT_A_TIME", 4)
     write_parquet(tmp_path / "test.parquet", X, {"label": Y})
     seen = []
     load_images(tmp_path, "cifar10", "test", progress=lambda done, all: seen.append((done, all)))
@@ -231,9 +231,9 @@ def test_another_set_is_not_taken_for_it(tmp_path):
     swapped = {"label": [*CIFAR10[1:], "airplane"]}
     write_parquet(tmp_path / "test.parquet", X, {"label": Y}, names=swapped)
     refused(tmp_path, "this is another set")
-    assert find(tmp_path, "svhn", "test") is not None
+    assert find_images(tmp_path, "svhn", "test") is not None
     (tmp_path / "cifar10").mkdir()
-    assert find(tmp_path / "cifar10", "svhn", "test") is None
+    assert find_images(tmp_path / "cifar10", "svhn", "test") is None
 
 
 @pytest.mark.parametrize("wrong", [-1, 10, 2**40])
@@ -314,13 +314,13 @@ def test_stated_size_is_what_pillow_says():
     for form in ("PNG", "WEBP"):
         for size in (32, 33, 500):
             data = encoded(np.zeros((3, size, size + 1), np.uint8), form)
-            assert stated_size(data) == (size + 1, size)
+            assert read_stated_size(data) == (size + 1, size)
 
 
 def test_size_is_checked_before_decoding(monkeypatch):
     png = bytearray(encoded(X[0]))
     png[16:24] = (2**31 - 1).to_bytes(4, "big") * 2
-    monkeypatch.setattr("stochens_lab.data.pixels.pillow", None)  # may not be asked
+    monkeypatch.setattr("stochens_lab.data.pixels.import_pillow", None)  # may not be asked
     with pytest.raises(InputError, match=r"a.png is 2147483647x2147483647; images must be 32x32"):
         decode_one(bytes(png), "a.png")
     with pytest.raises(InputError, match="has 70000 bytes"):
@@ -352,11 +352,11 @@ def test_normalised():
     x = torch.as_tensor(X)
     mean, sd = [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]
     by_hand = torch.stack([(x[:, c].double() / 255 - mean[c]) / sd[c] for c in range(3)], 1)
-    torch.testing.assert_close(normalised(x, "cifar10").double(), by_hand, atol=1e-5, rtol=0)
-    assert normalised(x, "cifar100").dtype == torch.float32
+    torch.testing.assert_close(normalise(x, "cifar10").double(), by_hand, atol=1e-5, rtol=0)
+    assert normalise(x, "cifar100").dtype == torch.float32
     np.testing.assert_array_equal(x, X)  # the bytes are as they were
     with pytest.raises(InputError, match="must be uint8"):
-        normalised(x.float(), "cifar10")
+        normalise(x.float(), "cifar10")
 
 
 def test_small_files_are_not_the_original(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stochens_lab.data.image_sets import SETS, normalised
+from stochens_lab.data.image_sets import SETS, normalise
 from stochens_lab.data.images import is_original, load_images
 
 
@@ -28,7 +28,7 @@ def test_cifar10_train(shared_data):
     mean, sd = moments(images.x)
     assert mean == pytest.approx(SETS["cifar10"].mean, abs=5e-5)
     assert sd == pytest.approx(SETS["cifar10"].sd, abs=5e-5)
-    some = normalised(images.x[:5000], "cifar10")
+    some = normalise(images.x[:5000], "cifar10")
     assert float(some.mean()) == pytest.approx(0, abs=0.02)
     assert float(some.std()) == pytest.approx(1, abs=0.02)
 

@@ -16,9 +16,13 @@ from stochens import InputError, load, metrics
 from stochens.files.storage import CHECKSUMS
 from stochens.metrics import Interval
 from stochens.networks import ResNet20FRN
-from stochens_lab.experiments import cifar, cifar_rows
-from stochens_lab.experiments.cifar_measures import corrupted_mean, inferences_curve, members_curve
-from stochens_lab.experiments.cifar_rows import block_of
+from stochens_lab.experiments import cifar, cifar_config, cifar_data, cifar_rows
+from stochens_lab.experiments.cifar_measures import (
+    average_corrupted,
+    trace_inferences,
+    trace_members,
+)
+from stochens_lab.experiments.cifar_rows import train_block
 from stochens_lab.report import finish
 from stochens_lab.report.run_folder import Run
 
@@ -49,7 +53,7 @@ def own_cache(monkeypatch, tmp_path):
 
 
 def configured(data, out, **changes):
-    return dataclasses.replace(cifar.configured(data, out=out, **SMALL), **changes)
+    return dataclasses.replace(cifar_config.configure(data, out=out, **SMALL), **changes)
 
 
 def test_a_run_has_its_row_measured_everywhere(data, tmp_path, monkeypatch):
@@ -79,7 +83,7 @@ def test_the_reference_has_its_own_row_and_distances(data, tmp_path, monkeypatch
     y = torch.arange(TEST) % 10
     probs = torch.full((TEST, 10), 0.01)
     probs[torch.arange(TEST), y] = 0.91
-    monkeypatch.setattr(cifar, "hmc_reference", lambda path, labels: probs)
+    monkeypatch.setattr(cifar_data, "load_hmc_reference", lambda path, labels: probs)
     run = Run(cifar.run(configured(data, tmp_path / "run", method="regular")))
     mean = torch.from_numpy(run.arrays["cifar10/regular/test/mean"])
     found = run.metrics["cifar10"]["regular"]["test"]["variance"]["value"]
@@ -94,7 +98,7 @@ def test_runs_side_by_side_have_claims_epochs_and_one_file_of_numbers(data, tmp_
     y = torch.arange(TEST) % 10
     probs = torch.full((TEST, 10), 0.01)
     probs[torch.arange(TEST), y] = 0.91
-    monkeypatch.setattr(cifar, "hmc_reference", lambda path, labels: probs)
+    monkeypatch.setattr(cifar_data, "load_hmc_reference", lambda path, labels: probs)
     rows = ({"method": "regular"}, {"images": 6}, {"images": None}, {"epochs": 2, "images": None})
     paths = [
         cifar.run(configured(data, tmp_path / f"row{i}", **changes))
@@ -121,7 +125,7 @@ def test_runs_side_by_side_have_claims_epochs_and_one_file_of_numbers(data, tmp_
 
 def test_a_misaligned_reference_stops_the_run_before_it_begins(data, tmp_path, monkeypatch):
     probs = torch.eye(10)[(torch.arange(TEST) + 1) % 10]
-    monkeypatch.setattr(cifar, "hmc_reference", lambda path, labels: probs)
+    monkeypatch.setattr(cifar_data, "load_hmc_reference", lambda path, labels: probs)
     with pytest.raises(InputError, match="misaligned"):
         cifar.run(configured(data, tmp_path / "run"))
     assert not (tmp_path / "run").exists()
@@ -153,7 +157,7 @@ def test_a_run_goes_on_with_the_blocks_that_are_missing(data, tmp_path):
     assert not Run(cifar.run(stopped)).about["complete"]
     assert [p.name for p in (out / "members").iterdir()] == ["0000-0000"]
     before = (out / "members" / "0000-0000" / "tensors.safetensors").stat().st_mtime_ns
-    config = cifar.resumed(out, minutes=1000.0)
+    config = cifar_config.reconfigure(out, minutes=1000.0)
     said: list[str] = []
     run = Run(cifar.run(config, resume=True, note=said.append))
     assert run.about["complete"]
@@ -164,7 +168,7 @@ def test_a_run_goes_on_with_the_blocks_that_are_missing(data, tmp_path):
         run.arrays["cifar10/SE1 0.1/test/mean"], whole.arrays["cifar10/SE1 0.1/test/mean"]
     )
     (out / "members" / ".0003-0003.77.part").mkdir()  # by a process that was killed
-    more = Run(cifar.run(cifar.resumed(out, members=4), resume=True))
+    more = Run(cifar.run(cifar_config.reconfigure(out, members=4), resume=True))
     assert more.training["cifar10"]["SE1 0.1"]["members curve"]["members"][-1] == 4
 
 
@@ -177,7 +181,7 @@ def regular(data, tmp_path_factory):
 
 def stopped_in_member_1(options, block):
     """As block_of, but the last block is trained and not saved: its checkpoint is all there is."""
-    posterior = block_of(options, block)
+    posterior = train_block(options, block)
     if 1 in block.ids:
         raise KeyboardInterrupt
     return posterior
@@ -190,18 +194,18 @@ def test_what_a_run_began_with_is_needed_no_more_when_it_goes_on(
     shutil.copytree(regular, start)
     config = configured(data, out, method="multiswa", start=start)
     with monkeypatch.context() as patch:
-        patch.setattr(cifar, "block_of", stopped_in_member_1)
+        patch.setattr(cifar, "train_block", stopped_in_member_1)
         with pytest.raises(KeyboardInterrupt):
             cifar.run(config)
     shutil.rmtree(start)
-    assert Run(cifar.run(cifar.resumed(out), resume=True)).about["complete"]
+    assert Run(cifar.run(cifar_config.reconfigure(out), resume=True)).about["complete"]
     other = configured(data, tmp_path / "whole", method="multiswa", start=regular)
     one, whole = Run(out), Run(cifar.run(other))
     mean = "cifar10/MultiSWA/test/mean"
     np.testing.assert_array_equal(one.arrays[mean], whole.arrays[mean])
-    cifar.run(cifar.resumed(out, inferences=True), resume=True)  # no member is missing
+    cifar.run(cifar_config.reconfigure(out, inferences=True), resume=True)  # no member is missing
     with pytest.raises(InputError, match="there are no members of a run"):
-        cifar.run(cifar.resumed(out, members=3), resume=True)
+        cifar.run(cifar_config.reconfigure(out, members=3), resume=True)
 
 
 def test_a_start_that_will_not_do_is_refused_before_anything_is_written(data, regular, tmp_path):
@@ -221,7 +225,7 @@ def test_a_start_that_will_not_do_is_refused_before_anything_is_written(data, re
 def test_more_members_are_added_to_a_block_that_had_all(data, tmp_path):
     out = tmp_path / "run"
     cifar.run(configured(data, out, members=2, block=None))
-    run = Run(cifar.run(cifar.resumed(out, members=3), resume=True))
+    run = Run(cifar.run(cifar_config.reconfigure(out, members=3), resume=True))
     names = sorted(p.name for p in (out / "members").iterdir())
     assert names == ["0000-0001", "0002-0002"]
     assert run.training["cifar10"]["SE1 0.1"]["members curve"]["members"][-1] == 3
@@ -231,12 +235,12 @@ def test_what_would_change_the_members_cannot_be_resumed(data, tmp_path):
     out = tmp_path / "run"
     cifar.run(configured(data, out, members=1))
     with pytest.raises(InputError, match=r"has lr = 0.1, which cannot be changed to 0.2"):
-        cifar.resumed(out, lr=0.2)
+        cifar_config.reconfigure(out, lr=0.2)
     about = json.loads((out / "run.json").read_text())
     (out / CHECKSUMS).unlink()
     (out / "run.json").write_text(json.dumps(about | {"experiment": "toy"}))
     with pytest.raises(InputError, match="no run of stochens cifar"):
-        cifar.resumed(out)
+        cifar_config.reconfigure(out)
 
 
 def test_bad_input_is_one_error_before_any_work(data, tmp_path):
@@ -249,7 +253,7 @@ def test_bad_input_is_one_error_before_any_work(data, tmp_path):
         with pytest.raises(InputError, match=said):
             cifar.run(configured(data, tmp_path / "run", **changes))
     with pytest.raises(InputError, match="--data DIR"):
-        cifar.configured(None)
+        cifar_config.configure(None)
     assert not (tmp_path / "run").exists()
 
 
@@ -260,11 +264,11 @@ def test_curves_are_those_of_smaller_ensembles():
     g = torch.Generator().manual_seed(0)
     probs = torch.randn(12, 30, 4, generator=g).softmax(-1)  # 3 inferences of 4 members
     y = torch.randint(4, (30,), generator=g)
-    curve = members_curve(probs, 4, y, None, (1, 2, 9))
+    curve = trace_members(probs, 4, y, None, (1, 2, 9))
     assert curve["members"] == [1, 2, 4]
     pairs = [metrics.nll(probs[a : a + 2].mean(0), y) for a in (0, 2)]
     assert curve["NLL"][1] == pytest.approx(float(sum(pairs)) / 2)
-    more = inferences_curve(probs, 4, y, probs[0], (1, 2, 3, 4))
+    more = trace_inferences(probs, 4, y, probs[0], (1, 2, 3, 4))
     assert more["draws"] == [1, 2, 3]
     assert more["variance"][1] == pytest.approx(
         float(metrics.total_variation(probs[:8].mean(0), probs[0]))
@@ -274,7 +278,7 @@ def test_curves_are_those_of_smaller_ensembles():
 def test_the_mean_over_corruptions_takes_corruptions_as_the_unit():
     value = lambda v: {"NLL": Interval(v, v, v)}  # noqa: E731
     found = {("fog", 1): value(1.0), ("fog", 2): value(3.0), ("frost", 1): value(4.0)}
-    mean = corrupted_mean(found)["NLL"]
+    mean = average_corrupted(found)["NLL"]
     assert mean.value == pytest.approx(3.0)
     assert (mean.low, mean.high) == (2.0, 4.0)
 
@@ -317,7 +321,7 @@ def test_a_block_that_was_begun_goes_on_as_it_was_cut(data, tmp_path, monkeypatc
         return stochens.fit(*args, **gather(log=lambda epoch, _: epochs.append(epoch), **options))
 
     monkeypatch.setattr(cifar_rows, "fit", watched)
-    cifar.run(cifar.resumed(config.out, members=3), resume=True, note=notes.append)
+    cifar.run(cifar_config.reconfigure(config.out, members=3), resume=True, note=notes.append)
     assert epochs == [1, 2, 0, 1, 2]  # the first epoch of members 0 and 1 is not done again
     assert [note for note in notes if "epochs" in note] == [
         "SE1 0.1: members 0 to 1, 3 epochs",

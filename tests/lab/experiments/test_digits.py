@@ -8,7 +8,7 @@ import torch
 from stochens import InputError
 from stochens.members import builder, forward, init
 from stochens.networks import SmallResNetFRN
-from stochens_lab.experiments import digits
+from stochens_lab.experiments import digits, digits_config
 from stochens_lab.report.run_folder import Run
 
 SMALL = {
@@ -33,7 +33,7 @@ def quietly(**options):
     note = options.pop("note", lambda text: None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # chains as short as these are warned of
-        return digits.run(digits.configured("quick", **{**SMALL, **options}), note=note)
+        return digits.run(digits_config.configure("quick", **{**SMALL, **options}), note=note)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_bad_input_comes_before_any_work(tmp_path):
         raise AssertionError("work began")
 
     with pytest.raises(InputError, match="did you mean 'quick'"):
-        digits.configured("quik")
+        digits_config.configure("quik")
     with pytest.raises(InputError, match="images must be 1 to 1257"):
         quietly(images=2000, out=tmp_path / "new", note=never)
     assert not (tmp_path / "new").exists()
@@ -107,7 +107,7 @@ def test_resizing_changes_the_size_and_not_the_function(float64):
     net = SmallResNetFRN(channels=3)
     params = init(builder(net), members=range(2), seed=0)
     x = torch.rand(4, 1, 8, 8)
-    large = digits.resized(params, sd=2.0)
+    large = digits.resize_channels(params, sd=2.0)
     # FRN's eps is 1e-6 of the mean squares here
     torch.testing.assert_close(
         forward(net, large, x), forward(net, params, x), rtol=1e-3, atol=1e-3

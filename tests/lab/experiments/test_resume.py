@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from stochens import InputError
 from stochens_lab.cli import app
-from stochens_lab.experiments import digits, toy
+from stochens_lab.experiments import digits, digits_config, toy, toy_config
 from stochens_lab.report.run_folder import Run
 
 
@@ -68,14 +68,14 @@ def quiet():
 def test_toy(tmp_path):
     """Stopped again and again, in the reference, between methods and inside the curve."""
     small = TOY | {"sets": ("a",), "draws": 2, "seeds": 2}
-    whole = toy.run(toy.configured("quick", out=tmp_path / "whole", **small))
+    whole = toy.run(toy_config.configure("quick", out=tmp_path / "whole", **small))
     cut = tmp_path / "cut"
-    config = toy.configured("quick", out=cut, **small)
+    config = toy_config.configure("quick", out=cut, **small)
     for k, word in enumerate(["draw 1: NUTS", "MultiSWA", "SE3, 20 steps", "regular, early"]):
         with pytest.raises(KeyboardInterrupt):
             toy.run(config, resume=k > 0, note=stops_at(word))
         assert not Run(cut).about["complete"]
-        assert toy.resumed(cut) == config
+        assert toy_config.reconfigure(cut) == config
     toy.run(config, resume=True)
     same(Run(cut), Run(whole))
     toy.run(config, resume=True, note=stops_at("set a"))  # nothing is left to do
@@ -85,11 +85,11 @@ def test_toy(tmp_path):
 
 
 def test_digits(tmp_path):
-    whole = digits.run(digits.configured("quick", out=tmp_path / "whole", **DIGITS))
+    whole = digits.run(digits_config.configure("quick", out=tmp_path / "whole", **DIGITS))
     cut = tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):
-        digits.run(digits.configured("quick", out=cut, **DIGITS), note=stops_at("SE2"))
-    digits.run(digits.resumed(cut), resume=True)
+        digits.run(digits_config.configure("quick", out=cut, **DIGITS), note=stops_at("SE2"))
+    digits.run(digits_config.reconfigure(cut), resume=True)
     same(Run(cut), Run(whole))
 
 
@@ -98,9 +98,11 @@ def stopped(tmp_path_factory):
     """Runs that were stopped before they did anything."""
     out = tmp_path_factory.mktemp("runs")
     with pytest.raises(KeyboardInterrupt):
-        toy.run(toy.configured("quick", out=out / "toy", **TOY), note=stops_at("NUTS"))
+        toy.run(toy_config.configure("quick", out=out / "toy", **TOY), note=stops_at("NUTS"))
     with pytest.raises(KeyboardInterrupt):
-        digits.run(digits.configured("quick", out=out / "digits", **DIGITS), note=stops_at("HMC"))
+        digits.run(
+            digits_config.configure("quick", out=out / "digits", **DIGITS), note=stops_at("HMC")
+        )
     return out
 
 
@@ -130,25 +132,29 @@ def test_options_that_differ_from_the_runs_own_are_refused(stopped, command, opt
 
 
 def test_options_that_are_the_runs_own_or_harmless_are_taken(stopped):
-    config = toy.resumed(stopped / "toy", seed=0, preset="quick", device="cpu", members=None)
-    assert config == dataclasses.replace(toy.resumed(stopped / "toy"), device="cpu")
-    other_config = digits.resumed(stopped / "digits", seed=0, device="cpu")
-    assert other_config == dataclasses.replace(digits.resumed(stopped / "digits"), device="cpu")
+    config = toy_config.reconfigure(
+        stopped / "toy", seed=0, preset="quick", device="cpu", members=None
+    )
+    assert config == dataclasses.replace(toy_config.reconfigure(stopped / "toy"), device="cpu")
+    other_config = digits_config.reconfigure(stopped / "digits", seed=0, device="cpu")
+    assert other_config == dataclasses.replace(
+        digits_config.reconfigure(stopped / "digits"), device="cpu"
+    )
     about = json.loads((stopped / "toy" / "run.json").read_text())
     about["config"]["jobs"] = 3
     other = stopped / "other"
     shutil.copytree(stopped / "toy", other, ignore=shutil.ignore_patterns("SHA256SUMS"))
     (other / "run.json").write_text(json.dumps(about))
-    assert toy.resumed(other, jobs=2).jobs == 2
+    assert toy_config.reconfigure(other, jobs=2).jobs == 2
     with pytest.raises(InputError, match="jobs = 3, which cannot be changed to 1"):
-        toy.resumed(other, jobs=1)
+        toy_config.reconfigure(other, jobs=1)
 
 
 def test_a_run_of_something_else_is_refused(tmp_path):
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        toy.run(toy.configured("quick", out=out, **TOY), note=stops_at("NUTS"))
+        toy.run(toy_config.configure("quick", out=out, **TOY), note=stops_at("NUTS"))
     with pytest.raises(InputError, match="no run of stochens digits, but of 'toy'"):
-        digits.resumed(out)
+        digits_config.reconfigure(out)
     with pytest.raises(InputError, match="is no saved folder"):
-        toy.resumed(tmp_path / "nowhere")
+        toy_config.reconfigure(tmp_path / "nowhere")

@@ -8,8 +8,7 @@ import torch
 import stochens
 from stochens import InputError
 from stochens.methods.np_dropout import set_distance
-from stochens_lab.experiments import toy
-from stochens_lab.experiments.toy_rows import TRAININGS
+from stochens_lab.experiments import toy, toy_config, toy_rows
 from stochens_lab.report.run_folder import Run
 
 SMALL = {
@@ -32,7 +31,7 @@ def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "toy"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        toy.run(toy.configured("quick", sets=("a", "c"), draws=2, seeds=2, out=out, **SMALL))
+        toy.run(toy_config.configure("quick", sets=("a", "c"), draws=2, seeds=2, out=out, **SMALL))
     return Run(out)
 
 
@@ -76,13 +75,13 @@ def test_maps_of_the_reference_and_of_every_method(run):
 
 def test_bad_input_comes_before_any_work(tmp_path):
     with pytest.raises(InputError, match="did you mean 'quick'"):
-        toy.configured("quik")
+        toy_config.configure("quik")
     with pytest.raises(InputError, match="the toy sets are"):
-        toy.run(toy.configured("quick", sets=("a", "z"), out=tmp_path / "new"))
+        toy.run(toy_config.configure("quick", sets=("a", "z"), out=tmp_path / "new"))
     assert not (tmp_path / "new").exists()
     (tmp_path / "letter").write_text("dear")
     with pytest.raises(InputError, match="not empty"):
-        toy.run(toy.configured("quick", out=tmp_path))
+        toy.run(toy_config.configure("quick", out=tmp_path))
 
 
 def test_a_stopped_run_can_be_read(tmp_path):
@@ -93,7 +92,7 @@ def test_a_stopped_run_can_be_read(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(KeyboardInterrupt):
-            toy.run(toy.configured("quick", out=tmp_path / "run", **SMALL), note=stop)
+            toy.run(toy_config.configure("quick", out=tmp_path / "run", **SMALL), note=stop)
     left = Run(tmp_path / "run")
     assert not left.about["complete"]
     assert set(left.metrics["a"]) == {toy.NOISE, toy.AS_MANY, "regular", "MultiSWA"}
@@ -117,19 +116,19 @@ def test_the_distance_of_two_sets_by_hand():
 
 def test_some_rows_only(tmp_path):
     with pytest.raises(InputError, match="no method 'SE9' in this preset"):
-        toy.run(toy.configured("quick", only=("SE9",), out=tmp_path / "new"))
+        toy.run(toy_config.configure("quick", only=("SE9",), out=tmp_path / "new"))
     assert not (tmp_path / "new").exists()
-    few = toy.configured("quick", only=("regular", "langevin"), **SMALL)
-    assert [row.name for row in toy.trainings(few, "a")] == ["regular", "langevin"]
+    few = toy_config.configure("quick", only=("regular", "langevin"), **SMALL)
+    assert [row.name for row in toy_rows.list_trainings(few, "a")] == ["regular", "langevin"]
 
 
 def test_sets_side_by_side_are_the_same_run(run, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         options = SMALL | {"draws": 1, "curve": (), "out": tmp_path / "toy"}
-        two = toy.run(toy.configured("quick", sets=("a", "c"), jobs=2, only=("SE3",), **options))
-        options["out"] = tmp_path / "alone"
-        one = toy.run(toy.configured("quick", sets=("a", "c"), only=("SE3",), **options))
+        asked = options | {"sets": ("a", "c"), "only": ("SE3",)}
+        two = toy.run(toy_config.configure("quick", jobs=2, **asked))
+        one = toy.run(toy_config.configure("quick", **asked | {"out": tmp_path / "alone"}))
     assert Run(two).metrics == Run(one).metrics
     assert list(Run(two).metrics) == ["a", "c"]
     assert set(Run(two).about["timings"]) == set(Run(one).about["timings"])

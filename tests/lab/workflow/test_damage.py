@@ -48,7 +48,7 @@ def test_damaged(files, tmp_path, kind):
     for _ in range(FILES):
         place.write_bytes(damaged(whole, dice))
         try:
-            _, found = examples.first_read(given, targets=targets)
+            _, found = examples.read_first(given, targets=targets)
             assert np.isfinite(found.x.astype(float)).all()
         except InputError:
             refused += 1

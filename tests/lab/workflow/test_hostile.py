@@ -15,7 +15,7 @@ from PIL import Image
 
 from stochens.errors import InputError
 from stochens.files.storage import CHECKSUMS
-from stochens_lab.data import columns_parquet, pictures
+from stochens_lab.data import columns_parquet, user_images
 
 NET = ("--model", "trees_nets:make_net")
 
@@ -192,17 +192,17 @@ def test_images_that_say_they_are_huge(tmp_path):
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "1.png").write_bytes(stated(100_000, 100_000))
     with pytest.raises(InputError, match="at most 4096 a side"):
-        pictures.read(tmp_path)
+        user_images.read(tmp_path)
     (tmp_path / "p" / "1.png").write_bytes(stated(4000, 4000))
     with pytest.raises(InputError, match="cannot be decoded"):
-        pictures.read(tmp_path)
+        user_images.read(tmp_path)
 
 
 def test_many_large_images_are_refused_before_they_are_decoded(tmp_path, monkeypatch):
     (tmp_path / "p").mkdir()
     for k in range(3):
         (tmp_path / "p" / f"{k}.png").write_bytes(stated(4000, 4000))
-    monkeypatch.setattr(pictures, "MOST_BYTES", 1 << 25)
+    monkeypatch.setattr(user_images, "MOST_BYTES", 1 << 25)
     with pytest.raises(InputError, match="3 images of 4000x4000"):
-        pictures.read(tmp_path)
+        user_images.read(tmp_path)
     shutil.rmtree(tmp_path / "p")

@@ -11,7 +11,7 @@ import torch
 from tests.lab.workflow.conftest import table
 
 from stochens_lab.data import columns_csv, columns_parquet
-from stochens_lab.data.columns import labels
+from stochens_lab.data.columns import parse_labels
 from stochens_lab.data.examples import Examples, Layout
 from stochens_lab.workflow import prediction
 from stochens_lab.workflow.schema import Scale, Schema
@@ -46,7 +46,7 @@ def test_csv_in_blocks(tmp_path, monkeypatch):
     assert np.array_equal(columns_csv.read(file, ["b", "a"], []).x, x[:, ::-1])
 
 
-def test_parquet_of_many_types(tmp_path, monkeypatch):
+def test_parquet_of_many_types(tmp_path):
     file = tmp_path / "t.parquet"
     texts = ["p", "q", "p", "r", "p"]
     columns = {
@@ -61,11 +61,10 @@ def test_parquet_of_many_types(tmp_path, monkeypatch):
         "day": pa.array([1, 2, 3, 4, 5], pa.date32()),
     }
     pq.write_table(pa.table(columns), file, row_group_size=2)
-    monkeypatch.setattr(columns_parquet, "ROWS_AT_A_TIME", 3)
     names = ["text", "large", "category", "int", "bool", "float"]
     found = columns_parquet.read(file, ["half", "bool", "int"], names)
     assert found.x.tolist() == [[0, 1, 1], [1, 0, 2], [2, 1, 3], [3, 1, 4], [4, 0, 5]]
-    as_labels = [labels(values, "y", file) for values in found.targets]
+    as_labels = [parse_labels(values, "y", file) for values in found.targets]
     assert as_labels[:3] == [texts] * 3
     assert as_labels[3] == ["1", "2", "3", "4", "5"]
     assert as_labels[4] == ["true", "false", "true", "true", "false"]

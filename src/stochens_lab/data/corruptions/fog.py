@@ -31,7 +31,7 @@ def plasma(keys: Tensor, side: int, *, decay: float) -> Tensor:
     f = torch.zeros(len(keys), side, side, dtype=torch.float64, device=keys.device)
     step, wibble, used = side, WIBBLE, 0
 
-    def wibbled(total: Tensor) -> Tensor:
+    def add_wibble(total: Tensor) -> Tensor:
         nonlocal used
         u = uniform(keys, *total.shape[1:], skip=used)
         used += total[0].numel()
@@ -41,12 +41,12 @@ def plasma(keys: Tensor, side: int, *, decay: float) -> Tensor:
         half = step // 2
         corners = f[:, ::step, ::step]
         pairs = corners + corners.roll(-1, 1)
-        f[:, half::step, half::step] = wibbled(pairs + pairs.roll(-1, 2))
+        f[:, half::step, half::step] = add_wibble(pairs + pairs.roll(-1, 2))
         middles = f[:, half::step, half::step]
         right = middles + middles.roll(1, 1) + (corners + corners.roll(-1, 2))
-        f[:, ::step, half::step] = wibbled(right)
+        f[:, ::step, half::step] = add_wibble(right)
         below = middles + middles.roll(1, 2) + (corners + corners.roll(-1, 1))
-        f[:, half::step, ::step] = wibbled(below)
+        f[:, half::step, ::step] = add_wibble(below)
         step, wibble = half, wibble / decay
     f -= f.amin((1, 2), keepdim=True)
     return f / f.amax((1, 2), keepdim=True)

@@ -41,7 +41,7 @@ def canny(grey: Tensor, *, low: int, high: int) -> Tensor:
     slanted = torch.where((dx ^ dy) < 0, rising, falling)
     ridge = torch.where(rise < flat, across, torch.where(rise > steep, along, slanted))
     weak = ridge & (size > low)
-    return grown(weak & (size > high), within=weak)
+    return grow(weak & (size > high), within=weak)
 
 
 def sobel(grey: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,7 +52,7 @@ def sobel(grey: Tensor) -> tuple[Tensor, Tensor]:
     return down[:, :, 2:] - down[:, :, :-2], right[:, 2:] - right[:, :-2]
 
 
-def grown(seed: Tensor, *, within: Tensor) -> Tensor:
+def grow(seed: Tensor, *, within: Tensor) -> Tensor:
     """All pixels of `within` (bool) that a path of neighbours joins to `seed`."""
     while True:
         near = F.max_pool2d(seed.float().unsqueeze(1), 3, stride=1, padding=1).squeeze(1) > 0

@@ -22,8 +22,8 @@ from stochens_lab.data.image_sets import (
     ImageSet,
     Labels,
     Progress,
+    check_class_names,
     check_labels,
-    class_names,
 )
 from stochens_lab.data.pixels import MOST_BYTES, decode
 
@@ -32,7 +32,7 @@ MOST_ROWS = 1_000_000  # in one file; the largest set here has 73,257
 ROWS_AT_A_TIME = 2000
 
 
-def files(folder: Path, about: ImageSet, split: str) -> list[Path]:
+def find_files(folder: Path, about: ImageSet, split: str) -> list[Path]:
     """The files of a split in order, [] if there is none; a missing or second shard is an error."""
     found = sorted(folder.glob(f"{split}*.parquet"))
     shards: dict[int, Path] = {}
@@ -66,9 +66,9 @@ def read(
     x, y, done = [], [], 0
     names: tuple[str, ...] = ()
     for file, parquet in zip(files, opened, strict=True):
-        names = class_names(_names(parquet, labels, file), labels, file)
-        for encoded, label in _rows(file, parquet, labels):
-            x.append(decode(encoded, functools.partial(_row, file, done)))
+        names = check_class_names(_read_names(parquet, labels, file), labels, file)
+        for encoded, label in _read_rows(file, parquet, labels):
+            x.append(decode(encoded, functools.partial(_name_row, file, done)))
             y.append(label)
             done += len(label)
             progress(done, total)
@@ -79,13 +79,13 @@ def read(
     return Images(torch.as_tensor(np.concatenate(x)), labelled, names)
 
 
-def _row(file: Path, start: int, i: int) -> str:
+def _name_row(file: Path, start: int, i: int) -> str:
     return f"{file}: image {start + i}"
 
 
 def _open(file: Path, labels: Labels) -> Any:
     """The file with its columns checked; no row is read."""
-    parquet = pyarrow_parquet()
+    parquet = import_parquet()
     with reading_parquet(file):
         opened = parquet.ParquetFile(file, page_checksum_verification=True)
         schema, rows = opened.schema_arrow, opened.metadata.num_rows
@@ -93,7 +93,7 @@ def _open(file: Path, labels: Labels) -> Any:
             opened.metadata.row_group(group).total_byte_size
             for group in range(opened.metadata.num_row_groups)
         )
-    if _image_column(schema.names) is None or labels.column not in schema.names:
+    if _find_image_column(schema.names) is None or labels.column not in schema.names:
         raise InputError(
             f"{file} has the columns {', '.join(schema.names)}; expected img or image, and "
             f"{labels.column}: this is another set, or labels of another kind"
@@ -103,15 +103,15 @@ def _open(file: Path, labels: Labels) -> Any:
     return opened
 
 
-def _image_column(names: list[str]) -> str | None:
+def _find_image_column(names: list[str]) -> str | None:
     return next((name for name in ("img", "image") if name in names), None)
 
 
-def _rows(file: Path, opened: Any, labels: Labels) -> Iterator[tuple[list[bytes], np.ndarray]]:
+def _read_rows(file: Path, opened: Any, labels: Labels) -> Iterator[tuple[list[bytes], np.ndarray]]:
     """Encoded images and labels [n], a few thousand at a time."""
     import pyarrow as pa
 
-    image = _image_column(opened.schema_arrow.names)
+    image = _find_image_column(opened.schema_arrow.names)
     with reading_parquet(file):
         kind = opened.schema_arrow.field(image).type
         if not pa.types.is_struct(kind) or kind.get_field_index("bytes") < 0:
@@ -126,7 +126,7 @@ def _rows(file: Path, opened: Any, labels: Labels) -> Iterator[tuple[list[bytes]
             yield encoded, label.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def _names(opened: Any, labels: Labels, file: Path) -> object:
+def _read_names(opened: Any, labels: Labels, file: Path) -> object:
     text = (opened.schema_arrow.metadata or {}).get(b"huggingface")
     if text is None:
         return None
@@ -135,7 +135,7 @@ def _names(opened: Any, labels: Labels, file: Path) -> object:
         return feature.get("names") if isinstance(feature, dict) else None
 
 
-def pyarrow_parquet() -> Any:
+def import_parquet() -> Any:
     """The module."""
     try:
         import pyarrow.parquet

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stochens.errors import InputError
-from stochens_lab.data.pixels import pillow, stated_size
+from stochens_lab.data.pixels import import_pillow, read_stated_size
 
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".bmp": "BMP"}
 GREY = ("L", "1", "LA")
@@ -42,8 +42,8 @@ class Stated(NamedTuple):
 
 def read(folder: Path, *, shape: tuple[int, ...] | None = None) -> Pictures:
     """All images of a folder, class by class and by name; `shape` is what they must have."""
-    files, classes = _files(folder)
-    stated = _checked(files, shape)
+    files, classes = _find_files(folder)
+    stated = _check_headers(files, shape)
     channels = shape[0] if shape else 1 if all(one.grey for one in stated) else 3
     size = len(files) * channels * stated[0].width * stated[0].height
     if size > MOST_BYTES:
@@ -55,7 +55,7 @@ def read(folder: Path, *, shape: tuple[int, ...] | None = None) -> Pictures:
 
     def block(start: int) -> None:
         for i, file in enumerate(files[start : start + BLOCK], start):
-            out[i] = _decoded(file, stated[i], channels).transpose(2, 0, 1)
+            out[i] = _decode(file, stated[i], channels).transpose(2, 0, 1)
 
     with ThreadPoolExecutor(THREADS) as pool:  # Pillow lets go of the lock while it decodes
         list(pool.map(block, range(0, len(files), BLOCK)))
@@ -63,12 +63,12 @@ def read(folder: Path, *, shape: tuple[int, ...] | None = None) -> Pictures:
     return Pictures(out, labels, classes)
 
 
-def file_names(folder: Path) -> list[str]:
+def list_files(folder: Path) -> list[str]:
     """Of each image that `read` gives, in its order."""
-    return [str(file.relative_to(folder)) for file in _files(folder)[0]]
+    return [str(file.relative_to(folder)) for file in _find_files(folder)[0]]
 
 
-def _files(folder: Path) -> tuple[list[Path], list[str]]:
+def _find_files(folder: Path) -> tuple[list[Path], list[str]]:
     """The images in order, and the classes; none where the images lie in the folder itself."""
     inside = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     classes = [path for path in inside if path.is_dir()]
@@ -88,9 +88,9 @@ def _is_image(path: Path) -> bool:
     return path.suffix.lower() in FORMATS and not path.name.startswith(".") and path.is_file()
 
 
-def _checked(files: list[Path], shape: tuple[int, ...] | None) -> list[Stated]:
+def _check_headers(files: list[Path], shape: tuple[int, ...] | None) -> list[Stated]:
     """The headers of all images: of one size, and that a small one."""
-    stated = list(_headers(files))
+    stated = list(_read_headers(files))
     first = stated[0]
     wanted = (shape[2], shape[1]) if shape else (first.width, first.height)
     for file, one in zip(files, stated, strict=True):
@@ -109,15 +109,15 @@ def _check_side(file: Path, width: int, height: int) -> None:
         raise InputError(f"{file} is {width}x{height}; at most {MOST_SIDE} a side")
 
 
-def _headers(files: list[Path]) -> Iterator[Stated]:
-    image = pillow()
+def _read_headers(files: list[Path]) -> Iterator[Stated]:
+    image = import_pillow()
     for file in files:
         try:
             size = file.stat().st_size
             if size > MOST_FILE:
                 raise InputError(f"{file} has {size} bytes; at most {MOST_FILE} are read")
             with file.open("rb") as begin:
-                known = stated_size(begin.read(32))
+                known = read_stated_size(begin.read(32))
             if known is not None:  # before Pillow opens it: WebP takes its memory there
                 _check_side(file, *known)
             with image.open(file, formats=(FORMATS[file.suffix.lower()],)) as opened:
@@ -128,12 +128,14 @@ def _headers(files: list[Path]) -> Iterator[Stated]:
         except InputError:
             raise
         except Exception as error:  # Pillow raises many types on damaged bytes
-            raise InputError(f"{file} is no image that can be read: {_short(error)}") from None
+            raise InputError(
+                f"{file} is no image that can be read: {_quote_first_line(error)}"
+            ) from None
 
 
-def _decoded(file: Path, stated: Stated, channels: int) -> np.ndarray:
+def _decode(file: Path, stated: Stated, channels: int) -> np.ndarray:
     """[H, W, C] of one image."""
-    image = pillow()
+    image = import_pillow()
     try:
         data = io.BytesIO(file.read_bytes())
         with image.open(data, formats=(FORMATS[file.suffix.lower()],)) as opened:
@@ -144,8 +146,8 @@ def _decoded(file: Path, stated: Stated, channels: int) -> np.ndarray:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"{file} cannot be decoded: {_short(error)}") from None
+        raise InputError(f"{file} cannot be decoded: {_quote_first_line(error)}") from None
 
 
-def _short(error: Exception) -> str:
+def _quote_first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -13,8 +13,8 @@ from stochens_lab.data.image_sets import (
     ImageSet,
     Labels,
     Progress,
+    check_class_names,
     check_labels,
-    class_names,
 )
 from stochens_lab.data.plain_pickle import read_pickle
 
@@ -27,7 +27,7 @@ PARTS = {
 META = {"cifar10": "batches.meta", "cifar100": "meta"}
 
 
-def files(folder: Path, about: ImageSet, split: str) -> list[Path]:
+def find_files(folder: Path, about: ImageSet, split: str) -> list[Path]:
     """The batches of a split, [] if none is there; one that is missing is an error."""
     wanted = [folder / part for part in PARTS.get(about.name, {}).get(split, [])]
     missing = [file for file in wanted if not file.is_file()]
@@ -42,21 +42,21 @@ def read(
     """The rows of the files, one after the other."""
     x, y = [], []
     for k, file in enumerate(files):
-        images, label = _batch(file, labels)
+        images, label = _read_batch(file, labels)
         x.append(images)
         y.append(label)
         progress(k + 1, len(files))
     names = None
     meta = files[0].with_name(META[about.name])
     if meta.is_file():
-        found = _contents(meta).get(f"{labels.column}_names")
-        names = [_name(name, meta) for name in found] if isinstance(found, list) else found
-    return Images(torch.cat(x), torch.cat(y), class_names(names, labels, meta))
+        found = _read_contents(meta).get(f"{labels.column}_names")
+        names = [_decode_name(name, meta) for name in found] if isinstance(found, list) else found
+    return Images(torch.cat(x), torch.cat(y), check_class_names(names, labels, meta))
 
 
-def _batch(file: Path, labels: Labels) -> tuple[torch.Tensor, torch.Tensor]:
+def _read_batch(file: Path, labels: Labels) -> tuple[torch.Tensor, torch.Tensor]:
     """Images [n, 3, 32, 32] and labels [n] of one file."""
-    batch = _contents(file)
+    batch = _read_contents(file)
     data, given = batch.get("data"), batch.get(f"{labels.column}s")
     if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != PIXELS:
         shape = list(data.shape) if isinstance(data, np.ndarray) else type(data).__name__
@@ -76,7 +76,7 @@ def _batch(file: Path, labels: Labels) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(data).view(-1, 3, SIDE, SIDE), y  # a copy: what was read is read-only
 
 
-def _contents(file: Path) -> dict[str, Any]:
+def _read_contents(file: Path) -> dict[str, Any]:
     try:
         size = file.stat().st_size
         if size > MOST_BYTES:
@@ -90,7 +90,7 @@ def _contents(file: Path) -> dict[str, Any]:
         raise InputError(about) from None
 
 
-def _name(name: object, file: Path) -> str:
+def _decode_name(name: object, file: Path) -> str:
     if not isinstance(name, bytes | str):
         raise InputError(f"{file}: a class name is a {type(name).__name__}; get the file again")
     return name.decode("latin-1") if isinstance(name, bytes) else name

@@ -13,26 +13,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from stochens.comparison import Comparison
-from stochens.likelihoods import LIKELIHOODS
+from stochens.errors import InputError
 from stochens.metrics import Interval
-from stochens.training.engines import ENGINES
 from stochens_lab.cli.app import printable
 from stochens_lab.report.run_folder import RUN, finite
-from stochens_lab.workflow.config import NAMES
+from stochens_lab.workflow.config import MODEL
 
 SEARCHED = ("*", "*/*")  # where run folders are looked for, below what is typed
-
-
-def complete_method(incomplete: str) -> list[str]:
-    return [name for name in NAMES if name.startswith(incomplete)]
-
-
-def complete_likelihood(incomplete: str) -> list[str]:
-    return [name for name in LIKELIHOODS if name.startswith(incomplete)]
-
-
-def complete_engine(incomplete: str) -> list[str]:
-    return [name for name in (*ENGINES, "ray") if name.startswith(incomplete)]
 
 
 def complete_run(incomplete: str) -> list[str]:
@@ -49,20 +36,10 @@ def complete_run(incomplete: str) -> list[str]:
 RunArgument = Annotated[
     Path, typer.Argument(help="A run folder of stochens fit.", autocompletion=complete_run)
 ]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        help="MODULE:FUNCTION that returns the network, importable from this folder. "
-        "It is imported and run: your own code.",
-        show_default=False,
-    ),
-]
+Model = Annotated[str | None, MODEL]
 SameModel = Annotated[
     bool,
     typer.Option("--same-model", help="Import and run the model that the run names."),
-]
-Device = Annotated[
-    str | None, typer.Option(help="cpu or cuda; the GPU if there is one.", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 Draws = Annotated[int, typer.Option(min=1, help="Draws of each member's noise.")]
@@ -76,6 +53,12 @@ def note(text: str) -> None:
     )
 
 
+def refuse_other_place(resume: Path, out: Path | None) -> None:
+    """A run that is gone on with stays in its folder."""
+    if out is not None and out.resolve() != resume.resolve():
+        raise InputError(f"--resume goes on in {resume} itself; leave --out {out} away")
+
+
 @contextlib.contextmanager
 def warnings_as_notes() -> Iterator[None]:
     """A user of commands has no use for the line of our code that warned."""
@@ -84,13 +67,13 @@ def warnings_as_notes() -> Iterator[None]:
         yield
 
 
-def show(rows: Mapping[str, dict[str, Interval]]) -> None:
+def print_table(rows: Mapping[str, dict[str, Interval]]) -> None:
     """As a table; names are the user's, and no styles."""
     named = {escape(printable(name)): row for name, row in rows.items()}
     print(Comparison(named))
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     Console().print(printable(text), highlight=False, soft_wrap=True, markup=False)
 
 

@@ -12,12 +12,12 @@ from stochens_lab.data import examples
 from stochens_lab.data.examples import Examples
 from stochens_lab.report.run_folder import RUN, Run, refuse_saved
 from stochens_lab.workflow.config import EXPERIMENT
-from stochens_lab.workflow.model import NAME, Model, imported
+from stochens_lab.workflow.model import NAME, Model, import_model
 from stochens_lab.workflow.schema import Schema
 from stochens_lab.workflow.training import POSTERIOR, SCHEMA
 
 
-class Fitted(NamedTuple):
+class FittedRun(NamedTuple):
     path: Path
     schema: Schema
     posterior: Posterior
@@ -30,7 +30,7 @@ class Fitted(NamedTuple):
         return self.schema.inputs(self.read(file, with_targets=False))
 
 
-def about(path: Path) -> dict[str, Any]:
+def read_about(path: Path) -> dict[str, Any]:
     """run.json of a run that `stochens fit` made."""
     refuse_saved(path)
     if not (path / RUN).is_file():
@@ -41,35 +41,35 @@ def about(path: Path) -> dict[str, Any]:
     return found
 
 
-def fitted(path: Path, model: Model, device: torch.device) -> Fitted:
+def load_run(path: Path, model: Model, device: torch.device) -> FittedRun:
     """A run that is whole, with its members in the network that was given."""
-    if not about(path).get("complete"):
+    if not read_about(path).get("complete"):
         raise InputError(
             f"{path} is not finished; go on with it: stochens fit --resume {path} --model ..."
         )
     schema = Schema.load(path / SCHEMA)
-    return Fitted(path, schema, load(path / POSTERIOR, model, device=device))
+    return FittedRun(path, schema, load(path / POSTERIOR, model, device=device))
 
 
-def model_of(path: Path, typed: str | None, same: bool) -> Model:
+def find_model(path: Path, typed: str | None, same: bool) -> Model:
     """The network by the user's own word: its name, or that the run's is meant."""
     if typed is not None:
-        return imported(typed)
-    return imported(named(path)) if same else _ask(path)
+        return import_model(typed)
+    return import_model(read_model_name(path)) if same else _refuse_to_guess(path)
 
 
-def named(path: Path) -> str:
+def read_model_name(path: Path) -> str:
     """The model that a run says it was made with; a name and no more."""
-    found = about(path).get("config")
+    found = read_about(path).get("config")
     name = found.get("model") if isinstance(found, dict) else None
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InputError(f"{path} names no model; say which: --model MODULE:FUNCTION")
     return name
 
 
-def _ask(path: Path) -> Model:
+def _refuse_to_guess(path: Path) -> Model:
     """The name has passed a narrow pattern, so that it may be shown as something to type."""
-    name = named(path)
+    name = read_model_name(path)
     raise InputError(
         f"a run holds no code: say --model {name} (which {path} names), or --same-model to take "
         "its word; both import and run that module"

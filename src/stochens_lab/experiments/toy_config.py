@@ -1,0 +1,93 @@
+"""What a run of `stochens toy` is made of."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stochens_lab.experiments import configs
+from stochens_lab.experiments.rows import BATCH
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ToyConfig:
+    """What a run is made of. Presets are in PRESETS."""
+
+    preset: Annotated[
+        str, typer.Option(help="What size of run: {default} (if not given), table or paper.")
+    ] = "quick"
+    sets: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            parser=tuple, metavar="<str>", help="Which of the training sets a, b, c: abc."
+        ),
+    ] = ("a", "b", "c")
+    points: int = 200
+    members: configs.Members = 96
+    steps: int = 1500  # of schedule T
+    prior_steps: int | None = None  # of schedule Q, which starts from the prior; None: without it
+    langevin_steps: int = 1250
+    langevin_batch: int | None = None  # all of the data
+    curve: tuple[int, ...] = ()  # shorter trainings, for the course over steps
+    only: Annotated[
+        tuple[str, ...],
+        typer.Option("--method", help="Train this row only; may be given several times."),
+    ] = ()
+    draws: Annotated[int, typer.Option(help="Samples of the training data.")] = 1
+    seeds: Annotated[int, typer.Option(help="Independent ensembles for each of them.")] = 1
+    chains: int = 4
+    samples: int = 500
+    warmup: int = 500
+    test_points: int = 2000
+    seed: configs.Seed = 0
+    device: configs.Device = None
+    jobs: Annotated[  # each in a process of its own
+        int, typer.Option(min=1, help="Sets to work on at a time: {default}.")
+    ] = 1
+    engine: configs.Engine = "auto"
+    address: configs.Address = None
+    out: configs.Out = Path("runs/toy")
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "quick": {},
+    "table": {  # the table to believe: three data draws, three seeds
+        "points": 400,
+        "members": 256,
+        "steps": 10_000,
+        "prior_steps": 6_000,
+        "curve": (500, 1000, 2000, 4000),
+        "draws": 3,
+        "seeds": 3,
+        "samples": 2000,
+        "warmup": 1000,
+        "test_points": 4000,
+    },
+    "paper": {
+        "points": 2000,
+        "members": 1024,
+        "steps": 10_000,
+        "prior_steps": 6_000,
+        "langevin_steps": 10_000,
+        "langevin_batch": BATCH,
+        "curve": (),
+        "samples": 2000,
+        "warmup": 2000,
+        "test_points": 4000,
+    },
+}
+
+
+def configure(preset: str | None = None, **changes: Any) -> ToyConfig:
+    """A preset, with some of its fields changed; None leaves one as it is."""
+    return ToyConfig(**configs.merge_preset(PRESETS, preset, changes))
+
+
+def reconfigure(path: Path, **changes: Any) -> ToyConfig:
+    """The Config of a run that was stopped; only where it is worked on may change."""
+    before = configs.read_fields(ToyConfig, path, "toy")
+    changeable = {"device", "address"}
+    if before.get("jobs", 1) > 1 and (changes.get("jobs") or 1) > 1:
+        changeable.add("jobs")  # one alone keeps its work elsewhere, and would begin anew
+    return configs.change_config(ToyConfig, before, changes, changeable)
