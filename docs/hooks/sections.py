@@ -7,7 +7,7 @@ from typing import Any
 
 from latex2mathml.converter import convert
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SECTION = re.compile(r"<!-- from (\S+): (.+?) -->")
 INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
 BLOCK = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL)
