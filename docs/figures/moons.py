@@ -17,12 +17,13 @@ MEMBERS, HALF_SIDE, STEPS = 256, 3.0, 161
 
 def posteriors() -> dict[str, stochens.Posterior]:
     data, net = toy_set("a"), stochens.MLP(2, 10, 10, 2)
+    chains = {"chains": 4, "samples": 2000, "warmup": 1000, "target_accept": 0.95}
     training = {"members": MEMBERS, "epochs": 1000, "batch_size": 100, "lr": 0.01}
     return {
         "deep ensemble": stochens.fit(net, data, method="regular", **training),
         "dropout (SE1)": stochens.fit(net, data, method=stochens.Dropout(0.1), **training),
         "Langevin ensemble": stochens.langevin(net, data, members=MEMBERS),
-        "NUTS: the posterior": stochens.nuts(net, data, chains=4, samples=2000, warmup=1000),
+        "NUTS: the posterior": stochens.nuts(net, data, **chains),
     }
 
 
