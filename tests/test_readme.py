@@ -62,3 +62,10 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if "://" not in target and page.name != "contributing.md":
             assert (page.parent / target).exists(), target
+
+
+def test_the_map_has_at_most_20_files_and_they_are_there():
+    text = (ROOT / "CONTRIBUTING.md").read_text().split("## The map")[1].split("\n## ")[0]
+    files = re.findall(r"^\| `([\w/]+\.py)` \|", text, re.MULTILINE)
+    assert 10 < len(files) <= 20
+    assert all((ROOT / "src" / "stochens" / file).exists() for file in files)
