@@ -41,13 +41,20 @@ def on_files(files: Any, config: Any, **_: Any) -> Any:
     """Run all pages that ask for it, and give their pictures to the site."""
     from mkdocs.structure.files import File
 
-    texts = [Path(file.abs_src_path).read_text() for file in files.documentation_pages()]
-    wanted = [SNIPPET.findall(text) for text in texts if text.startswith(MARK)]
+    texts = [
+        Path(file.abs_src_path).read_text()
+        for file in files.documentation_pages()
+    ]
+    wanted = [
+        SNIPPET.findall(text) for text in texts if text.startswith(MARK)
+    ]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for folder in pool.map(made, wanted):
             for picture in sorted(folder.glob("*.png")):
                 uri = f"made/{folder.name}/{picture.name}"
-                files.append(File.generated(config, uri, abs_src_path=str(picture)))
+                files.append(
+                    File.generated(config, uri, abs_src_path=str(picture))
+                )
     return files
 
 
@@ -59,7 +66,10 @@ def on_page_markdown(text: str, page: Any, **_: Any) -> str:
     results = iter(json.loads((folder / "results.json").read_text()))
     up = "../" * page.file.src_uri.count("/")
     where = f"{up}made/{folder.name}"
-    return SNIPPET.sub(lambda m: m[0] + shown(next(results), where, text[: m.start()]), text)
+    return SNIPPET.sub(
+        lambda m: m[0] + shown(next(results), where, text[: m.start()]),
+        text,
+    )
 
 
 def shown(result: dict[str, Any], where: str, before: str) -> str:
@@ -68,9 +78,13 @@ def shown(result: dict[str, Any], where: str, before: str) -> str:
     A picture is called by the last heading before it.
     """
     printed = result["printed"].rstrip()
-    text = f'\n```text title="It prints"\n{printed}\n```\n' if printed else ""
+    text = (
+        f'\n```text title="It prints"\n{printed}\n```\n' if printed else ""
+    )
     about = HEADING.findall(before)[-1].replace("`", "")
-    return text + "".join(f"\n![{about}]({where}/{file})\n" for file in result["pictures"])
+    return text + "".join(
+        f"\n![{about}]({where}/{file})\n" for file in result["pictures"]
+    )
 
 
 def made(snippets: list[str]) -> Path:
@@ -78,8 +92,14 @@ def made(snippets: list[str]) -> Path:
     folder = MADE / digest(snippets)
     if not (folder / "results.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-        surroundings = {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "PYTHONPATH": paths}
+        paths = os.pathsep.join(
+            [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+        )
+        surroundings = {
+            "OMP_NUM_THREADS": "1",
+            "MPLBACKEND": "agg",
+            "PYTHONPATH": paths,
+        }
         done = subprocess.run(
             [sys.executable, __file__, str(folder)],
             input=json.dumps(snippets),
@@ -89,15 +109,23 @@ def made(snippets: list[str]) -> Path:
             check=False,
         )
         if done.returncode:
-            raise RuntimeError(f"a snippet failed:\n{snippets[0]}\n{done.stderr}")
+            raise RuntimeError(
+                f"a snippet failed:\n{snippets[0]}\n{done.stderr}"
+            )
     return folder
 
 
 def digest(snippets: list[str]) -> str:
     """Of the code, and of everything that it may call."""
     library = sorted((ROOT / "src" / "stochens").rglob("*.py"))
-    parts = [Path(__file__).read_bytes(), *(file.read_bytes() for file in library)]
-    sums = [hashlib.sha256(part).hexdigest() for part in [json.dumps(snippets).encode(), *parts]]
+    parts = [
+        Path(__file__).read_bytes(),
+        *(file.read_bytes() for file in library),
+    ]
+    sums = [
+        hashlib.sha256(part).hexdigest()
+        for part in [json.dumps(snippets).encode(), *parts]
+    ]
     return hashlib.sha256("".join(sums).encode()).hexdigest()[:16]
 
 
@@ -114,10 +142,16 @@ def run(snippets: list[str], folder: Path) -> None:
         for k, code in enumerate(snippets):
             with contextlib.redirect_stdout(io.StringIO()) as printed:
                 exec(compile(code, f"snippet {k}", "exec"), names)
-            pictures = [kept(number, folder, k) for number in pyplot.get_fignums()]
-            results.append({"printed": printed.getvalue(), "pictures": pictures})
+            pictures = [
+                kept(number, folder, k) for number in pyplot.get_fignums()
+            ]
+            results.append(
+                {"printed": printed.getvalue(), "pictures": pictures}
+            )
             pyplot.close("all")
-    (folder / "results.json").write_text(json.dumps(results))  # last: its presence means success
+    (folder / "results.json").write_text(
+        json.dumps(results)
+    )  # last: its presence means success
 
 
 def kept(number: int, folder: Path, snippet: int) -> str:
