@@ -57,16 +57,6 @@ def test_code_fits_the_column(page):
     assert not [line for code in blocks for line in code.splitlines() if len(line) > COLUMN]
 
 
-@pytest.mark.parametrize(
-    "page", [*PAGES, ROOT / "results/README.md", ROOT / "benchmarks/README.md"]
-)
-def test_links_lead_somewhere(page):
-    """On a forge, where files are read as they are; the site's own are checked when it is built."""
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-        if "://" not in target and page.name != "contributing.md":
-            assert (page.parent / target).exists(), target
-
-
 def test_the_map_has_at_most_20_files_and_they_are_there():
     text = (ROOT / "CONTRIBUTING.md").read_text().split("## The map")[1].split("\n## ")[0]
     files = re.findall(r"^\| `([\w/]+\.py)` \|", text, re.MULTILINE)

@@ -1,10 +1,13 @@
-"""The tables of the README and the docs have the numbers of the files that they are made from."""
+"""The tables of the README and the docs have the numbers of the files that they are made from, and
+their links lead to files."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.test_readme import PAGES
 
 ROOT = Path(__file__).parents[1]
 CIFAR = ROOT / "results" / "cifar10"
@@ -170,3 +173,13 @@ def test_speeds_of_nuts():
         digits = 0 if ratio["median"] > 10 else 1
         about = f"{ratio['median']:.{digits}f}x ({ratio['least']:.1f} to {ratio['most']:.1f})"
         assert plain(cells[2]) == about
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "results/README.md", ROOT / "benchmarks/README.md"]
+)
+def test_links_lead_somewhere(page):
+    """On a forge, where files are read as they are; the site's own are checked when it is built."""
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if "://" not in target and page.name != "contributing.md":
+            assert (page.parent / target).exists(), target
