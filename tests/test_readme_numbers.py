@@ -1,13 +1,17 @@
-"""The tables of the README have the numbers of the files that they are made from."""
+"""The tables of the README and the docs have the numbers of the files that they are made from, and
+their links lead to files."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.test_readme import PAGES
 
 ROOT = Path(__file__).parents[1]
 CIFAR = ROOT / "results" / "cifar10"
+HOW_CLOSE, BENCHMARKS = "docs/how-close.md", "benchmarks/README.md"
 FOLDERS = {  # the beginning of a row of the CIFAR-10 table -> its run
     "regular": "regular",
     "MultiSWA": "multiswa",
@@ -19,7 +23,7 @@ FOLDERS = {  # the beginning of a row of the CIFAR-10 table -> its run
 }
 
 
-def tables(page: str = "README.md") -> list[list[list[str]]]:
+def tables(page: str) -> list[list[list[str]]]:
     """Every table as rows of cells, the header first."""
     found: list[list[list[str]]] = [[]]
     for line in (ROOT / page).read_text().splitlines():
@@ -30,7 +34,7 @@ def tables(page: str = "README.md") -> list[list[list[str]]]:
     return [[rows[0], *rows[2:]] for rows in found if rows]
 
 
-def table(header: str, page: str = "README.md") -> list[list[str]]:
+def table(header: str, page: str) -> list[list[str]]:
     """The rows of the only table with this column."""
     (rows,) = [rows[1:] for rows in tables(page) if header in rows[0]]
     return rows
@@ -59,7 +63,7 @@ def written(values: list[float]) -> list[str]:
 
 @pytest.mark.parametrize("start", FOLDERS)
 def test_a_row_of_the_cifar_table_is_its_run(start):
-    (row,) = [row for row in table("epochs") if plain(row[0]).startswith(start)]
+    (row,) = [row for row in table("epochs", HOW_CLOSE) if plain(row[0]).startswith(start)]
     run = read(CIFAR / FOLDERS[start] / "run.json")
     seconds = next(t for what, t in run["timings"].items() if what.endswith("0000-0049"))
     assert plain(row[1]).split(" + ")[-1] == str(run["config"]["epochs"])
@@ -68,7 +72,7 @@ def test_a_row_of_the_cifar_table_is_its_run(start):
 
 
 def test_bold_in_the_cifar_table_is_what_is_closest_to_hmc():
-    rows = table("epochs")
+    rows = table("epochs", HOW_CLOSE)
     hmc = measured("regular", "HMC")
     assert [plain(cell) for cell in rows[0][3:5]] == written(hmc)[:2]
     hmc[2] = 100.0  # it agrees with itself
@@ -80,24 +84,20 @@ def test_bold_in_the_cifar_table_is_what_is_closest_to_hmc():
 
 
 @pytest.mark.parametrize(
-    ("page", "column", "way"),
+    ("column", "way"),
     [
-        ("README.md", 1, "loop"),
-        ("README.md", 2, "vmap + compile"),
-        ("README.md", 3, "jax vmap"),
-        ("README.md", 4, "ours"),
-        ("benchmarks/README.md", 1, "loop"),
-        ("benchmarks/README.md", 2, "vmap"),
-        ("benchmarks/README.md", 3, "vmap + compile"),
-        ("benchmarks/README.md", 4, "jax vmap"),
-        ("benchmarks/README.md", 5, "ours"),
-        ("benchmarks/README.md", 6, "ours, forward only"),
+        (1, "loop"),
+        (2, "vmap"),
+        (3, "vmap + compile"),
+        (4, "jax vmap"),
+        (5, "ours"),
+        (6, "ours, forward only"),
     ],
 )
-def test_speeds_on_a_gpu(page, column, way):
+def test_speeds_on_a_gpu(column, way):
     cases = read(ROOT / "benchmarks" / "gpu.json")["cases"]
     speeds = {c["members"]: c["member_images_per_s"] for c in cases if c["name"] == way}
-    rows = table("members", page)
+    rows = table("members", BENCHMARKS)
     found = {row[0]: plain(row[column]).split(" (")[0] for row in rows if row[column]}
     assert found == {str(m): f"{speeds[m]:,}" for m in speeds if str(m) in found}
     assert found
@@ -107,20 +107,79 @@ def test_speeds_on_a_gpu(page, column, way):
     ("mark", "folder"), [(", the paper's sizes", "toy"), (", replicated", "toy/table")]
 )
 def test_distances_on_the_toy_problem(mark, folder):
-    rows = [row for rows in tables() for row in rows if mark in row[0]]
+    rows = [row for rows in tables(HOW_CLOSE) for row in rows if mark in row[0]]
     metrics = read(ROOT / "results" / folder / "metrics.json")
     for name, *cells in rows:
         for set_name, cell in zip("abc", cells, strict=True):
-            own = metrics[set_name][name.split(mark)[0].strip("`")]
-            both = [f"{100 * own[place]['variance']['value']:.2f}" for place in ("in", "out")]
-            assert plain(cell) == " / ".join(both)
+            assert plain(cell) == distances(metrics[set_name][name.split(mark)[0].strip("`")])
     assert len(rows) >= 3
+
+
+def distances(row: Any) -> str:
+    """In domain / out of domain."""
+    return " / ".join(f"{100 * row[place]['variance']['value']:.2f}" for place in ("in", "out"))
+
+
+def test_how_close_in_the_readme():
+    rows = table("toy a", "README.md")
+    assert len(rows) == 6
+    metrics = read(ROOT / "results/toy/table/metrics.json")
+    runs = {"SE1": "se1-0.2-300", "SE2": "se2-0.05", "SE3": "se3-channel", "MultiSWA": "multiswa"}
+    for cell, *toy, cifar in rows:
+        name = cell.split(" (")[0].strip("`")
+        assert [plain(c) for c in toy] == [distances(metrics[s][name]) for s in "abc"]
+        if name != "langevin":
+            assert plain(cifar) == written(measured(runs.get(name, name)))[3]
+
+
+def test_how_fast_in_the_readme():
+    results = ROOT / "benchmarks" / "results"
+    cases = read(ROOT / "benchmarks" / "gpu.json")["cases"]
+    at_50 = {c["name"]: c["member_images_per_s"] for c in cases if c["members"] == 50}
+    (loop,) = [c["member_images_per_s"] for c in cases if c["name"] == "loop"]
+    (chains,) = [
+        c for c in read(results / "nuts-h200.json")["against numpyro"] if c["chains"] == 256
+    ]
+    (resnet,) = [
+        c
+        for c in read(results / "networks-h200.json")["cases"]
+        if (c["network"], c["way"]) == ("resnet18", "fit")
+    ]
+    assert [plain(row[-1]) for row in table("speed-up", "README.md")] == [
+        f"{read(results / 'training.json')['cases']['regular']['ratio']:.0f}x",
+        f"{chains['ratio']['median']:.0f}x",
+        f"{at_50['ours'] / loop:.0f}x",
+        f"{resnet['ratio']:.2f}x",
+    ]
 
 
 def test_speeds_on_a_cpu():
     cases = read(ROOT / "benchmarks" / "results" / "training.json")["cases"]
-    for name, loop, ours, ratio in table("loop"):
+    for name, loop, ours, ratio in table("loop", BENCHMARKS):
         case = cases[name.replace('`engine="vmap"`', "vmap")]
         assert (loop, ours) == (f"{case['loop_us']:.0f} us", f"{case['ours_us']:.1f} us")
         low, high = case["ratio_min"], case["ratio_max"]
         assert plain(ratio) == f"{case['ratio']:.0f}x ({low:.0f} to {high:.0f})"
+
+
+def test_speeds_of_nuts():
+    files = [ROOT / "benchmarks" / "results" / f"nuts-{where}.json" for where in ("cpu", "h200")]
+    cases = [case for file in files for case in read(file)["against numpyro"]]
+    for (_, chains, *cells), case in zip(table("NumPyro", BENCHMARKS), cases, strict=True):
+        speed, ratio = case["ess per second"], case["ratio"]
+        assert chains == str(case["chains"])
+        said = [float(cell.replace(",", "")) for cell in cells[:2]]
+        assert said == pytest.approx([speed["numpyro"], speed["stochens"]], rel=0.003)
+        digits = 0 if ratio["median"] > 10 else 1
+        about = f"{ratio['median']:.{digits}f}x ({ratio['least']:.1f} to {ratio['most']:.1f})"
+        assert plain(cells[2]) == about
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "results/README.md", ROOT / "benchmarks/README.md"]
+)
+def test_links_lead_somewhere(page):
+    """On a forge, where files are read as they are; the site's own are checked when it is built."""
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if "://" not in target and page.name != "contributing.md":
+            assert (page.parent / target).exists(), target

@@ -84,11 +84,12 @@ def compare(
 ) -> Comparison:
     """Measure predictions for the same inputs side by side, and print the table.
 
-    `reference` names the row the others are held against (HMC, say): agreement, variance, and the
-    mean absolute differences of entropy and mutual information. Where the reference has chains, one
-    more row, "HMC, its own noise", is the noise of the reference itself: how far its mean is from
-    that of infinitely many draws, as the differences between its chains tell. The exact posterior
-    would be about as far from the reference. What all chains have wrong is not in it.
+    `reference` names the row the others are held against (HMC, say): agreement, total variation,
+    and the mean absolute differences of entropy and mutual information. Where the reference has
+    chains, one more row, "HMC, its own noise", is the noise of the reference itself: how far its
+    mean is from that of infinitely many draws, as the differences between its chains tell. The
+    exact posterior would be about as far from the reference. What all chains have wrong is not in
+    it.
 
     `ood` holds predictions by the same names for inputs that are not of this kind, and adds how
     well those are told apart: "OOD AUROC" by the largest mean probability, "OOD AUROC (MI)" by
@@ -165,7 +166,7 @@ def _apart(p: Predictive, far: Predictive, sample: Sample) -> dict[str, Interval
 def closeness(
     p: Predictive, reference: Predictive, *, resamples: int | None
 ) -> dict[str, Interval]:
-    """Agreement, variance, and mean absolute differences of entropy and mutual information.
+    """Agreement, total variation, and mean absolute differences of entropy and mutual information.
 
     `resamples=None`: the values alone, where replicates will give the intervals.
     """

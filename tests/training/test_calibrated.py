@@ -49,7 +49,7 @@ def drawn(count, noise, seed):
 
 
 def by_fit(likelihood, outputs, noise, count, **options):
-    """The README's example: who is inside, and width and learned noise over the truth."""
+    """A sine with noise: who is inside, and width and learned noise over the truth."""
     x, y = drawn(count, noise, 0)
     posterior = stochens.fit(MLP(1, 20, 20, outputs), (x, y), likelihood=likelihood, **options)
     x, y = drawn(HELD_OUT, noise, 1)

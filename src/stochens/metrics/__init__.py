@@ -74,7 +74,7 @@ def _averages(
 
 
 def per_example(metric: Callable[..., float], *arrays: Tensor) -> Tensor:
-    """The terms [B] that `metric` averages (for rmse, squares): accuracy, nll, variance, ...
+    """The terms [B] that `metric` averages (for rmse, squares): accuracy, nll, ...
 
     >>> probs, labels = torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([0, 0])
     >>> per_example(accuracy, probs, labels)
@@ -137,7 +137,7 @@ def agreement(probs: Tensor, reference: Tensor) -> Tensor:
 def total_variation(probs: Tensor, reference: Tensor) -> Tensor:
     """Total variation = mean_b 1/2 sum_c |p_bc - r_bc|, in [0, 1].    probs, reference [B, C]
 
-    >>> variance(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.75, 0.25]]))
+    >>> total_variation(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.75, 0.25]]))
     0.25
     """
     probs, reference = with_reference(probs, reference)

@@ -7,10 +7,14 @@ from typing import Any
 
 from latex2mathml.converter import convert
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SECTION = re.compile(r"<!-- from (\S+): (.+?) -->")
-INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
-BLOCK = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL)
+INLINE = re.compile(
+    r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL
+)
+BLOCK = re.compile(
+    r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL
+)
 
 
 def on_page_markdown(text: str, **_: Any) -> str:
@@ -26,5 +30,8 @@ def section(file: Path, heading: str) -> str:
 
 def on_page_content(text: str, **_: Any) -> str:
     """Equations as MathML, which browsers draw themselves."""
-    text = BLOCK.sub(lambda m: convert(html.unescape(m[1].strip()), display="block"), text)
+    text = BLOCK.sub(
+        lambda m: convert(html.unescape(m[1].strip()), display="block"),
+        text,
+    )
     return INLINE.sub(lambda m: convert(html.unescape(m[1].strip())), text)

@@ -37,4 +37,6 @@ def _paragraph(text: str) -> str:
     lines = text.split("\n")
     if not OPTION.match(lines[0]) or lines[0].endswith(":"):
         return text
-    return "\n".join(OPTION.sub(lambda m: f"- `{m[1]}`: ", line) for line in lines)
+    return "\n".join(
+        OPTION.sub(lambda m: f"- `{m[1]}`: ", line) for line in lines
+    )
