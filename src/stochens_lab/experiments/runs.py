@@ -12,7 +12,7 @@ from stochens.errors import InputError, check_known
 from stochens.run.cluster.connect import Engines, Ray, connect, room
 from stochens.run.memory import chosen_device
 from stochens.training.engines import refuse_unknown
-from stochens_lab.report.run_folder import Run, RunFolder, shown
+from stochens_lab.report.run_folder import Run, RunFolder, blame_damage
 
 CHECKPOINTS, PARTS = "checkpoints", "parts"  # folders in a run's, while it runs
 
@@ -22,7 +22,7 @@ def open_run(
 ) -> RunFolder:
     """The folder of a new run, or of one to go on with."""
     if resume:
-        return RunFolder.again(out, config=config, device=device)
+        return RunFolder.reopen(out, config=config, device=device)
     return RunFolder(out, experiment=experiment, config=config, device=device)
 
 
@@ -132,7 +132,7 @@ def stopped_run(path: Path, experiment: str) -> dict[str, Any]:
         raise InputError(
             f"{path} is no run of stochens {experiment}, but of {about.get('experiment')!r}"
         )
-    with shown([path]):
+    with blame_damage([path]):
         return {**about["config"], "out": path}
 
 
