@@ -74,7 +74,7 @@ ENTROPY = (
 )
 CALIBRATION = (
     "Accuracy minus confidence in ten bins of confidence, in per cent: above 0 a method is less "
-    "sure than it could be, below 0 it is too sure. The dark line is HMC."
+    "sure than it could be, below 0 it is too sure. HMC has the colour of the text."
 )
 MEMBERS = (
     "Smaller ensembles out of the same members, the mean over all that share none; and more "
