@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 # What a wheel without its files would lose in silence: kernels would fall back to the slower way,
 # types would be unknown, pages would be bare.
-NEEDED = (".py", ".cpp", ".cu", ".hpp", ".css", ".js", "py.typed")
+NEEDED = (".py", ".cpp", ".cu", ".hpp", ".css", ".js", ".html", "py.typed")
 
 
 def look(wheel: Path) -> str:

@@ -7,7 +7,8 @@ import torch
 
 import stochens
 from stochens import GaussianPredictive, InputError, Predictive, metrics
-from stochens_lab.report.figures import save_figure, uncertainty_figure
+from stochens_lab.report.figures.style import save_figure
+from stochens_lab.report.figures.uncertainty import draw_uncertainty
 
 
 def predictive(seed: int, classes: int = 3, sharp: float = 1.0) -> Predictive:
@@ -96,7 +97,7 @@ def test_bad_calls():
 
 def test_the_figure_is_a_picture(tmp_path):
     both = {"a": predictive(0), "b": predictive(1)}
-    figure = uncertainty_figure(both, both, Y, here="here", there="there")
+    figure = draw_uncertainty(both, both, Y, here="here", there="there")
     save_figure(figure, tmp_path / "new" / "figure.png")
     assert (tmp_path / "new" / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert [len(ax.lines) for ax in figure.axes] == [0, 3, 2]

@@ -31,7 +31,7 @@ from stochens_lab.data import plain_pickle
 from stochens_lab.data.hmc_reference import load_hmc_reference
 from stochens_lab.data.images import load_images
 from stochens_lab.report import finish
-from stochens_lab.report.run_folder import Run, shown
+from stochens_lab.report.run_folder import Run, blame_damage
 
 NET = stochens.MLP(2, 4, 2)
 
@@ -142,8 +142,8 @@ def older_run(folder: Path) -> Callable[[], str]:
     (folder / "run" / storage.CHECKSUMS).unlink()
 
     def read() -> str:
-        with shown([folder / "run"]):
-            finish.page([folder / "run"], folder / ".page.html")
+        with blame_damage([folder / "run"]):
+            finish.write_page([folder / "run"], folder / ".page.html")
         return ""
 
     return read

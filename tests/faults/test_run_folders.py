@@ -45,7 +45,7 @@ def test_damage_in_any_byte_is_one_error_that_names_the_file(path, file, place, 
     content[int(place * len(content))] ^= 1 << flip
     (path / file).write_bytes(content)
     try:
-        for read in (Run, reconfigure, lambda p: finish.page([p], None)):
+        for read in (Run, reconfigure, lambda p: finish.write_page([p], None)):
             with pytest.raises(InputError) as said:
                 read(path)
             assert file in str(said.value)
@@ -128,11 +128,11 @@ def test_wherever_writing_is_cut_short_the_folder_can_be_read(tmp_path):
                 folder.write()
         assert Run(path).metrics in ({}, {"a": 1})
         for then in range(first % 4, 40, 4):
-            with killed_after(then), RunFolder.again(path, config={}, device="cpu") as folder:
+            with killed_after(then), RunFolder.reopen(path, config={}, device="cpu") as folder:
                 folder.put(METRICS, ("a",), then)
                 folder.write()
             Run(path)
-        with RunFolder.again(path, config={}, device="cpu") as folder:
+        with RunFolder.reopen(path, config={}, device="cpu") as folder:
             folder.put(METRICS, ("a",), 2)
             folder.write(complete=True)
         assert Run(path).metrics == {"a": 2}
@@ -187,7 +187,7 @@ def test_a_run_is_read_while_it_is_written_and_after_a_kill(tmp_path):
         assert reads > 10
         found = Run(tmp_path / "run")
         assert abs(int(found.arrays["x"][0]) - found.metrics["a"]) <= 1
-        with RunFolder.again(tmp_path / "run", config={}, device="cpu"):  # the lock is free
+        with RunFolder.reopen(tmp_path / "run", config={}, device="cpu"):  # the lock is free
             pass
         for left in (tmp_path / "run").iterdir():
             left.unlink()

@@ -129,7 +129,7 @@ def test_workers_do_not_outlive_their_run(tmp_path, number):
             assert time.monotonic() < deadline
             time.sleep(0.1)
     for name in "ab":  # what they held can be had
-        with RunFolder.again(out / PARTS / name, config={}, device="cpu"):
+        with RunFolder.reopen(out / PARTS / name, config={}, device="cpu"):
             pass
 
 

@@ -24,7 +24,7 @@ from stochens_lab.experiments import (
     toy_config,
 )
 from stochens_lab.report import finish
-from stochens_lab.report.run_folder import shown
+from stochens_lab.report.run_folder import blame_damage
 
 Resume = Annotated[Path | None, typer.Option(help="Go on with this run, which was stopped.")]
 
@@ -102,10 +102,10 @@ def write_report(
     if out is None and len(runs) > 1:
         raise InputError("several runs need a place for their page: --out FILE.html")
     console = Console()
-    with shown(runs):
-        page = finish.page(runs, out)
+    with blame_damage(runs):
+        page = finish.write_page(runs, out)
         console.print(f"Page: {page}", highlight=False, soft_wrap=True)
-        for line in finish.beside(runs, page, figures=figures):
+        for line in finish.write_companions(runs, page, figures=figures):
             console.print(line, highlight=False, soft_wrap=True)
 
 
@@ -137,8 +137,8 @@ def _run(
     except KeyboardInterrupt:
         stopped = True
         errors.print("stopped; what is done is kept", highlight=False)
-    if not stopped or finish.readable(config.out):
-        for line in finish.everything(config.out, console):
+    if not stopped or finish.has_results(config.out):
+        for line in finish.finish_run(config.out, console):
             console.print(line, highlight=False, soft_wrap=True)
     if stopped:
         raise typer.Exit(INTERRUPTED)

@@ -21,7 +21,7 @@ def open_run(
 ) -> RunFolder:
     """The folder of a new run, or of one to go on with."""
     if resume:
-        return RunFolder.again(out, config=config, device=device)
+        return RunFolder.reopen(out, config=config, device=device)
     return RunFolder(out, experiment=experiment, config=config, device=device)
 
 

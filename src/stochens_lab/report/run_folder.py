@@ -72,7 +72,7 @@ class RunFolder:
         self.write()
 
     @classmethod
-    def again(cls, path: str | Path, *, config: Mapping[str, Any], device: str) -> "RunFolder":
+    def reopen(cls, path: str | Path, *, config: Mapping[str, Any], device: str) -> "RunFolder":
         """One that was stopped, to go on with: all that it holds stays, and time adds up."""
         folder = cls.__new__(cls)
         folder.path = Path(path)
@@ -209,7 +209,7 @@ def machine(device: str, engine: object) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def shown(paths: Iterable[Path]) -> Iterator[None]:
+def blame_damage(paths: Iterable[Path]) -> Iterator[None]:
     """Inside, what is not as expected in a run without checksums is laid to its files."""
     try:
         yield

@@ -104,8 +104,8 @@ def test_runs_side_by_side_have_claims_epochs_and_one_file_of_numbers(data, tmp_
         cifar.run(configured(data, tmp_path / f"row{i}", **changes))
         for i, changes in enumerate(rows)
     ]
-    page = finish.page(paths, tmp_path / "all")
-    list(finish.beside(paths, page, figures=True))
+    page = finish.write_page(paths, tmp_path / "all")
+    list(finish.write_companions(paths, page, figures=True))
     found = json.loads((tmp_path / "all" / "metrics.json").read_text())
     names = ["SE1 0.1, 2 epochs", "SE1 0.1, 1 epoch, 50,000 images", "SE1 0.1, 1 epoch, 6 images"]
     assert set(found) == {"HMC", "regular", *names}
@@ -336,4 +336,4 @@ def test_an_infinite_loss_does_not_lose_a_run(data, tmp_path):
         path = cifar.run(config)
     row = Run(path).metrics["cifar10"]["regular"]["test"]
     assert row["NLL"]["value"] is None
-    finish.page([path], tmp_path / "page.html")
+    finish.write_page([path], tmp_path / "page.html")

@@ -36,7 +36,14 @@ def run(tmp_path_factory):
 
 
 def test_every_row_has_every_metric_in_both_domains(run):
-    rows = [*TRAININGS, "regular, Q", "SE3, Q", "gaussian, Q", "regular, early", "langevin"]
+    rows = [
+        *toy_rows.TRAININGS,
+        "regular, Q",
+        "SE3, Q",
+        "gaussian, Q",
+        "regular, early",
+        "langevin",
+    ]
     rows += [toy.NOISE, toy.AS_MANY]
     for set_name in ("a", "c"):
         assert set(run.metrics[set_name]) == set(rows)

@@ -6,11 +6,11 @@ from tests.lab.report.test_cifar_page import TABLE_2, Tables, together_part
 
 from stochens.metrics import Interval
 from stochens_lab.report import markdown
-from stochens_lab.report.cifar.claims import claims, image_lines, most_members, verdict
+from stochens_lab.report.cifar.claims import check_claims, compare_images, find_largest, judge
 from stochens_lab.report.cifar.paired import MEASURES, Paired
 from stochens_lab.report.cifar.rows import gather
 from stochens_lab.report.page.build import build_page
-from stochens_lab.report.page.run import View
+from stochens_lab.report.view import View
 
 TITLE = "Claims about CIFAR-10"
 ROWS = (
@@ -39,7 +39,7 @@ def rows(runs):
 
 @pytest.fixture(scope="module")
 def found(rows):
-    return {claim.name: claim for claim in claims(rows, Paired(rows))}
+    return {claim.name: claim for claim in check_claims(rows, Paired(rows))}
 
 
 def test_verdicts_are_by_the_whole_interval():
@@ -49,13 +49,13 @@ def test_verdicts_are_by_the_whole_interval():
         ((0.2, -0.1, 0.5), "unclear"),
         ((0.0, 0.0, 0.0), "unclear"),
     ):
-        assert verdict(Interval(*by)) == want
+        assert judge(Interval(*by)) == want
 
 
 def test_the_rows_with_most_members_are_compared_and_named(rows, found):
-    one = most_members(rows, "SE1")
+    one = find_largest(rows, "SE1")
     assert one.name == "SE1 0.1, 50,000 images"  # not the closer 0.2, of which there are 10
-    assert most_members(rows, "cSGHMC") is None
+    assert find_largest(rows, "cSGHMC") is None
     assert list(found) == [
         "SE1 0.1 is closer to HMC than regular",
         "SE1 0.1 is closer to HMC than MultiSWA",
@@ -89,13 +89,13 @@ def test_the_papers_figures_are_a_level_to_reach(tmp_path):
     ):
         test["variance"] = {"value": (low + high) / 2, "low": low, "high": high}
         rows = gather([View(run, "run0")])[0]
-        (claim,) = claims(rows, Paired(rows))
+        (claim,) = check_claims(rows, Paired(rows))
         assert claim.cells["variance"].verdict == want
         assert claim.cells["agreement"].verdict == "holds"
 
 
 def test_fewer_images_are_held_against_more(rows):
-    (line,) = image_lines(rows, Paired(rows))
+    (line,) = compare_images(rows, Paired(rows))
     assert line.name == "SE1 0.1: 40,960 images against 50,000 images"
     assert line.about == "both 50 members, 300 epochs"
     assert line.cells["variance"].verdict == "fails"  # simulated farther
@@ -108,7 +108,7 @@ def test_what_else_differs_is_said(tmp_path):
         for i, settings in enumerate(({}, {"train_images": 40960, "members": 10, "epochs": 60}))
     ]
     rows = gather([View(run, f"run{i}") for i, run in enumerate(runs)])[0]
-    (line,) = image_lines(rows, Paired(rows))
+    (line,) = compare_images(rows, Paired(rows))
     assert "not only images differ: 10 members against 50 members" in line.about
     assert "60 epochs against 300 epochs" in line.about
 
@@ -121,11 +121,10 @@ def test_claims_are_on_the_page_and_in_markdown(runs, found):
     claim = found["SE1 0.1 is closer to HMC than regular"]
     assert table[claim.name] == [claim.cells[name].text for name in MEASURES]
     assert "Wasserstein-1" in text
-    lines = markdown.merged(runs).splitlines()
+    lines = markdown.format_runs(runs).splitlines()
     variance = claim.cells["variance"]
-    want = (
-        f"|  | variance (10⁻²) | {variance.text} ({variance.span}) | {variance.said} | it holds |"
-    )
+    value = f"{variance.text} ({variance.span_text})"
+    want = f"|  | variance (10⁻²) | {value} | {variance.pair_text} | it holds |"
     assert want in lines
     assert "## CIFAR-10: fewer images to learn from" in lines
     names = [row.name for row in gather([View(r, f"{i}") for i, r in enumerate(runs)])[0].methods]
@@ -134,4 +133,4 @@ def test_claims_are_on_the_page_and_in_markdown(runs, found):
 
 def test_one_run_alone_has_no_claims(runs):
     assert TITLE not in build_page(runs[2:3])
-    assert "CIFAR-10: claims" not in markdown.merged(runs[2:3])
+    assert "CIFAR-10: claims" not in markdown.format_runs(runs[2:3])

@@ -11,11 +11,19 @@ from tests.lab.report.sample import sample_run
 
 from stochens.metrics import accuracy as accuracy_of
 from stochens.metrics import ece
-from stochens_lab.report import finish, markdown, pictures
-from stochens_lab.report.cifar.figures import cifar_figures
-from stochens_lab.report.cifar.numbers import box, calibration, curve, distance, entropies, shares
+from stochens_lab.report import finish, markdown
+from stochens_lab.report.cifar.numbers import (
+    compute_box,
+    compute_calibration,
+    compute_entropies,
+    compute_shares,
+    measure_distance,
+    read_curve,
+)
 from stochens_lab.report.cifar.rows import gather
-from stochens_lab.report.page.run import View
+from stochens_lab.report.figures.cifar import draw_cifar_figures
+from stochens_lab.report.figures.files import save_figures
+from stochens_lab.report.view import View
 
 
 @pytest.fixture(scope="module")
@@ -37,20 +45,20 @@ def test_boxes_are_the_quartiles_over_corruptions(runs, row):
     table = runs[1].metrics[SET]["SE1 0.1"]
     values = sorted(v["NLL"]["value"] for name, v in table.items() if name.endswith("-3"))
     assert len(values) == 16
-    found = box(row, "NLL", 3)
+    found = compute_box(row, "NLL", 3)
     assert (found.low, found.high) == (values[0], values[-1])
     assert found.median == pytest.approx((values[7] + values[8]) / 2)
     assert found.first == pytest.approx(values[3] + 0.75 * (values[4] - values[3]))
-    assert box(row, "NLL", 6) is None
+    assert compute_box(row, "NLL", 6) is None
 
 
 def test_histograms_add_up_and_distance_is_wassersteins():
     values = np.array([0.0, 0.1, 0.5, 2.3, 2.4])
-    assert shares(values, np.linspace(0, 2.3, 11)).sum() == pytest.approx(1)
+    assert compute_shares(values, np.linspace(0, 2.3, 11)).sum() == pytest.approx(1)
     one = np.random.default_rng(0).random(1000)
-    assert distance(one, one + 0.25) == pytest.approx(0.25)
-    assert distance(one, np.concatenate([one, one]) + 0.25) == pytest.approx(0.25, abs=1e-3)
-    assert distance(one, one[::-1]) == 0
+    assert measure_distance(one, one + 0.25) == pytest.approx(0.25)
+    assert measure_distance(one, np.concatenate([one, one]) + 0.25) == pytest.approx(0.25, abs=1e-3)
+    assert measure_distance(one, one[::-1]) == 0
 
 
 def test_gaps_of_calibration_average_to_accuracy_minus_confidence(tmp_path):
@@ -58,7 +66,7 @@ def test_gaps_of_calibration_average_to_accuracy_minus_confidence(tmp_path):
     row = gather([View(run, "run0")])[0].methods[0]
     labels = run.arrays[f"{SET}/points/labels-test"]
     mean = torch.from_numpy(run.arrays[f"{SET}/SE1 0.1/test/mean"])
-    found = calibration(row, labels)
+    found = compute_calibration(row, labels)
     assert all(0 <= c <= 1 for c in found.confidence)
     truth = ece(mean, torch.from_numpy(labels), bins=10, binning="equal-width")
     assert max(map(abs, found.gap)) >= truth  # a mean is at most its largest
@@ -69,17 +77,17 @@ def test_gaps_of_calibration_average_to_accuracy_minus_confidence(tmp_path):
 
 
 def test_curves_are_read_as_they_are_written(runs, row):
-    x, y = curve(row, "members curve", "agreement")
+    x, y = read_curve(row, "members curve", "agreement")
     about = runs[1].training[SET]["SE1 0.1"]["members curve"]
     assert (x, y) == (about["members"], about["agreement"])
-    assert curve(row, "inferences curve", "variance")[0] == [1, 4, 16]
-    assert curve(row, "members curve", "no such") is None
-    assert entropies(row, "nowhere") is None
+    assert read_curve(row, "inferences curve", "variance")[0] == [1, 4, 16]
+    assert read_curve(row, "members curve", "no such") is None
+    assert compute_entropies(row, "nowhere") is None
 
 
 def test_figures_of_several_runs_lie_beside_the_page(runs, tmp_path):
     page = tmp_path / "page.html"
-    said = list(finish.beside([run.path for run in runs], page, figures=True))
+    said = list(finish.write_companions([run.path for run in runs], page, figures=True))
     figures = tmp_path / "figures"
     for name in ("fig3", "fig4", "fig5", "members", "inferences"):
         assert (figures / f"{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -91,7 +99,7 @@ def test_figures_of_several_runs_lie_beside_the_page(runs, tmp_path):
 
 def test_figures_of_the_same_run_are_the_same_files(runs, tmp_path):
     for again in ("first", "second"):
-        pictures.save(runs[0], tmp_path / again)
+        save_figures(runs[0], tmp_path / again)
     first, second = (
         {f.name: f.read_bytes() for f in (tmp_path / d).iterdir()} for d in ("first", "second")
     )
@@ -101,14 +109,19 @@ def test_figures_of_the_same_run_are_the_same_files(runs, tmp_path):
 
 def test_figures_without_numbers_are_not_drawn(tmp_path):
     run = cifar_run(tmp_path / "r", corruptions=(), reference=False)
-    assert [name for name, _ in cifar_figures([run])] == ["fig3", "fig4", "members", "inferences"]
+    assert [name for name, _ in draw_cifar_figures([run])] == [
+        "fig3",
+        "fig4",
+        "members",
+        "inferences",
+    ]
     run.arrays, run.training = {}, {}
-    assert list(cifar_figures([run])) == []
+    assert list(draw_cifar_figures([run])) == []
 
 
 def test_other_runs_keep_their_own_figures(runs, tmp_path):
     toy = sample_run(tmp_path / "toy", sets=("a",), methods=("regular",))
-    list(finish.beside([runs[0].path, toy.path], tmp_path / "page.html", figures=True))
+    list(finish.write_companions([runs[0].path, toy.path], tmp_path / "page.html", figures=True))
     assert (tmp_path / "figures" / "fig3.png").exists()
     assert (tmp_path / "figures" / "toy" / "fig1.png").exists()
     text = (tmp_path / "tables.md").read_text()
@@ -117,7 +130,7 @@ def test_other_runs_keep_their_own_figures(runs, tmp_path):
 
 
 def test_markdown_has_the_merged_rows_and_the_papers(runs):
-    text = markdown.merged(runs)
+    text = markdown.format_runs(runs)
     found = runs[1].metrics[SET]["SE1 0.1"]["test"]["NLL"]
     part = text.split("(Table 2)")[1].split("## ")[0]
     row = next(line for line in part.splitlines() if line.startswith("| SE1 0.1 |"))
@@ -131,17 +144,17 @@ def test_markdown_has_the_merged_rows_and_the_papers(runs):
 
 
 def test_markdown_of_one_run_is_short(runs):
-    text = markdown.tables(runs[1])
+    text = markdown.format_run(runs[1])
     assert text.startswith(f"`{runs[1].about['command']}`\n")
     assert max(line.count("|") for line in text.splitlines()) < 10  # not 80 sets in a line
     assert "| fog | " in text
-    assert markdown.merged(runs[1:]) == text
+    assert markdown.format_runs(runs[1:]) == text
 
 
 def test_the_end_of_a_run_fits_a_terminal(tmp_path):
     run = cifar_run(tmp_path / "r")
     console = Console(width=80, record=True, file=io.StringIO())
-    said = list(finish.everything(run.path, console))
+    said = list(finish.finish_run(run.path, console))
     text = console.export_text()
     accuracy = run.metrics[SET]["SE1 0.1"]["test"]["accuracy"]["value"]
     assert f"{accuracy:.3f}" in text

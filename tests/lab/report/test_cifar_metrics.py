@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 from stochens.metrics import ece, ece_interval
 from stochens_lab.cli import app
 from stochens_lab.report import finish
-from stochens_lab.report.cifar.figures import cifar_figures
 from stochens_lab.report.cifar.metrics import RUN_KEYS, cifar_metrics
 from stochens_lab.report.cifar.rows import gather
+from stochens_lab.report.figures.cifar import draw_cifar_figures
 from stochens_lab.report.page.build import build_page
-from stochens_lab.report.page.run import View
 from stochens_lab.report.run_folder import METRICS
+from stochens_lab.report.view import View
 
 LABELS = "points/labels-test"
 
@@ -48,7 +48,7 @@ def test_rows_of_one_name_are_told_apart_and_named_alike_everywhere(runs):
     assert list(merged) == names
     table = Tables(together_part(build_page(runs))).found[TABLE_2]
     assert [name for name in table if name in names] == names
-    drawn = dict(cifar_figures(runs))["members"].legends[0]
+    drawn = dict(draw_cifar_figures(runs))["members"].legends[0]
     assert {text.get_text() for text in drawn.get_texts()} >= set(names[1:])
 
 
@@ -107,11 +107,13 @@ def test_report_writes_the_page_the_tables_and_the_numbers_into_a_folder(runs, t
 def test_a_runs_own_files_are_never_overwritten(runs, tmp_path):
     run = cifar_run(tmp_path / "own", "SE3")
     before = {name: (run.path / name).read_bytes() for name in (METRICS, "run.json")}
-    said = list(finish.beside([runs[0].path, run.path], run.path / "page.html", figures=True))
+    said = list(
+        finish.write_companions([runs[0].path, run.path], run.path / "page.html", figures=True)
+    )
     assert len(said) == 1
     assert "is a run's own folder" in said[0]
     assert not (run.path / "tables.md").exists()
-    list(finish.beside([run.path], run.path / "report.html", figures=True))
+    list(finish.write_companions([run.path], run.path / "report.html", figures=True))
     assert (run.path / "tables.md").exists()  # its own
     for name, content in before.items():
         assert (run.path / name).read_bytes() == content

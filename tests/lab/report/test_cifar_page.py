@@ -15,8 +15,8 @@ from stochens.files.storage import CHECKSUMS
 from stochens_lab.data.corruptions.published import CORRUPTIONS
 from stochens_lab.report.cifar.rows import Rows, gather
 from stochens_lab.report.page.build import build_page
-from stochens_lab.report.page.run import View
 from stochens_lab.report.run_folder import METRICS, Run, RunFolder
+from stochens_lab.report.view import View
 
 DASH = "\N{EN DASH}"
 
@@ -193,7 +193,7 @@ def test_an_interval_that_comes_as_close_is_near(tmp_path):
 def test_without_a_value_of_hmc_nothing_is_closest(tmp_path):
     rows = _rows(tmp_path / "r", {"A": {"accuracy": 0.9}, "B": {"accuracy": 0.8}})
     assert rows.marks("test", "accuracy") == {}
-    assert rows.apart == ()
+    assert rows.references == ()
 
 
 def test_the_closest_is_marked_on_the_page(runs, together):
@@ -231,7 +231,7 @@ def test_references_that_differ_stand_apart_and_each_row_has_its_own(runs, tmp_p
     few = cifar_run(tmp_path / "few", "SE3", images=100)
     views = [View(run, f"run{i}") for i, run in enumerate([runs["regular"], few])]
     rows = gather(views)[0]
-    assert [row.name for row in rows.apart] == ["HMC (regular)", "HMC (few)"]
+    assert [row.name for row in rows.references] == ["HMC (regular)", "HMC (few)"]
     for row in rows.methods:
         reference = rows.reference_of(row)
         assert reference is not None

@@ -10,19 +10,19 @@ from tests.lab.report.cifar_sample import SET, cifar_run
 
 from stochens import metrics
 from stochens.metrics.information import entropy
-from stochens_lab.report.cifar.claims import UNCLEAR, verdict
-from stochens_lab.report.cifar.numbers import distance
+from stochens_lab.report.cifar.claims import UNCLEAR, judge
+from stochens_lab.report.cifar.numbers import measure_distance
 from stochens_lab.report.cifar.paired import (
     ENTROPY,
     MEASURES,
     Images,
     Paired,
-    _drawn,
+    _draw_resamples,
     _interval,
-    distances,
+    compute_distances,
 )
 from stochens_lab.report.cifar.rows import gather
-from stochens_lab.report.page.run import View
+from stochens_lab.report.view import View
 
 ROUNDING = 1e-12  # sums of some hundred doubles in another order
 
@@ -45,23 +45,23 @@ def problem(seed: int, size: int = 200) -> tuple[Images, Images]:
 def test_distances_are_those_of_the_metrics_and_scipy():
     given, _ = problem(0)
     p, r, y = given
-    found = distances(given, resamples=1).value
+    found = compute_distances(given, resamples=1).value
     assert found["accuracy"] == pytest.approx(abs(metrics.accuracy(p, y) - metrics.accuracy(r, y)))
     assert found["NLL"] == pytest.approx(abs(metrics.nll(p, y) - metrics.nll(r, y)))
     assert found["agreement"] == pytest.approx(1 - metrics.agreement(p, r))
     assert found["variance"] == pytest.approx(metrics.total_variation(p, r))
     pair = entropy(p).numpy(), entropy(r).numpy()
     assert found[ENTROPY] == pytest.approx(wasserstein_distance(*pair), abs=ROUNDING)
-    assert found[ENTROPY] == pytest.approx(distance(*pair), abs=ROUNDING)
+    assert found[ENTROPY] == pytest.approx(measure_distance(*pair), abs=ROUNDING)
 
 
 def test_a_resample_is_the_images_that_were_drawn():
     given, _ = problem(1)
-    found = distances(given, resamples=3, seed=7).resampled
-    for k, times in enumerate(_drawn(200, 3, 7)):
+    found = compute_distances(given, resamples=3, seed=7).resampled
+    for k, times in enumerate(_draw_resamples(200, 3, 7)):
         index = torch.from_numpy(np.repeat(np.arange(200), times.astype(int)))
         assert len(index) == 200
-        again = distances(Images(*(array[index] for array in given)), resamples=1).value
+        again = compute_distances(Images(*(array[index] for array in given)), resamples=1).value
         for name in MEASURES:
             assert found[name][k] == pytest.approx(again[name], abs=ROUNDING)
 
@@ -69,7 +69,7 @@ def test_a_resample_is_the_images_that_were_drawn():
 def test_the_interval_of_a_difference_is_that_of_its_terms():
     """Agreement and variance are means, so the normal interval of the differences is known."""
     one, other = problem(2, size=2000)
-    a, b = distances(one, resamples=4000), distances(other, resamples=4000)
+    a, b = compute_distances(one, resamples=4000), compute_distances(other, resamples=4000)
     for name, metric in (("agreement", metrics.agreement), ("variance", metrics.total_variation)):
         terms = metrics.per_example(metric, one[0], one[1])
         gain = terms - metrics.per_example(metric, other[0], other[1])
@@ -89,11 +89,11 @@ def test_rows_that_are_alike_are_seldom_told_apart():
     (sqrt(100 * 0.05 * 0.95) = 2.2) above that."""
     clear = dict.fromkeys(MEASURES, 0)
     for seed in range(100):
-        a, b = (distances(one, resamples=200) for one in problem(100 + seed))
+        a, b = (compute_distances(one, resamples=200) for one in problem(100 + seed))
         for name in MEASURES:
             values = b.resampled[name] - a.resampled[name]
             by = _interval(b.value[name] - a.value[name], values)
-            clear[name] += verdict(by) != UNCLEAR
+            clear[name] += judge(by) != UNCLEAR
     assert max(clear.values()) <= 14, clear
 
 
@@ -115,10 +115,10 @@ def test_a_row_is_no_closer_than_itself_and_pairing_takes_away_what_rows_share(t
     for name, interval in by.items():
         turned = (-interval.value, -interval.high, -interval.low)
         assert back[name] == pytest.approx(turned, abs=ROUNDING)
-    own = [pair.of(row)[1].resampled["variance"] for row in (se1, regular)]
+    own = [pair.look_up(row)[1].resampled["variance"] for row in (se1, regular)]
     apart = 2 * 1.96 * math.hypot(*(values.std() for values in own))
     assert by["variance"].high - by["variance"].low < 0.5 * apart  # one seed, so nearly one noise
-    assert verdict(by["variance"]) == "holds"
+    assert judge(by["variance"]) == "holds"
 
 
 def test_rows_of_other_images_are_not_compared(tmp_path):

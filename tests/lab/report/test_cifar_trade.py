@@ -5,11 +5,11 @@ from tests.lab.report.cifar_sample import SET, cifar_run
 from tests.lab.report.test_cifar_page import Tables, together_part
 
 from stochens_lab.report import markdown
-from stochens_lab.report.cifar.figures import cifar_figures
 from stochens_lab.report.cifar.rows import gather
-from stochens_lab.report.cifar.trade import trades
+from stochens_lab.report.cifar.trade import find_trades
+from stochens_lab.report.figures.cifar import draw_cifar_figures
 from stochens_lab.report.page.build import build_page
-from stochens_lab.report.page.run import View
+from stochens_lab.report.view import View
 
 TITLE = "Epochs of training against distance to HMC"
 
@@ -22,7 +22,7 @@ def runs_of(folder, *settings):
 
 
 def trades_of(runs):
-    return trades(gather([View(run, f"run{i}") for i, run in enumerate(runs)])[0])
+    return find_trades(gather([View(run, f"run{i}") for i, run in enumerate(runs)])[0])
 
 
 def test_epochs_are_compared_at_the_members_that_all_have(tmp_path):
@@ -33,7 +33,7 @@ def test_epochs_are_compared_at_the_members_that_all_have(tmp_path):
     (trade,) = trades_of(runs)
     assert (trade.name, trade.members) == ("SE1 0.1", 10)
     assert [p.epochs for p in trade.points] == [15, 60, 300]
-    assert trade.points[2].row.made["members"] == 50  # most ensembles of 10 to take the mean of
+    assert trade.points[2].row.settings["members"] == 50  # most ensembles of 10 to take the mean of
     curve = runs[2].training[SET]["SE1 0.1"]["members curve"]
     at = curve["members"].index(10)
     assert trade.points[2].values["agreement"] == curve["agreement"][at]
@@ -45,10 +45,10 @@ def test_epochs_are_compared_at_the_members_that_all_have(tmp_path):
     want = [f"{100 * curve['agreement'][at]:.2f}", f"{100 * curve['variance'][at]:.2f}"]
     assert table["SE1 0.1, 10 members"][:3] == ["300", *want]  # the last row of that name
     span = f"({100 * stored['low']:.2f} to {100 * stored['high']:.2f})"
-    lines = [x for x in markdown.merged(runs).splitlines() if "10 members | 60 | " in x]
+    lines = [x for x in markdown.format_runs(runs).splitlines() if "10 members | 60 | " in x]
     assert len(lines) == 1
     assert span in lines[0]
-    assert "epochs" in dict(cifar_figures(runs))
+    assert "epochs" in dict(draw_cifar_figures(runs))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_rows_that_differ_in_more_or_in_nothing_are_no_trade(tmp_path, other):
     runs = runs_of(tmp_path, {"epochs": 300}, other)
     assert trades_of(runs) == []
     assert TITLE not in build_page(runs)
-    assert "epochs" not in dict(cifar_figures(runs))
+    assert "epochs" not in dict(draw_cifar_figures(runs))
 
 
 def test_recipes_are_told_apart_by_their_images(tmp_path):

@@ -7,7 +7,7 @@ from stochens_lab.report import markdown
 
 def test_every_number_stands_in_its_row_and_column(tmp_path):
     run = sample_run(tmp_path / "run")
-    text = markdown.tables(run)
+    text = markdown.format_run(run)
     assert text.startswith(f"`{run.about['command']}`\n")
     for set_name, rows in run.metrics.items():
         part = text.split(f"## {set_name}\n")[1].split("\n## ")[0]

@@ -15,15 +15,6 @@ from stochens_lab.report.page.build import build_page
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 Keys = webdriver.Keys
 KINDS = ("mean", "entropy", "mi")
-# Every canvas that is shown: how many colours it has, and its label.
-COLOURS = """
-return [...document.querySelectorAll("canvas")].filter((c) => c.clientWidth).map((c) => {
-  const d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
-  const seen = new Set();
-  for (let i = 0; i < d.length; i += 4) seen.add(d[i] << 16 | d[i + 1] << 8 | d[i + 2]);
-  return [seen.size, c.getAttribute("aria-label") || "", c.getAttribute("aria-hidden")];
-});
-"""
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +33,8 @@ def find(browser, selector: str):
     return browser.find_element("css selector", selector)
 
 
-def choose(browser, part: str, what: str, value: str) -> None:
-    selector = f'.{part} [data-what="{what}"] input[value="{value}"]'
+def choose(browser, what: str, value: str) -> None:
+    selector = f'.maps [data-what="{what}"] input[value="{value}"]'
     browser.execute_script("arguments[0].click()", find(browser, selector))
 
 
@@ -70,31 +61,41 @@ def test_nothing_but_the_file_is_requested(browser, page):
     assert {url for url in asked if not url.startswith(("data:", "blob:"))} == {page.as_uri()}
 
 
+def seen_map(browser):
+    """The only one of the maps that is shown."""
+    (found,) = [m for m in browser.find_elements("css selector", ".map") if m.is_displayed()]
+    return found
+
+
 @pytest.mark.parametrize(("width", "theme"), LOOKS)
-def test_canvases_are_drawn_and_named(browser, page, width, theme):
+def test_figures_are_seen_and_named(browser, page, width, theme):
     visit(browser, page, width, theme)
-    found = browser.execute_script(COLOURS)
-    assert len(found) == 2 + (1 + 2 * 3) + 1  # bars, reference and pairs, plane
-    for colours, label, hidden in found:
-        assert colours > 20, label
-        assert label or hidden == "true"
+    shown = [f for f in browser.find_elements("css selector", ".plot") if f.is_displayed()]
+    assert len(shown) == 1 + 2 + 1  # maps, loss of two sets, over steps
+    for figure in shown:
+        svg = figure.find_element("css selector", "svg")
+        assert svg.get_attribute("aria-label")
+        assert svg.rect["width"] > 100 < svg.rect["height"]
+    assert len(seen_map(browser).find_elements("css selector", "image.plane")) == 1 + 2 * 3
 
 
-def test_the_plane_tells_what_the_arrays_say(browser, page, run):
+def test_a_point_of_a_map_says_what_the_arrays_say(browser, page, run):
     visit(browser, page)
-    canvas = find(browser, ".plane canvas")
-    browser.execute_script(
-        "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", canvas
-    )
-    side = canvas.rect["width"]
     for set_name, domain, column, row in (("a", "in", 2, 6), ("b", "out", 7, 1)):
-        choose(browser, "plane", "set", set_name)
-        choose(browser, "plane", "domain", domain)
-        across = round((column + 0.6) / SIDE * side - side / 2)
-        down = round((SIDE - row - 0.6) / SIDE * side - side / 2)
-        actions = webdriver.ActionChains(browser, duration=0)
-        actions.move_to_element_with_offset(canvas, across, down).perform()
-        assert_says(browser, run, set_name, domain, column, row)
+        choose(browser, "set", set_name)
+        choose(browser, "domain", domain)
+        for image in seen_map(browser).find_elements("css selector", "image.plane")[::3]:
+            browser.execute_script(
+                "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", image
+            )
+            side = browser.execute_script(
+                "return arguments[0].getBoundingClientRect().width", image
+            )
+            across = round((column + 0.6) / SIDE * side - side / 2)
+            down = round((SIDE - row - 0.6) / SIDE * side - side / 2)
+            actions = webdriver.ActionChains(browser, duration=0)
+            actions.move_to_element_with_offset(image, across, down).perform()
+            assert_says(browser, run, set_name, domain, column, row)
 
 
 def assert_says(browser, run, set_name: str, domain: str, column: int, row: int) -> None:
@@ -117,49 +118,55 @@ def assert_says(browser, run, set_name: str, domain: str, column: int, row: int)
 
 def test_arrow_keys_move_the_point(browser, page, run):
     visit(browser, page)
-    canvas = find(browser, ".plane canvas")
+    plot = seen_map(browser)
     middle = SIDE // 2
-    canvas.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_UP)
+    plot.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_UP)
     assert_says(browser, run, "a", "in", middle + 2, middle + 1)
-    canvas.send_keys(*[Keys.ARROW_LEFT] * 20, *[Keys.ARROW_DOWN] * 20)
+    plot.send_keys(*[Keys.ARROW_LEFT] * 20, *[Keys.ARROW_DOWN] * 20)
     assert_says(browser, run, "a", "in", 0, 0)
     outline = "return getComputedStyle(document.activeElement).outlineStyle"
     assert browser.execute_script(outline) == "solid"
 
 
-def picture(browser, selector: str) -> str:
-    return browser.execute_script(
-        "return document.querySelector(arguments[0]).toDataURL()", selector
-    )
-
-
-@pytest.mark.parametrize("part", ["maps", "plane"])
-def test_switches_change_the_pictures(browser, page, part):
+def test_a_ring_marks_the_point_on_every_map(browser, page):
     visit(browser, page)
-    first = ".maps .card canvas" if part == "maps" else ".plane canvas"
-    seen = {picture(browser, first)}
+    plot = seen_map(browser)
+    plot.send_keys(*[Keys.ARROW_LEFT] * 20)
+    images = plot.find_elements("css selector", "image.plane")
+    rings = plot.find_elements("css selector", ".ring:not(.dark)")
+    assert len(rings) == len(images)
+    boxes = """return [...arguments].map((e) => e.getBoundingClientRect())
+      .map((r) => [r.left, r.top, r.width])"""
+    for image, ring in zip(images, rings, strict=True):
+        (left, top, width), (x, y, size) = browser.execute_script(boxes, image, ring)
+        assert x + size / 2 - left == pytest.approx(0.5 / SIDE * width, abs=1)
+        assert y + size / 2 - top == pytest.approx(0.5 * width, abs=1)
+
+
+def test_switches_change_the_map(browser, page):
+    visit(browser, page)
+    seen = {seen_map(browser).get_attribute("aria-label")}
     for count, (what, value) in enumerate(
         (("quantity", "mi"), ("domain", "out"), ("set", "b"), ("quantity", "entropy")), start=2
     ):
-        choose(browser, part, what, value)
-        seen.add(picture(browser, first))
+        choose(browser, what, value)
+        seen.add(seen_map(browser).get_attribute("aria-label"))
         assert len(seen) == count, f"{what} changed nothing"
-    chosen = f'.{part} [data-what="domain"] input:checked'
+    chosen = '.maps [data-what="domain"] input:checked'
     assert find(browser, chosen).get_attribute("value") == "out"  # kept when the set changed
 
 
 def test_the_theme_can_be_chosen(browser, page):
     visit(browser, page)
-    colour = "return getComputedStyle(document.body).backgroundColor"
-    before, map_before = (
-        browser.execute_script(colour),
-        picture(browser, ".card:nth-child(2) div canvas:nth-child(2)"),
-    )
+    colours = """return [document.body, document.querySelector(".plot text")].map((e) =>
+      getComputedStyle(e)[e === document.body ? "backgroundColor" : "fill"])"""
+    before = browser.execute_script(colours)
     button = find(browser, "#theme")
     assert button.text == "Dark theme"
     button.click()
-    assert browser.execute_script(colour) != before
-    assert picture(browser, ".card:nth-child(2) div canvas:nth-child(2)") != map_before
+    after = browser.execute_script(colours)
+    assert before[0] != after[0]
+    assert before[1] != after[1]  # figures follow
     assert button.text == "Light theme"
 
 
@@ -175,7 +182,7 @@ def test_tabs_show_one_run_at_a_time(browser, run, tmp_path):
     find(browser, ".tabs a").send_keys(Keys.ARROW_LEFT)  # round to the last
     assert not table.is_displayed()
     assert [article.is_displayed() for article in articles] == [False, True]
-    assert all(colours > 20 for colours, *_ in browser.execute_script(COLOURS))
+    assert seen_map(articles[1]).find_elements("css selector", ".ring")  # were drawn when hidden
     assert browser.execute_script("return document.documentElement.scrollWidth") == 390
 
 
@@ -194,9 +201,11 @@ def test_tables_and_charts_stand_without_the_script(browser, page):
     with _no_script(browser):
         browser.get(page.as_uri())
         assert find(browser, ".results").is_displayed()
-        assert find(browser, "svg.chart").is_displayed()
-        assert not find(browser, ".plane").is_displayed()
-        assert not find(browser, "#theme").is_displayed()
+        maps = browser.find_elements("css selector", ".map")
+        assert len(maps) == 2 * 2 * 2  # quantities, sets, domains
+        assert all(one.is_displayed() for one in maps)
+        for selector in (".readout", ".controls", "#theme"):
+            assert not find(browser, selector).is_displayed()
 
 
 @contextlib.contextmanager

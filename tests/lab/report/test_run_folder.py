@@ -9,7 +9,7 @@ import torch
 import stochens
 from stochens import InputError, Predictive
 from stochens.files.storage import CHECKSUMS
-from stochens_lab.report.finish import page
+from stochens_lab.report.finish import write_page
 from stochens_lab.report.run_folder import METRICS, Run, RunFolder
 from stochens_lab.workflow.fitted_run import read_about
 
@@ -78,7 +78,7 @@ def test_a_saved_posterior_is_called_what_it_is(tmp_path):
     data = stochens.toy_set("a", n=40)
     posterior = stochens.fit(stochens.MLP(2, 5, 2), data, members=2, epochs=1)
     posterior.save(tmp_path / "mine")
-    for read in (Run, read_about, lambda path: page([path], None)):
+    for read in (Run, read_about, lambda path: write_page([path], None)):
         with pytest.raises(InputError, match=r"mine is a saved posterior, not a run: .*evaluate"):
             read(tmp_path / "mine")
     assert not (tmp_path / "mine" / "report.html").exists()

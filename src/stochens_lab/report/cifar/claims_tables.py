@@ -2,10 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 
-from stochens_lab.report.cifar.claims import Cell, Claim, claims, image_lines, measured_by
+from stochens_lab.report.cifar.claims import (
+    Claim,
+    check_claims,
+    compare_images,
+    describe_measure,
+)
 from stochens_lab.report.cifar.paired import MEASURES, RESAMPLES, Paired
-from stochens_lab.report.cifar.rows import Rows, set_title
-from stochens_lab.report.page.html import DASH, Html, join, table, tag
+from stochens_lab.report.cifar.rows import Rows, name_set
+from stochens_lab.report.page.parts import Heading, Note, Part
+from stochens_lab.report.tables import Cell, Head, Row, Table
 
 HOW = (
     "How much closer to HMC the first row is than the second, on the same test images. Under the "
@@ -28,58 +34,55 @@ EQUAL = (
 CHANGE = "The first row learnt from fewer images. "
 
 
-def claims_table(rows: Rows) -> Html | None:
+def build_claims(rows: Rows) -> list[Part]:
     """Claims of the paper, and under them what more images to learn from change."""
-    paired = Paired(rows)
-    found, lines = claims(rows, paired), image_lines(rows, paired)
-    title = f"Claims about {set_title(rows.set_name)}"
-    parts = []
+    paired, name = Paired(rows), name_set(rows.set_name)
+    found, lines = check_claims(rows, paired), compare_images(rows, paired)
+    parts: list[Part] = []
     if found:
-        parts += [tag("p", HOW, CLAIMS, EQUAL, class_="note"), _table(found, "claim", title)]
+        table = _build_table(found, "claim", f"Claims about {name}")
+        parts += [Note(HOW + CLAIMS + EQUAL), table]
     if lines:
-        note = CHANGE if found else CHANGE + HOW
-        parts += [tag("h4", "Fewer images to learn from"), tag("p", note, class_="note")]
-        parts.append(_table(lines, "images", f"{set_title(rows.set_name)}: fewer images"))
-    return join(parts) if parts else None
+        parts += [Heading("Fewer images to learn from"), Note(CHANGE if found else CHANGE + HOW)]
+        parts.append(_build_table(lines, "images", f"{name}: fewer images"))
+    return parts
 
 
-def _table(found: Sequence[Claim], first: str, title: str) -> Html:
+def _build_table(found: Sequence[Claim], first: str, title: str) -> Table:
     measures = [name for name in MEASURES if any(name in claim.cells for claim in found)]
-    heads = [tag("th", first, scope="col", class_="name")]
-    for name in measures:
-        metric = measured_by(name)
-        heads.append(tag("th", metric.label, tag("small", metric.unit), scope="col"))
-    body = [
-        tag(
-            "tr",
-            tag("th", claim.name, tag("small", claim.about), scope="row", class_="name"),
-            *(_cell(claim, claim.cells.get(name)) for name in measures),
-        )
+    metrics = [describe_measure(name) for name in measures]
+    rows = [
+        Row(claim.name, [_build_cell(claim, name) for name in measures], claim.about)
         for claim in found
     ]
-    parts = tag("thead", tag("tr", *heads)), tag("tbody", *body)
-    return table(*parts, caption=title, class_="results claims")
+    heads = [Head(first), *(Head(metric.label, metric.unit) for metric in metrics)]
+    return Table(title, heads, rows, style="results claims")
 
 
-def _cell(claim: Claim, cell: Cell | None) -> Html:
+def _build_cell(claim: Claim, name: str) -> Cell:
+    cell = claim.cells.get(name)
     if cell is None:
-        return tag("td", DASH)
-    value = tag("data", cell.text, value=repr(cell.interval.value))
-    pair = tag("small", cell.said) if cell.said else None
-    verdict = tag("small", tag("b", claim.verdicts[cell.verdict]))
-    return tag("td", value, tag("small", cell.span), pair, verdict, class_=cell.verdict)
+        return Cell()
+    return Cell(
+        cell.text,
+        cell.interval.value,
+        cell.span_text,
+        notes=(cell.pair_text,) if cell.pair_text else (),
+        verdict=claim.verdicts[cell.verdict],
+        mark=cell.verdict,
+    )
 
 
-def claim_lines(rows: Rows) -> Iterator[str]:
+def format_claims(rows: Rows) -> Iterator[str]:
     """Markdown: a line for each claim and measure."""
-    paired, name = Paired(rows), set_title(rows.set_name)
-    found, lines = claims(rows, paired), image_lines(rows, paired)
-    yield from _lines(found, f"{name}: claims", HOW + CLAIMS + EQUAL)
+    paired, name = Paired(rows), name_set(rows.set_name)
+    found, lines = check_claims(rows, paired), compare_images(rows, paired)
+    yield from _format_lines(found, f"{name}: claims", HOW + CLAIMS + EQUAL)
     note = CHANGE if found else CHANGE + HOW
-    yield from _lines(lines, f"{name}: fewer images to learn from", note.strip())
+    yield from _format_lines(lines, f"{name}: fewer images to learn from", note.strip())
 
 
-def _lines(found: Sequence[Claim], title: str, note: str) -> Iterator[str]:
+def _format_lines(found: Sequence[Claim], title: str, note: str) -> Iterator[str]:
     if not found:
         return
     yield from ("", f"## {title}", "", note, "")
@@ -91,7 +94,7 @@ def _lines(found: Sequence[Claim], title: str, note: str) -> Iterator[str]:
             cell = claim.cells[measure]
             unit = f" ({cell.metric.unit})" if cell.metric.unit else ""
             yield (
-                f"| {name} | {cell.metric.label}{unit} | {cell.text} ({cell.span}) | {cell.said} "
-                f"| {claim.verdicts[cell.verdict]} |"
+                f"| {name} | {cell.metric.label}{unit} | {cell.text} ({cell.span_text}) "
+                f"| {cell.pair_text} | {claim.verdicts[cell.verdict]} |"
             )
             name = ""

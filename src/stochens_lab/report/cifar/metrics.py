@@ -11,10 +11,10 @@ What is not known is left out; of the reference's run, which is not ours, nothin
 from collections.abc import Sequence
 from typing import Any
 
-from stochens_lab.report.cifar.rows import OOD, TEST_METRICS, Row, gather, is_cifar, set_title
-from stochens_lab.report.page.run import View
+from stochens_lab.report.cifar.rows import OOD, TEST_METRICS, Row, gather, is_cifar, name_set
 from stochens_lab.report.paper import CORRUPTED, TEST
 from stochens_lab.report.run_folder import Run
+from stochens_lab.report.view import View
 
 RUN_KEYS = ("members", "epochs", "images", "draws", "seconds", "command", "seed", "device")
 
@@ -24,8 +24,8 @@ def cifar_metrics(runs: Sequence[Run]) -> dict[str, Any]:
     views = [view for i, run in enumerate(runs) if is_cifar(view := View(run, f"run{i}"))]
     sets = gather(views)
     return {
-        f"{row.name}, {set_title(rows.set_name)}" if len(sets) > 1 else row.name: _row(
-            row, rows.ood, reference=row in rows.apart
+        f"{row.name}, {name_set(rows.set_name)}" if len(sets) > 1 else row.name: _row(
+            row, rows.ood, reference=row in rows.references
         )
         for rows in sets
         for row in rows.all
@@ -59,9 +59,9 @@ def _run(row: Row) -> dict[str, Any]:
     machine = about.get("machine") or {}
     cores = f"{machine['cores']} cores" if machine.get("cores") else None
     return {
-        **{key: row.made.get(key) for key in ("members", "epochs", "images", "draws")},
+        **{key: row.settings.get(key) for key in ("members", "epochs", "images", "draws")},
         "seconds": about.get("seconds"),
         "command": about.get("command"),
-        "seed": row.made.get("seed"),
+        "seed": row.settings.get("seed"),
         "device": machine.get("gpu") or cores,
     }

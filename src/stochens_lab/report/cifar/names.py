@@ -20,15 +20,15 @@ SETTINGS = {
 }
 
 
-def words(key: str, value: Any) -> str:
+def phrase_setting(key: str, value: Any) -> str:
     """
-    >>> words("images", 40960), words("members", 1), words("step_size", 1.8e-3)
-    ('40,960 images', '1 member', 'step size 0.0018')
+    >>> phrase_setting("images", 40960), phrase_setting("step_size", 1.8e-3)
+    ('40,960 images', 'step size 0.0018')
     """
     return SETTINGS[key].format(value, s="" if value == 1 else "s")
 
 
-def settings(config: Mapping[str, Any]) -> dict[str, Any]:
+def read_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Those of a run's settings that make a difference to its row, as far as they are known."""
     found = {key: config[key] for key in SETTINGS if _known(key, config.get(key))}
     if "images" in config and config["images"] is None:
@@ -41,24 +41,24 @@ def _known(key: str, value: Any) -> bool:
     return isinstance(value, str if key == "schedule" else int | float)
 
 
-def told_apart(made: Sequence[Mapping[str, Any]], folders: Sequence[str]) -> list[str]:
+def distinguish(found: Sequence[Mapping[str, Any]], folders: Sequence[str]) -> list[str]:
     """What to add to the name that all of these have, no more than is needed.
 
-    >>> made = [{"members": 50, "epochs": 60}, {"members": 10, "epochs": 60}]
-    >>> told_apart([*made, {"members": 10, "epochs": 15}], ["a", "b", "c"])
+    >>> found = [{"members": 50, "epochs": 60}, {"members": 10, "epochs": 60}]
+    >>> distinguish([*found, {"members": 10, "epochs": 15}], ["a", "b", "c"])
     [', 50 members', ', 10 members, 60 epochs', ', 10 members, 15 epochs']
     """
-    if len(made) < 2:
-        return [""] * len(made)
+    if len(found) < 2:
+        return [""] * len(found)
     for key in SETTINGS:
-        values = [one.get(key) for one in made]
+        values = [one.get(key) for one in found]
         if None in values or len(set(values)) == 1:
             continue
-        ends = [""] * len(made)
+        ends = [""] * len(found)
         for value in set(values):
-            at = [i for i in range(len(made)) if values[i] == value]
-            rest = told_apart([made[i] for i in at], [folders[i] for i in at])
+            at = [i for i in range(len(found)) if values[i] == value]
+            rest = distinguish([found[i] for i in at], [folders[i] for i in at])
             for i, more in zip(at, rest, strict=True):
-                ends[i] = f", {words(key, value)}{more}"
+                ends[i] = f", {phrase_setting(key, value)}{more}"
         return ends
     return [f" ({folder})" for folder in folders]

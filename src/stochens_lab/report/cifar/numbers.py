@@ -8,9 +8,9 @@ import torch
 
 from stochens.errors import InputError
 from stochens.metrics import calibration_curve
-from stochens_lab.report.cifar.rows import Row, Rows, corruption
-from stochens_lab.report.page.run import unique
+from stochens_lab.report.cifar.rows import Row, Rows, parse_corruption
 from stochens_lab.report.paper import CIFAR, TEST, paper_value
+from stochens_lab.report.view import unique
 
 BINS = 25  # of entropy
 CUT = 2.5  # times the highest of the other bins
@@ -19,7 +19,7 @@ LEAST_IN_BIN = 20  # images: the accuracy of fewer is noise
 CURVES = {"members curve": "members", "inferences curve": "draws"}  # its key -> that of its x
 
 
-def entropies(row: Row, place: str = TEST) -> np.ndarray | None:
+def compute_entropies(row: Row, place: str = TEST) -> np.ndarray | None:
     """Of the predictions [B]; from the mean where only that was published."""
     found = row.array(place, "entropy")
     mean = row.array(place, "mean")
@@ -32,11 +32,11 @@ def entropies(row: Row, place: str = TEST) -> np.ndarray | None:
     return kept if len(kept) else None
 
 
-def entropy_edges(rows: Sequence[Row]) -> np.ndarray:
+def compute_edges(rows: Sequence[Row]) -> np.ndarray:
     """From 0 to the most that any row has, or could have by its classes."""
     tops = [1e-6]
     for row in rows:
-        mean, values = row.array(TEST, "mean"), entropies(row)
+        mean, values = row.array(TEST, "mean"), compute_entropies(row)
         if mean is not None and mean.ndim == 2:
             tops.append(float(np.log(mean.shape[1])))
         elif values is not None:
@@ -44,13 +44,13 @@ def entropy_edges(rows: Sequence[Row]) -> np.ndarray:
     return np.linspace(0, max(tops), BINS + 1)
 
 
-def shares(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+def compute_shares(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """Of all values, how large a share lies in each bin; what is above counts in the last."""
     counts, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges)
     return counts / max(len(values), 1)
 
 
-def highest(histograms: Iterable[np.ndarray]) -> tuple[float, bool]:
+def choose_height(histograms: Iterable[np.ndarray]) -> tuple[float, bool]:
     """How high the axis goes, and whether that cuts the first bin, which may hold most images and
     would make the others too small to see."""
     found = [h for h in histograms if len(h)]
@@ -59,10 +59,10 @@ def highest(histograms: Iterable[np.ndarray]) -> tuple[float, bool]:
     return (CUT * rest, True) if cut else (1.04 * whole, False)
 
 
-def distance(one: np.ndarray, other: np.ndarray) -> float:
+def measure_distance(one: np.ndarray, other: np.ndarray) -> float:
     """Wasserstein: how far values move, on average, to make one distribution of the other.
 
-    >>> distance(np.array([0.0, 1.0]), np.array([1.5, 0.5]))
+    >>> measure_distance(np.array([0.0, 1.0]), np.array([1.5, 0.5]))
     0.5
     """
     if len(one) != len(other):
@@ -76,7 +76,7 @@ class Calibration(NamedTuple):
     gap: list[float]  # accuracy - confidence
 
 
-def calibration(row: Row, labels: np.ndarray | None) -> Calibration | None:
+def compute_calibration(row: Row, labels: np.ndarray | None) -> Calibration | None:
     """In bins of equal width, those with enough images."""
     mean = row.array(TEST, "mean")
     if mean is None or labels is None or mean.ndim != 2 or len(mean) != len(labels):
@@ -103,28 +103,28 @@ class Box(NamedTuple):
     high: float
 
 
-def corrupted_values(row: Row, metric: str) -> dict[str, dict[int, float]]:
+def read_corrupted(row: Row, metric: str) -> dict[str, dict[int, float]]:
     """Corruption -> intensity -> value."""
     found: dict[str, dict[int, float]] = {}
     for domain in row.domains:
-        at, interval = corruption(domain), row.interval(domain, metric)
+        at, interval = parse_corruption(domain), row.interval(domain, metric)
         if at is not None and interval is not None:
             found.setdefault(at[0], {})[at[1]] = interval.value
     return found
 
 
-def intensities(rows: Sequence[Row]) -> list[int]:
-    found = [corruption(domain) for row in rows for domain in row.domains]
+def find_intensities(rows: Sequence[Row]) -> list[int]:
+    found = [parse_corruption(domain) for row in rows for domain in row.domains]
     return sorted({at[1] for at in found if at is not None})
 
 
-def box(row: Row, metric: str, intensity: int) -> Box | None:
+def compute_box(row: Row, metric: str, intensity: int) -> Box | None:
     """Over the corruptions of an intensity: the whole range, the quartiles and the median."""
-    values = [v[intensity] for v in corrupted_values(row, metric).values() if intensity in v]
+    values = [v[intensity] for v in read_corrupted(row, metric).values() if intensity in v]
     return Box(*np.quantile(values, [0, 0.25, 0.5, 0.75, 1]).tolist()) if values else None
 
 
-def curve(row: Row, which: str, metric: str) -> tuple[list[float], list[float]] | None:
+def read_curve(row: Row, which: str, metric: str) -> tuple[list[float], list[float]] | None:
     """Values over the number of members, or of inferences."""
     found = row.training.get(which) or {}
     x, y = found.get(CURVES[which]) or [], found.get(metric) or []
@@ -132,7 +132,7 @@ def curve(row: Row, which: str, metric: str) -> tuple[list[float], list[float]] 
     return ([a for a, _ in pairs], [b for _, b in pairs]) if pairs else None
 
 
-def curve_metrics(rows: Sequence[Row], which: str) -> list[str]:
+def list_curve_metrics(rows: Sequence[Row], which: str) -> list[str]:
     """Agreement and variance first, then what else is there."""
     found = [name for row in rows for name in row.training.get(which) or {}]
     first = [name for name in ("agreement", "variance") if name in found]
@@ -142,12 +142,12 @@ def curve_metrics(rows: Sequence[Row], which: str) -> list[str]:
 FEW_LABELS = 3  # that any axis has room for beside its first
 
 
-def spaced(places: Iterable[float], ratio: float) -> list[float]:
+def space_labels(places: Iterable[float], ratio: float) -> list[float]:
     """Those that have room for a label on a logarithmic axis.
 
     From the last, which a curve is read at, down; where all are near, the axis is wide for them.
 
-    >>> spaced([1, 2, 3, 5, 10], 1.9), spaced([40, 60, 80], 1.9)
+    >>> space_labels([1, 2, 3, 5, 10], 1.9), space_labels([40, 60, 80], 1.9)
     ([1, 2, 5, 10], [40, 60, 80])
     """
     found = sorted(set(places), reverse=True)
@@ -167,10 +167,10 @@ class Level(NamedTuple):
     of_paper: bool
 
 
-def level(rows: Rows, metric: str) -> Level | None:
+def find_level(rows: Rows, metric: str) -> Level | None:
     """The reference's own value, or that of the paper's SE1 where it is 1 or 0 by definition."""
     if metric in ("agreement", "variance"):
         paper = paper_value(CIFAR, rows.set_name, "SE1", TEST, metric)
         return None if paper is None else Level("SE1, paper", paper, True)
-    found = ((row.name, row.interval(TEST, metric)) for row in rows.apart)
+    found = ((row.name, row.interval(TEST, metric)) for row in rows.references)
     return next((Level(name, i.value, False) for name, i in found if i is not None), None)

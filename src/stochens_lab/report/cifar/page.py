@@ -2,20 +2,35 @@
 
 from collections.abc import Callable, Sequence
 
-from stochens_lab.report.cifar.charts import (
-    box_panels,
-    calibration_panels,
-    entropy_panels,
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from stochens_lab.report.cifar.claims_tables import build_claims
+from stochens_lab.report.cifar.numbers import CURVES
+from stochens_lab.report.cifar.rows import Rows, gather, name_set
+from stochens_lab.report.cifar.tables import (
+    build_corrupted_table,
+    build_further_table,
+    build_heat_table,
+    build_test_table,
+    explain_corrupted_table,
+    explain_test_table,
+    summarise,
 )
-from stochens_lab.report.cifar.claims_tables import claims_table
-from stochens_lab.report.cifar.curves import curve_panels, trade_panels
-from stochens_lab.report.cifar.rows import Rows, gather, set_title
-from stochens_lab.report.cifar.tables import further, headline, heat, table_2, table_3
 from stochens_lab.report.cifar.trade import NOTE as TRADE
-from stochens_lab.report.page.details import reading, sampler, timings
-from stochens_lab.report.page.html import Html, join, tag
-from stochens_lab.report.page.run import View
-from stochens_lab.report.page.training import training
+from stochens_lab.report.cifar.trade import build_trade_table
+from stochens_lab.report.figures.cifar import (
+    draw_boxes,
+    draw_calibration,
+    draw_curves,
+    draw_entropies,
+    draw_trades,
+)
+from stochens_lab.report.page.details import explain_words, show_sampler, show_timings
+from stochens_lab.report.page.parts import Heading, Note, Part, Section, SideBySide
+from stochens_lab.report.page.pictures import show_figure
+from stochens_lab.report.page.training import show_training
+from stochens_lab.report.view import View
 
 READING = (
     ("Agreement", "share of test images where a method and HMC choose the same class."),
@@ -59,94 +74,133 @@ ENTROPY = (
 )
 CALIBRATION = (
     "Accuracy minus confidence in ten bins of confidence, in per cent: above 0 a method is less "
-    "sure than it could be, below 0 it is too sure. The dark line is HMC."
+    "sure than it could be, below 0 it is too sure. HMC has the colour of the text."
 )
-CURVES = (
+MEMBERS = (
     "Smaller ensembles out of the same members, the mean over all that share none; and more "
-    "inferences of each member. Dashed: HMC's own value, and for agreement and variance what the "
+    "inferences of each member. Dotted: HMC's own value, and for agreement and variance what the "
     "paper reports of SE1 with 50 members."
 )
 BOXES = (
     "Each box is over the corruptions of an intensity: the whole range, the quartiles and the "
     "median."
 )
-Part = Callable[[Rows], Html | None]
+Show = Callable[[Rows, str], list[Part]]  # of a set's rows, and the key of its figures
 
 
-def cifar_lead(view: View) -> Html | None:
-    said = [words for rows in gather([view]) if (words := headline(rows)) is not None]
-    return join(said) if said else None
+def summarise_cifar(view: View) -> Markup | None:
+    said = [words for rows in gather([view]) if (words := summarise(rows)) is not None]
+    return Markup("").join(said) if said else None
 
 
-def cifar_sections(view: View) -> list[tuple[str, Html | None]]:
-    """Title and content, None where there is nothing to show."""
+def show_cifar_run(view: View) -> list[Section]:
     sets = gather([view])
     return [
-        ("Results", _each(sets, _results)),
-        ("Corruptions", _each(sets, _corruptions)),
-        ("Members", _each(sets, curve_panels, CURVES)),
-        ("Entropy", _each(sets, entropy_panels, ENTROPY)),
-        ("Calibration", _each(sets, calibration_panels, CALIBRATION)),
-        ("Training", training(view)),
-        ("Sampler", sampler(view)),
-        ("Time", timings(view)),
-        ("How to read this", reading(READING)),
+        Section("Results", _show_sets(view.key, sets, _show_results)),
+        Section("Corruptions", _show_sets(view.key, sets, _show_corruptions)),
+        Section("Members", _show_sets(view.key, sets, _show_members)),
+        Section("Entropy", _show_sets(view.key, sets, _show_entropies)),
+        Section("Calibration", _show_sets(view.key, sets, _show_calibration)),
+        Section("Training", show_training(view)),
+        Section("Sampler", show_sampler(view)),
+        Section("Time", show_timings(view)),
+        Section("How to read this", explain_words(READING)),
     ]
 
 
-def cifar_together(views: Sequence[View]) -> Html:
+def show_cifar_runs(views: Sequence[View]) -> list[Part]:
     """The tables and figures of the paper, with the rows of all runs."""
-    sets = gather(views)
-    parts = []
-    for rows in sets:
-        said = headline(rows)
-        parts += [None if said is None else tag("p", said, class_="lead")]
-        for title, part, note in (
-            ("Table 2: test images", table_2, ""),
-            ("Table 3: corrupted images", table_3, ""),
-            ("Claims", claims_table, ""),
-            ("Predictive entropy", entropy_panels, ENTROPY),
-            ("Calibration", calibration_panels, CALIBRATION),
-            ("Corruptions by intensity", box_panels, BOXES),
-            ("More members, more inferences", curve_panels, CURVES),
-            ("More epochs", trade_panels, TRADE),
-        ):
-            content = part(rows)
-            if content is not None:
-                heading = f"{title}, {set_title(rows.set_name)}"
-                told = tag("p", note, class_="note") if note else None
-                parts += [tag("h3", heading), told, content]
-    shown = [part for part in parts if part is not None]
-    return join(shown) if shown else tag("p", "None of the runs has results yet.", class_="note")
+    parts: list[Part] = []
+    for i, rows in enumerate(gather(views)):
+        said = summarise(rows)
+        parts += [] if said is None else [Note(said, "lead")]
+        shown: tuple[tuple[str, Show], ...] = (
+            ("Table 2: test images", _show_test_table),
+            ("Table 3: corrupted images", _show_corrupted_table),
+            ("Claims", lambda rows, _: build_claims(rows)),
+            ("Predictive entropy", _show_entropies),
+            ("Calibration", _show_calibration),
+            ("Corruptions by intensity", _show_boxes),
+            ("More members, more inferences", _show_members),
+            ("More epochs", _show_trades),
+        )
+        for title, show in shown:
+            content = show(rows, f"all-{i}")
+            if content:
+                parts += [Heading(f"{title}, {name_set(rows.set_name)}", 3), *content]
+    return parts or [Note("None of the runs has results yet.")]
 
 
-def _each(sets: Sequence[Rows], part: Part, note: str = "") -> Html | None:
+def _show_sets(key: str, sets: Sequence[Rows], show: Show) -> list[Part]:
     """A part for each set; a run has one, as a rule, and then it needs no title."""
-    found = [(rows, content) for rows in sets if (content := part(rows)) is not None]
-    if not found:
-        return None
-    said = [tag("p", note, class_="note")] if note else []
+    found = {rows.set_name: show(rows, f"{key}-{i}") for i, rows in enumerate(sets)}
+    found = {name: parts for name, parts in found.items() if parts}
     if len(found) == 1:
-        return join([*said, found[0][1]])
-    return join([*said, *(_titled(set_title(rows.set_name), content) for rows, content in found)])
+        return next(iter(found.values()))
+    return [p for name, parts in found.items() for p in (Heading(name_set(name)), *parts)]
 
 
-def _results(rows: Rows) -> Html | None:
-    more = further(rows)
-    parts = [table_2(rows), None if more is None else _titled("Further measures", more)]
-    return join(parts) if any(parts) else None
+def _show_results(rows: Rows, key: str) -> list[Part]:
+    further = build_further_table(rows)
+    more: list[Part] = [] if further is None else [Heading("Further measures"), further]
+    return [*_show_test_table(rows, key), *more]
 
 
-def _corruptions(rows: Rows) -> Html | None:
-    boxes = box_panels(rows)
-    note = tag("p", BOXES, class_="note")
-    beside = [
-        *map(heat, rows.all),
-        None if boxes is None else tag("div", _titled("By intensity", note, boxes)),
-    ]
-    parts = [table_3(rows), tag("div", *beside, class_="row") if any(beside) else None]
-    return join(parts) if any(parts) else None
+def _show_test_table(rows: Rows, _: str) -> list[Part]:
+    table = build_test_table(rows)
+    return [] if table is None else [Note(explain_test_table(rows)), table]
 
 
-def _titled(title: str, *content: Html) -> Html:
-    return join([tag("h4", title), *content])
+def _show_corrupted_table(rows: Rows, _: str) -> list[Part]:
+    table = build_corrupted_table(rows)
+    return [] if table is None else [Note(explain_corrupted_table(rows)), table]
+
+
+def _show_corruptions(rows: Rows, key: str) -> list[Part]:
+    heats = [(row, heat) for row in rows.all if (heat := build_heat_table(row)) is not None]
+    columns: list[list[Part]] = [[Heading(f"{r.name}: accuracy, %"), heat] for r, heat in heats]
+    if boxes := _show_boxes(rows, key):
+        columns.append([Heading("By intensity"), *boxes])
+    return [*_show_corrupted_table(rows, key), *([SideBySide(columns)] if columns else [])]
+
+
+def _show_members(rows: Rows, key: str) -> list[Part]:
+    shown: list[Part] = []
+    for which, over in CURVES.items():
+        label = f"Distance to the reference over {over}"
+        shown += show_figure(draw_curves(rows, which), key=f"{key}-{over}", label=label)
+    return [Note(MEMBERS), *shown] if shown else []
+
+
+def _show_trades(rows: Rows, key: str) -> list[Part]:
+    table = build_trade_table(rows)
+    label = "Distance to the reference over epochs"
+    shown = show_figure(draw_trades(rows), key=f"{key}-epochs", label=label)
+    return [] if table is None else [Note(TRADE), table, *shown]
+
+
+def _show_drawn(name: str, note: str, draw: Callable[[Rows], Figure | None], label: str) -> Show:
+    """What shows a figure under its note."""
+
+    def show(rows: Rows, key: str) -> list[Part]:
+        shown = show_figure(draw(rows), key=f"{key}-{name}", label=label)
+        return [Note(note), *shown] if shown else []
+
+    return show
+
+
+_show_boxes = _show_drawn(
+    "boxes", BOXES, draw_boxes, "Accuracy and NLL by intensity: boxes over the corruptions"
+)
+_show_entropies = _show_drawn(
+    "entropies",
+    ENTROPY,
+    draw_entropies,
+    "Share of test images by predictive entropy, each method over the reference",
+)
+_show_calibration = _show_drawn(
+    "calibration",
+    CALIBRATION,
+    draw_calibration,
+    "Accuracy minus confidence over confidence, each method and the reference",
+)

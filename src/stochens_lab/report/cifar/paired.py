@@ -40,7 +40,7 @@ class Images(NamedTuple):
     labels: torch.Tensor  # [B]
 
 
-def images(rows: Rows, row: Row) -> Images | None:
+def find_images(rows: Rows, row: Row) -> Images | None:
     """None where something is missing or does not fit."""
     reference = rows.reference_of(row)
     if reference is None:
@@ -60,7 +60,7 @@ class Distances(NamedTuple):
     resampled: dict[str, np.ndarray]
 
 
-def distances(given: Images, *, resamples: int = RESAMPLES, seed: int = 0) -> Distances:
+def compute_distances(given: Images, *, resamples: int = RESAMPLES, seed: int = 0) -> Distances:
     """The same seed draws the same images for every row."""
     p, r, y = given
     terms = [
@@ -70,12 +70,12 @@ def distances(given: Images, *, resamples: int = RESAMPLES, seed: int = 0) -> Di
         metrics.per_example(metrics.total_variation, p, r),
     ]
     columns = torch.stack(terms, 1).numpy()  # [B, 4]
-    apart = _Apart(entropy(p).numpy(), entropy(r).numpy())
+    wasserstein = _Wasserstein(entropy(p).numpy(), entropy(r).numpy())
     size = len(y)
     found = np.array(
         [
-            [*np.abs(times @ columns / size), apart(times)]
-            for times in (np.ones(size), *_drawn(size, resamples, seed))
+            [*np.abs(times @ columns / size), wasserstein(times)]
+            for times in (np.ones(size), *_draw_resamples(size, resamples, seed))
         ]
     )  # [1 + R, 5]; the first is of all images, once each
     return Distances(
@@ -84,14 +84,14 @@ def distances(given: Images, *, resamples: int = RESAMPLES, seed: int = 0) -> Di
     )
 
 
-def _drawn(size: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
+def _draw_resamples(size: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
     """How often each image is drawn [B]."""
     rng = np.random.default_rng(seed)
     for _ in range(resamples):
         yield np.bincount(rng.integers(size, size=size), minlength=size).astype(float)
 
 
-class _Apart:
+class _Wasserstein:
     """Wasserstein-1 between weighted samples: sorted once, whatever the weights."""
 
     def __init__(self, one: np.ndarray, other: np.ndarray) -> None:
@@ -111,11 +111,11 @@ class Paired:
         self.rows = rows
         self._known: dict[str, tuple[Images, Distances] | None] = {}
 
-    def of(self, row: Row) -> tuple[Images, Distances] | None:
+    def look_up(self, row: Row) -> tuple[Images, Distances] | None:
         if row.name not in self._known:
-            given = images(self.rows, row)
+            given = find_images(self.rows, row)
             try:
-                known = None if given is None else (given, distances(given))
+                known = None if given is None else (given, compute_distances(given))
             except InputError:  # labels and classes that do not go together
                 known = None
             self._known[row.name] = known
@@ -123,8 +123,8 @@ class Paired:
 
     def closer_by(self, one: Row, other: Row) -> dict[str, Interval]:
         """By measure, how much smaller the distance of `one` is; empty if images differ."""
-        first, second = self.of(one), self.of(other)
-        if first is None or second is None or not _same(first[0], second[0]):
+        first, second = self.look_up(one), self.look_up(other)
+        if first is None or second is None or not _share_images(first[0], second[0]):
             return {}
         found = {}
         for name in MEASURES:
@@ -135,7 +135,7 @@ class Paired:
         return found
 
 
-def _same(one: Images, other: Images) -> bool:
+def _share_images(one: Images, other: Images) -> bool:
     return torch.equal(one.labels, other.labels) and torch.equal(one.reference, other.reference)
 
 

@@ -13,17 +13,16 @@ import torch
 
 from stochens.errors import InputError
 from stochens.metrics import Interval, ece_interval
-from stochens_lab.report.charts import COLOURS
-from stochens_lab.report.cifar.names import settings, told_apart, words
-from stochens_lab.report.page.run import METRICS, Metric, View, unique
+from stochens_lab.report.cifar.names import distinguish, phrase_setting, read_settings
 from stochens_lab.report.paper import CIFAR, CIFAR_ROWS, TEST
+from stochens_lab.report.view import METRICS, Metric, View, unique
 
 NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN"}
 ORDER = (*CIFAR_ROWS, "MultiSWAG", "SE2", "SE3")  # other rows come after these
 OOD = "OOD AUROC"
 TEST_METRICS = ("accuracy", "NLL", "ECE", "agreement", "variance")
 # With the paper's digits, so that its rows and ours can be read together.
-SHOWN = METRICS | {
+SHOWN_AS = METRICS | {
     "accuracy": Metric("accuracy", "%", 100, 2, 1),
     "NLL": Metric("NLL", "nats", 1, 3, -1),
     "ECE": Metric("ECE", "", 1, 3, -1),
@@ -37,11 +36,11 @@ def is_cifar(view: View) -> bool:
     return view.experiment == CIFAR
 
 
-def shown(name: str) -> Metric:
-    return SHOWN.get(name) or Metric(name)
+def describe_metric(name: str) -> Metric:
+    return SHOWN_AS.get(name) or Metric(name)
 
 
-def set_title(name: str) -> str:
+def name_set(name: str) -> str:
     return NAMES.get(name, name)
 
 
@@ -54,9 +53,9 @@ def family(method: str) -> str:
     return method.split(" ")[0] or method
 
 
-def corruption(domain: str) -> tuple[str, int] | None:
+def parse_corruption(domain: str) -> tuple[str, int] | None:
     """
-    >>> corruption("gaussian_blur-3"), corruption("cifar100")
+    >>> parse_corruption("gaussian_blur-3"), parse_corruption("cifar100")
     (('gaussian_blur', 3), None)
     """
     found = re.fullmatch(r"(.+)-(\d+)", domain)
@@ -71,7 +70,6 @@ class Row:
     method: str
     set_name: str
     views: tuple[View, ...]
-    style: str = "hmc"
 
     def interval(self, domain: str, metric: str) -> Interval | None:
         found = (view.interval(self.set_name, self.method, domain, metric) for view in self.views)
@@ -109,38 +107,38 @@ class Row:
         return unique(domain for row in rows for domain in row.get(self.method) or {})
 
     @cached_property
-    def made(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """Its settings; members are those that there are, not those that were asked for."""
-        found = settings(self.views[0].config)
+        found = read_settings(self.views[0].config)
         counted = (self.training.get("members curve") or {}).get("members")
         return found | {"members": counted[-1]} if counted else found
 
     @property
-    def about(self) -> str:
+    def recipe(self) -> str:
         """How it was made, in a few words."""
         keys = ["members", "epochs", "images"]
-        if self.made.get("draws", 1) != 1:
+        if self.settings.get("draws", 1) != 1:
             keys.append("draws")
-        said = [words(key, self.made[key]) for key in keys if key in self.made]
+        said = [phrase_setting(key, self.settings[key]) for key in keys if key in self.settings]
         return ", ".join(said if self.views[0].complete else [*said, "not complete"])
 
 
 @dataclass(frozen=True)
 class Rows:
-    """`apart` are the reference and what it reaches against itself; `methods` compete."""
+    """`references` are the reference and what it reaches against itself; `methods` compete."""
 
     set_name: str
-    apart: tuple[Row, ...]
+    references: tuple[Row, ...]
     methods: tuple[Row, ...]
     several: bool  # whether they come from more than one run
 
     @property
     def all(self) -> tuple[Row, ...]:
-        return (*self.apart, *self.methods)
+        return (*self.references, *self.methods)
 
     def reference_of(self, row: Row) -> Row | None:
         """That of the same run, or else the first."""
-        known = [one for one in self.apart if one.method == one.views[0].reference]
+        known = [one for one in self.references if one.method == one.views[0].reference]
         own = [one for one in known if row.views[0] in one.views]
         return next(iter([*own, *known]), None)
 
@@ -205,14 +203,13 @@ def gather(views: Sequence[View]) -> list[Rows]:
             for view in views
             for method in _methods(view, set_name)
         ]
-        apart = [row for row in rows if _stands_apart(row)]
-        methods = sorted((row for row in rows if not _stands_apart(row)), key=_place)
-        named = _told_apart(methods, names)
+        references = [row for row in rows if _is_reference(row)]
+        methods = sorted((row for row in rows if not _is_reference(row)), key=_sort_key)
         found.append(
             Rows(
                 set_name,
-                tuple(_named(_shared(apart), names)),
-                tuple(replace(row, style=_style(i)) for i, row in enumerate(named)),
+                tuple(_distinguish_references(_merge_references(references), names)),
+                tuple(_distinguish_methods(methods, names)),
                 len(views) > 1,
             )
         )
@@ -225,14 +222,14 @@ def _methods(view: View, set_name: str) -> list[str]:
     return unique([*view.run.metrics.get(set_name, {}), *predicted])
 
 
-def _stands_apart(row: Row) -> bool:
+def _is_reference(row: Row) -> bool:
     reference = row.views[0].reference
     return reference is not None and (
         row.method == reference or row.method.startswith(f"{reference}, ")
     )
 
 
-def _place(row: Row) -> tuple[int | str | float, ...]:
+def _sort_key(row: Row) -> tuple[int | str | float, ...]:
     """The paper's order; among those of one name by drop rate, then the largest first."""
     name = family(row.method)
     at = ORDER.index(name) if name in ORDER else len(ORDER)
@@ -241,15 +238,10 @@ def _place(row: Row) -> tuple[int | str | float, ...]:
         rate_is = float(rate[0]) if rate else 0.0
     except ValueError:
         rate_is = 0.0
-    return at, name, rate_is, *(-float(row.made.get(key, 0)) for key in ("members", "epochs"))
+    return at, name, rate_is, *(-float(row.settings.get(key, 0)) for key in ("members", "epochs"))
 
 
-def _style(index: int) -> str:
-    """A colour; the second time round, dashed or hollow, and then dotted."""
-    return f"c{index % COLOURS}" + ("", " again", " again third")[min(index // COLOURS, 2)]
-
-
-def _shared(rows: Sequence[Row]) -> list[Row]:
+def _merge_references(rows: Sequence[Row]) -> list[Row]:
     """Those of one name that differ in no value that they share become one."""
     kept: list[Row] = []
     for row in rows:
@@ -263,14 +255,14 @@ def _shared(rows: Sequence[Row]) -> list[Row]:
 
 
 def _differ(one: Row, other: Row) -> bool:
-    for domain, metric in _cells(other):
+    for domain, metric in _list_cells(other):
         a, b = one.interval(domain, metric), other.interval(domain, metric)
         if a and b and not isclose(a.value, b.value, rel_tol=SAME, abs_tol=SAME):
             return True
     return False
 
 
-def _cells(row: Row) -> Iterator[tuple[str, str]]:
+def _list_cells(row: Row) -> Iterator[tuple[str, str]]:
     for view in row.views:
         table = view.run.metrics.get(row.set_name, {}).get(row.method) or {}
         for domain, values in table.items():
@@ -278,7 +270,7 @@ def _cells(row: Row) -> Iterator[tuple[str, str]]:
                 yield domain, metric
 
 
-def _named(rows: Sequence[Row], names: dict[str, str]) -> list[Row]:
+def _distinguish_references(rows: Sequence[Row], names: dict[str, str]) -> list[Row]:
     times = Counter(row.method for row in rows)
     return [
         replace(row, name=f"{row.method} ({names[row.views[0].key]})")
@@ -288,13 +280,13 @@ def _named(rows: Sequence[Row], names: dict[str, str]) -> list[Row]:
     ]
 
 
-def _told_apart(rows: Sequence[Row], names: dict[str, str]) -> list[Row]:
+def _distinguish_methods(rows: Sequence[Row], names: dict[str, str]) -> list[Row]:
     """Rows of one method have in their names what they were made with."""
     ends: dict[int, str] = {}
     for method in {row.method for row in rows}:
         at = [i for i, row in enumerate(rows) if row.method == method]
         folders = [names[rows[i].views[0].key] for i in at]
-        ends |= dict(zip(at, told_apart([rows[i].made for i in at], folders), strict=True))
+        ends |= dict(zip(at, distinguish([rows[i].settings for i in at], folders), strict=True))
     return [replace(row, name=row.method + ends[i]) for i, row in enumerate(rows)]
 
 

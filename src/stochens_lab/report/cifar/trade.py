@@ -1,17 +1,18 @@
 """What longer training buys: rows of one method that differ in epochs, at the same members."""
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from stochens.metrics import Interval
-from stochens_lab.report.cifar.names import SETTINGS, words
-from stochens_lab.report.cifar.numbers import curve
-from stochens_lab.report.cifar.rows import Row, Rows, shown
-from stochens_lab.report.page.html import DASH, Html, table, tag
+from stochens_lab.report.cifar.names import SETTINGS, phrase_setting
+from stochens_lab.report.cifar.numbers import read_curve
+from stochens_lab.report.cifar.rows import Row, Rows, describe_metric
 from stochens_lab.report.paper import TEST
+from stochens_lab.report.tables import Cell, Head, Table
+from stochens_lab.report.tables import Row as TableRow
 
 METRICS = ("agreement", "variance", "accuracy", "NLL")
 FREE = ("members", "epochs", "draws", "seed", "test_images")  # the rest must be the same
+TITLE = "Epochs of training against distance to HMC"
 NOTE = (
     "The same method with fewer and more epochs, all read at the same number of members: the mean "
     "over the ensembles of that size that share none, where a run has more, and else with its "
@@ -32,7 +33,6 @@ class Trade(NamedTuple):
 
     name: str
     members: int
-    style: str
     points: list[Point]
 
     def series(self, metric: str) -> tuple[list[float], list[float]]:
@@ -40,119 +40,103 @@ class Trade(NamedTuple):
         return [x for x, _ in found], [y for _, y in found]
 
 
-def trades(rows: Rows) -> list[Trade]:
+def find_trades(rows: Rows) -> list[Trade]:
     """One for each method and recipe of which there are two lengths of training."""
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows.methods:
-        if "epochs" in row.made and curve(row, "members curve", "agreement") is not None:
-            recipe = tuple(row.made.get(key) for key in SETTINGS if key not in FREE)
+        if "epochs" in row.settings and read_curve(row, "members curve", "agreement") is not None:
+            recipe = tuple(row.settings.get(key) for key in SETTINGS if key not in FREE)
             groups.setdefault((row.method, *recipe), []).append(row)
-    several = {key: found for key, found in groups.items() if len(_epochs(found)) > 1}
+    several = {key: found for key, found in groups.items() if len(_list_epochs(found)) > 1}
     methods = [key[0] for key in several]
     return [
-        _trade(found, with_images=methods.count(key[0]) > 1)
+        _build_trade(found, with_images=methods.count(key[0]) > 1)
         for key, found in several.items()
-        if set.intersection(*map(_counts, found))
+        if set.intersection(*map(_list_counts, found))
     ]
 
 
-def _epochs(rows: list[Row]) -> list[int]:
-    return sorted({row.made["epochs"] for row in rows})
+def _list_epochs(rows: list[Row]) -> list[int]:
+    return sorted({row.settings["epochs"] for row in rows})
 
 
-def _counts(row: Row) -> set[float]:
-    found = curve(row, "members curve", "agreement")
+def _list_counts(row: Row) -> set[float]:
+    found = read_curve(row, "members curve", "agreement")
     return set() if found is None else set(found[0])
 
 
-def _trade(found: list[Row], *, with_images: bool) -> Trade:
-    members = max(set.intersection(*map(_counts, found)))
-    largest = max(found, key=lambda row: row.made["members"])
+def _build_trade(found: list[Row], *, with_images: bool) -> Trade:
+    members = max(set.intersection(*map(_list_counts, found)))
+    largest = max(found, key=lambda row: row.settings["members"])
     points = []
-    for epochs in _epochs(found):
+    for epochs in _list_epochs(found):
         # The run with most members has most ensembles of this size to take the mean of.
-        own = [row for row in found if row.made["epochs"] == epochs]
-        row = max(own, key=lambda row: row.made["members"])
-        point = Point(epochs, row, _values(row, members), _intervals(row, members), _seconds(row))
+        own = [row for row in found if row.settings["epochs"] == epochs]
+        row = max(own, key=lambda row: row.settings["members"])
+        point = Point(
+            epochs,
+            row,
+            _read_values(row, members),
+            _read_intervals(row, members),
+            _measure_seconds(row),
+        )
         points.append(point)
     name = largest.method
-    if with_images and "images" in largest.made:
-        name += f", {words('images', largest.made['images'])}"
-    return Trade(name, int(members), largest.style, points)
+    if with_images and "images" in largest.settings:
+        name += f", {phrase_setting('images', largest.settings['images'])}"
+    return Trade(name, int(members), points)
 
 
-def _values(row: Row, members: float) -> dict[str, float]:
+def _read_values(row: Row, members: float) -> dict[str, float]:
     values = {}
     for metric in METRICS:
-        x, y = curve(row, "members curve", metric) or ([], [])
+        x, y = read_curve(row, "members curve", metric) or ([], [])
         if members in x:
             values[metric] = y[x.index(members)]
     return values
 
 
-def _intervals(row: Row, members: float) -> dict[str, Interval]:
+def _read_intervals(row: Row, members: float) -> dict[str, Interval]:
     """The curve has one inference of each member: more would be another value."""
-    if row.made["members"] != members or row.made.get("draws", 1) != 1:
+    if row.settings["members"] != members or row.settings.get("draws", 1) != 1:
         return {}
     found = {metric: row.interval(TEST, metric) for metric in METRICS}
     return {metric: interval for metric, interval in found.items() if interval is not None}
 
 
-def _seconds(row: Row) -> float | None:
+def _measure_seconds(row: Row) -> float | None:
     """Blocks of members are timed by the names of set and row."""
     timings = row.views[0].about.get("timings") or {}
     own = [s for name, s in timings.items() if name.startswith(f"{row.set_name}/{row.method} ")]
-    return sum(own) / row.made["members"] if own else None
+    return sum(own) / row.settings["members"] if own else None
 
 
-def trade_table(rows: Rows) -> Html | None:
-    found = trades(rows)
+def build_trade_table(rows: Rows) -> Table | None:
+    found = find_trades(rows)
     if not found:
         return None
     names = [name for name in METRICS if any(name in p.values for t in found for p in t.points)]
-    heads = [tag("th", "method", scope="col", class_="name"), tag("th", "epochs", scope="col")]
-    heads += [
-        tag("th", shown(name).label, tag("small", shown(name).unit), scope="col") for name in names
-    ]
-    heads.append(tag("th", "training", tag("small", "s a member"), scope="col"))
-    body = [
-        tag(
-            "tr",
-            tag("th", name, scope="row", class_="name"),
-            *(tag("td", value, tag("small", span) if span else None) for value, span in cells),
+    metrics = [describe_metric(name) for name in names]
+    heads = [Head("method"), Head("epochs"), *(Head(m.label, m.unit) for m in metrics)]
+    lines = [
+        TableRow(
+            f"{trade.name}, {phrase_setting('members', trade.members)}",
+            [
+                Cell(f"{point.epochs:,}"),
+                *(_build_cell(point, name) for name in names),
+                Cell() if point.seconds is None else Cell(f"{point.seconds:.1f}"),
+            ],
         )
-        for name, cells in _cells(found, names)
+        for trade in found
+        for point in trade.points
     ]
-    caption = "Epochs of training against distance to HMC"
-    return table(
-        tag("thead", tag("tr", *heads)), tag("tbody", *body), caption=caption, class_="results"
-    )
+    return Table(TITLE, [*heads, Head("training", where="s a member")], lines, style="results")
 
 
-def _cells(found: list[Trade], names: list[str]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Of each row its name, and the value and interval of each cell."""
-    for trade in found:
-        for point in trade.points:
-            cells = [(f"{point.epochs:,}", "")]
-            for name in names:
-                value, interval = point.values.get(name), point.intervals.get(name)
-                text = DASH if value is None else shown(name).text(value)
-                ends = (interval.low, interval.high) if interval else ()
-                cells.append((text, " to ".join(map(shown(name).text, ends))))
-            cells.append((DASH if point.seconds is None else f"{point.seconds:.1f}", ""))
-            yield f"{trade.name}, {words('members', trade.members)}", cells
-
-
-def trade_lines(rows: Rows) -> Iterator[str]:
-    """Markdown."""
-    found = trades(rows)
-    if not found:
-        return
-    names = [name for name in METRICS if any(name in p.values for t in found for p in t.points)]
-    heads = [f"{name} ({shown(name).unit})" if shown(name).unit else name for name in names]
-    yield from ("", "## Epochs of training against distance to HMC", "", NOTE, "")
-    yield f"| | epochs | {' | '.join(heads)} | training, s a member |"
-    yield "| --- " * (len(heads) + 3) + "|"
-    for name, cells in _cells(found, names):
-        said = [f"{value} ({span})" if span else value for value, span in cells]
-        yield f"| {name} | {' | '.join(said)} |"
+def _build_cell(point: Point, name: str) -> Cell:
+    value, interval = point.values.get(name), point.intervals.get(name)
+    if value is None:
+        return Cell()
+    metric = describe_metric(name)
+    ends = (interval.low, interval.high) if interval else ()
+    return Cell(metric.text(value), interval=" to ".join(map(metric.text, ends)))

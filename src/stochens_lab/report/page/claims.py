@@ -3,9 +3,11 @@
 from typing import Literal, NamedTuple
 
 from stochens.metrics import Interval
-from stochens_lab.report.page.html import DASH, MINUS, Html, join, listed, table, tag
-from stochens_lab.report.page.run import View, domain_name, unique
+from stochens_lab.report.page.parts import Note, Part
 from stochens_lab.report.paper import EXPERIMENT
+from stochens_lab.report.tables import Cell, Head, Row, Table
+from stochens_lab.report.text import MINUS, join_words
+from stochens_lab.report.view import View, name_domain, unique
 
 BY = "variance"  # the distance that claims are about; less is closer
 
@@ -34,10 +36,10 @@ VERDICTS = {
 }
 
 
-def verdict(claim: Claim, one: Interval, other: Interval) -> str:
+def judge(claim: Claim, one: Interval, other: Interval) -> str:
     """Clear is what intervals that do not touch show.
 
-    >>> verdict(CLAIMS[0], Interval(1, 0.9, 1.1), Interval(2, 1.8, 2.2))
+    >>> judge(CLAIMS[0], Interval(1, 0.9, 1.1), Interval(2, 1.8, 2.2))
     'holds'
     """
     if one.high < other.low:
@@ -47,59 +49,52 @@ def verdict(claim: Claim, one: Interval, other: Interval) -> str:
     return "unclear"
 
 
-def claims(view: View) -> Html | None:
+def show_claims(view: View) -> list[Part]:
     """A table of claims, place by place, and in words how SE3's two sets fare."""
     if view.experiment != EXPERIMENT:
-        return None
+        return []
     places = [
         (s, d)
         for s in view.sets
         for d in unique(d for row in view.run.metrics.get(s, {}).values() for d in row)
     ]
-    rows = [row for claim in CLAIMS if (row := _row(view, claim, places)) is not None]
+    rows = [row for claim in CLAIMS if (row := _build_row(view, claim, places)) is not None]
     if not rows:
-        return None
-    head = tag(
-        "tr",
-        tag("th", "claim", scope="col", class_="name"),
-        *(tag("th", f"{s}, {domain_name(d)}", scope="col") for s, d in places),
-    )
+        return []
+    heads = [Head("claim"), *(Head(f"{s}, {name_domain(d)}") for s, d in places)]
     note = (
         "In per cent, how much larger or smaller the first one's distance to the reference is "
         "(variance). Differences count as clear where the 95 % intervals do not touch."
     )
-    shown = table(tag("thead", head), tag("tbody", *rows), caption="Claims", class_="claims")
-    return join([tag("p", note, class_="note"), shown, _merging(view)])
+    return [Note(note), Table("Claims", heads, rows, style="claims"), *_tell_set_distance(view)]
 
 
-def _row(view: View, claim: Claim, places: list[tuple[str, str]]) -> Html | None:
-    cells, found = [], False
+def _build_row(view: View, claim: Claim, places: list[tuple[str, str]]) -> Row | None:
+    cells = []
     for set_name, domain in places:
         one, other = (
             view.interval(set_name, name, domain, BY) for name in (claim.method, claim.other)
         )
         if one is None or other is None or other.value <= 0:
-            cells.append(tag("td", DASH))
+            cells.append(Cell())
             continue
-        found = True
-        is_so = verdict(claim, one, other)
-        change = _percent(one.value / other.value - 1)
-        cells.append(tag("td", change, tag("small", VERDICTS[is_so]), class_=is_so))
+        verdict = judge(claim, one, other)
+        change = _format_percent(one.value / other.value - 1)
+        cells.append(Cell(change, verdict=VERDICTS[verdict], mark=verdict))
     name = f"{claim.method} is {claim.says} than {claim.other}"
-    head = tag("th", name, tag("small", claim.whose), scope="row", class_="name")
-    return tag("tr", head, *cells) if found else None
+    return Row(name, cells, claim.whose) if any(cell.verdict for cell in cells) else None
 
 
-def _percent(share: float) -> str:
+def _format_percent(share: float) -> str:
     """
-    >>> _percent(0.123), _percent(-0.001)
+    >>> _format_percent(0.123), _format_percent(-0.001)
     ('+12 %', '0 %')
     """
     whole = round(100 * share)
     return f"{whole:+d} %".replace("-", MINUS) if whole else "0 %"
 
 
-def _merging(view: View) -> Html | None:
+def _tell_set_distance(view: View) -> list[Part]:
     """SE3's two parameter sets over training: a member whose sets are one is a plain network."""
     found = {}
     for set_name in view.sets:
@@ -107,12 +102,11 @@ def _merging(view: View) -> Html | None:
         if curve:
             found[set_name] = curve
     if not found:
-        return None
-    steps = listed(f"{step:,}" for step in next(iter(found.values()))["step"])
+        return []
+    steps = join_words(f"{step:,}" for step in next(iter(found.values()))["step"])
     courses = [f"{s} " + ", ".join(f"{d:.2f}" for d in c["mean"]) for s, c in found.items()]
-    return tag(
-        "p",
+    words = (
         f"The distance between SE3's two parameter sets, as a share of their size, after {steps} "
-        f"steps: {'; '.join(courses)}. A member whose two sets are one is a plain network.",
-        class_="note after",
+        f"steps: {'; '.join(courses)}. A member whose two sets are one is a plain network."
     )
+    return [Note(words, "note after")]

@@ -3,8 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from stochens_lab.report.page.html import DASH, Html, duration, join, number, table, tag
-from stochens_lab.report.page.run import View
+from markupsafe import Markup
+
+from stochens_lab.report.page.parts import Definitions, Part, Troubles
+from stochens_lab.report.tables import Cell, Head, Row, Table
+from stochens_lab.report.text import DASH, format_duration, format_number
+from stochens_lab.report.view import View
 
 DIAGNOSTICS = {
     "e_bfmi": "E-BFMI, lowest",
@@ -53,129 +57,98 @@ READING = (
 )
 
 
-def facts(view: View) -> Html:
+def show_facts(view: View) -> list[Part]:
     """The run's own account of itself."""
     about, config = view.about, view.config
     machine = about.get("machine") or {}
-    where = ", ".join(
-        str(word)
-        for word in (
-            machine.get("gpu") or "CPU",
-            f"{machine['cores']} cores" if machine.get("cores") else None,
-            machine.get("system"),
-        )
-        if word
+    where = (
+        machine.get("gpu") or "CPU",
+        f"{machine['cores']} cores" if machine.get("cores") else None,
+        machine.get("system"),
     )
     versions = ", ".join(f"{name} {v}" for name, v in (about.get("versions") or {}).items())
     started = str(about.get("started", DASH)).replace("T", " ").replace("+00:00", " UTC")
-    rows: list[tuple[str, object]] = [
+    rows: list[tuple[str, str | Markup]] = [
         ("Experiment", view.experiment),
-        *([("Preset", config["preset"])] if config.get("preset") else []),
-        ("Command", tag("code", about.get("command", DASH))),
+        *([("Preset", str(config["preset"]))] if config.get("preset") else []),
+        ("Command", Markup("<code>{}</code>").format(about.get("command", DASH))),
         ("Started", started),
-        ("Wall time", duration(float(about.get("seconds") or 0))),
-        ("Seed", config.get("seed", DASH)),
-        ("Machine", where),
+        ("Wall time", format_duration(float(about.get("seconds") or 0))),
+        ("Seed", str(config.get("seed", DASH))),
+        ("Machine", ", ".join(str(word) for word in where if word)),
         ("Versions", versions or DASH),
     ]
-    items = [tag("div", tag("dt", name), tag("dd", value)) for name, value in rows]
-    return join([tag("dl", *items, class_="facts"), _settings(config)])
+    settings = [(name, _format_setting(value)) for name, value in config.items()]
+    all_settings = [Definitions(settings, "facts dense", "All settings")] if settings else []
+    return [Definitions(rows, "facts"), *all_settings]
 
 
-def _settings(config: Mapping[str, Any]) -> Html | None:
-    if not config:
-        return None
-    rows = [tag("div", tag("dt", name), tag("dd", _plain(value))) for name, value in config.items()]
-    summary = tag("summary", "All settings")
-    return tag("details", summary, tag("dl", *rows, class_="facts dense"))
-
-
-def _plain(value: Any) -> str:
+def _format_setting(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) or "none"
     return DASH if value is None else str(value)
 
 
-def sampler(view: View) -> Html | None:
+def show_sampler(view: View) -> list[Part]:
     found = view.run.sampler
     if not found:
-        return None
-    flat = {name: dict(_flat(about)) for name, about in found.items()}
-    keys = dict.fromkeys(key for row in flat.values() for key in row)
+        return []
+    flat = {name: dict(_flatten(about)) for name, about in found.items()}
     rows = [
-        tag(
-            "tr",
-            tag("th", DIAGNOSTICS.get(key, key), scope="row", class_="name"),
-            *(tag("td", number(row.get(key), 3 if _fine(key) else 1)) for row in flat.values()),
+        Row(
+            DIAGNOSTICS.get(key, key),
+            [Cell(format_number(row.get(key), _choose_digits(key))) for row in flat.values()],
         )
-        for key in keys
+        for key in dict.fromkeys(key for row in flat.values() for key in row)
     ]
-    heads = [tag("th", "", scope="col"), *(tag("th", f"set {s}", scope="col") for s in flat)]
-    body = table(
-        tag("thead", tag("tr", *heads)),
-        tag("tbody", *rows),
-        caption="Diagnostics of the reference sampler",
-    )
-    return join([*(_troubles(name, about) for name, about in found.items()), body])
+    heads = [Head(""), *(Head(f"set {name}") for name in flat)]
+    troubles = [Troubles(name, about.get(TROUBLES) or []) for name, about in found.items()]
+    return [*troubles, Table("Diagnostics of the reference sampler", heads, rows)]
 
 
-def _fine(key: str) -> bool:
-    return any(word in key for word in ("rhat", "accept", "bfmi"))
+def _choose_digits(key: str) -> int:
+    return 3 if any(word in key for word in ("rhat", "accept", "bfmi")) else 1
 
 
-def _troubles(set_name: str, about: Mapping[str, Any]) -> Html:
-    troubles = about.get(TROUBLES) or []
-    if not troubles:
-        return tag("p", tag("b", f"Set {set_name}: "), "no trouble found.", class_="fine")
-    said = [tag("li", trouble) for trouble in troubles]
-    return tag("div", tag("b", f"Set {set_name}: look here"), tag("ul", *said), class_="trouble")
-
-
-def _flat(about: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(about: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in about.items():
         if key == TROUBLES:
             continue
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key} ")
+            yield from _flatten(value, f"{prefix}{key} ")
         else:
             yield f"{prefix}{key}", value
 
 
-def timings(view: View) -> Html | None:
+def show_timings(view: View) -> list[Part]:
     """Seconds by method and set, the mean over draws and seeds."""
     found: dict[str, dict[str, list[float]]] = {}
     sets: dict[str, None] = {}
     for key, seconds in (view.about.get("timings") or {}).items():
-        set_name, method = _timed(view, key)
+        set_name, method = _split_key(view, key)
         sets[set_name] = None
         found.setdefault(method, {}).setdefault(set_name, []).append(float(seconds))
     if not found:
-        return None
+        return []
     longest = max(sum(v) / len(v) for row in found.values() for v in row.values()) or 1
-    rows = []
-    for method, row in found.items():
-        cells = [tag("th", method, scope="row", class_="name")]
-        for name in sets:
-            values = row.get(name)
-            if not values:
-                cells.append(tag("td", DASH))
-                continue
-            mean = sum(values) / len(values)
-            times = tag("small", f"{len(values)} times") if len(values) > 1 else None
-            share = f"--share:{mean / longest:.3f}"
-            cells.append(tag("td", number(mean, 1), times, class_="barred", style=share))
-        rows.append(tag("tr", *cells))
-    labels = [f"set {name}" if name else "all" for name in sets]
-    heads = [tag("th", "", scope="col"), *(tag("th", label, scope="col") for label in labels)]
-    return table(
-        tag("thead", tag("tr", *heads)),
-        tag("tbody", *rows),
-        caption="Seconds for one training, sampling or prediction",
-        class_="times",
-    )
+    rows = [
+        Row(method, [_build_time(row.get(name, []), longest) for name in sets])
+        for method, row in found.items()
+    ]
+    heads = [Head(""), *(Head(f"set {name}" if name else "all") for name in sets)]
+    caption = "Seconds for one training, sampling or prediction"
+    return [Table(caption, heads, rows, style="times")]
 
 
-def _timed(view: View, key: str) -> tuple[str, str]:
+def _build_time(values: Sequence[float], longest: float) -> Cell:
+    if not values:
+        return Cell()
+    mean = sum(values) / len(values)
+    times = (f"{len(values)} times",) if len(values) > 1 else ()
+    return Cell(format_number(mean, 1), notes=times, mark="barred", share=mean / longest)
+
+
+def _split_key(view: View, key: str) -> tuple[str, str]:
     """ "set/draw/seed/method", where names may have "/" in them."""
     for set_name in view.sets:
         if key.startswith(f"{set_name}/"):
@@ -186,6 +159,5 @@ def _timed(view: View, key: str) -> tuple[str, str]:
     return "", key
 
 
-def reading(words: Sequence[tuple[str, str]] = READING) -> Html:
-    items = [tag("div", tag("dt", name), tag("dd", text)) for name, text in words]
-    return tag("dl", *items, class_="reading")
+def explain_words(words: Sequence[tuple[str, str]] = READING) -> list[Part]:
+    return [Definitions(words, "reading")]

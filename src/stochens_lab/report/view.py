@@ -1,4 +1,4 @@
-"""What the page needs to know of a run, read from its files and not from names known beforehand."""
+"""What reports need to know of a run, read from its files and not from names known beforehand."""
 
 import math
 from collections.abc import Iterable
@@ -10,8 +10,8 @@ import numpy as np
 
 from stochens.comparison import OWN_NOISE
 from stochens.metrics import Interval
-from stochens_lab.report.page.html import MINUS
 from stochens_lab.report.run_folder import Run
+from stochens_lab.report.text import MINUS
 
 HALVES = ", chain to chain"  # half of the chains against the other half: of older runs
 CONTROL_SUFFIX = ", early"
@@ -54,15 +54,15 @@ METRICS = {
 HEADLINE = ("variance", "NLL", "accuracy", "RMSE")  # the first that is there tells who is closest
 
 
-def metric(name: str) -> Metric:
+def describe_metric(name: str) -> Metric:
     return METRICS.get(name) or Metric(name)
 
 
-def domain_name(domain: str) -> str:
+def name_domain(domain: str) -> str:
     return DOMAIN_NAMES.get(domain, domain)
 
 
-def where(domain: str) -> str:
+def phrase_domain(domain: str) -> str:
     """A domain inside a sentence."""
     return DOMAIN_NAMES.get(domain, f"on {domain}")
 
@@ -128,13 +128,13 @@ class View:
                 return noise.removesuffix(OWN_NOISE).removesuffix(HALVES)
         tables = (self.run.training, self.run.metrics)
         predicted = {method for _, method, _ in self.predictions}
-        listed = {name for table in tables for rows in table.values() for name in rows}
-        others = predicted - listed
+        known = {name for table in tables for rows in table.values() for name in rows}
+        others = predicted - known
         if len(others) == 1:
             return others.pop()
-        return next((name for name in REFERENCES if name in predicted | listed), None)
+        return next((name for name in REFERENCES if name in predicted | known), None)
 
-    def apart(self, set_name: str) -> list[str]:
+    def references(self, set_name: str) -> list[str]:
         """The rows that do not compete: the reference, its noise, and some of its draws."""
         own = f"{self.reference}, "
         rows = self.run.metrics.get(set_name, {})
@@ -142,8 +142,8 @@ class View:
 
     def methods(self, set_name: str) -> list[str]:
         """The rows that compete."""
-        apart = self.apart(set_name)
-        return [name for name in self.run.metrics.get(set_name, {}) if name not in apart]
+        references = self.references(set_name)
+        return [n for n in self.run.metrics.get(set_name, {}) if n not in references]
 
     def columns(self, set_name: str) -> dict[str, list[str]]:
         """Metric -> its domains, each in the order of the file."""
@@ -166,7 +166,7 @@ class View:
 
     def best(self, set_name: str, domain: str, name: str) -> str | None:
         """The method with the best value, if one can be best at all."""
-        better = metric(name).better
+        better = describe_metric(name).better
         found = {
             method: interval.value * better
             for method in self.methods(set_name)

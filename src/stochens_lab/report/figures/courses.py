@@ -1,0 +1,204 @@
+"""Training: the loss over steps, the distance to the reference over steps, and calibration."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from stochens.errors import InputError
+from stochens.metrics import calibration_curve
+from stochens_lab.report.figures.style import (
+    AREA,
+    COLOURS,
+    MARGIN,
+    PAGE_WIDTH,
+    QUIET,
+    add_legend,
+    format_ticks,
+    label_below,
+    make_panels,
+    pick_colour,
+    pick_dash,
+    plot_line,
+    style_figure,
+)
+from stochens_lab.report.view import View, describe_metric, name_domain, unique
+
+SETTLED = 0.15  # the share of training after which the loss is worth its place on the axis
+CURVE_METRIC = "variance"  # what "curve" in training.json holds
+APART = 1.6  # the least ratio between two labels of a logarithmic axis
+
+
+class Course(NamedTuple):
+    """y over x, with the standard deviation of y or nothing."""
+
+    x: list[float]
+    y: list[float]
+    spread: list[float]
+
+
+@style_figure
+def draw_losses(view: View, set_name: str) -> Figure | None:
+    """A panel for each method, the other methods grey behind it."""
+    courses = {
+        method: course
+        for method, row in view.run.training[set_name].items()
+        if (course := _read_loss(row.get("course") or {})).x
+    }
+    if not courses:
+        return None
+    settled = [
+        y + sign * s
+        for course in courses.values()
+        for x, y, s in zip(*course, strict=True)
+        if x >= SETTLED * course.x[-1]
+        for sign in (-1, 1)
+    ]
+    low, high = min(settled), float(np.quantile(settled, 0.97))
+    margin = 0.05 * (high - low) or 1
+    figure, axes = make_panels(len(courses), most=5, width=1.9, height=1.2)
+    for ax, (method, course) in zip(axes, courses.items(), strict=True):
+        for other in courses.values():
+            ax.plot(other.x, other.y, color=AREA, linewidth=0.8)
+        plot_line(ax, method, course.x, course.y, spread=course.spread, color=COLOURS[0])
+        ax.set_title(method)
+        ax.set_ylim(low - margin, high + margin)
+        ax.set_xlim(left=0)
+        ax.locator_params(nbins=4)
+    label_below(figure, "training steps")
+    return figure
+
+
+def _read_loss(course: dict[str, Any]) -> Course:
+    """Without the steps at which a loss was infinite."""
+    if not course.get("step"):
+        return Course([], [], [])
+    spread = course.get("sd") or [0.0] * len(course["step"])
+    points = zip(course["step"], course["loss"], spread, strict=True)
+    known = [point for point in points if None not in point]
+    return Course(*([point[k] for point in known] for k in range(3)))
+
+
+@style_figure
+def draw_steps(view: View) -> Figure | None:
+    """Distance to the reference over training steps, with the distance of a method's two sets."""
+    panels = {name: found for name in view.sets if (found := _find_curves(view, name))}
+    if not panels:
+        return None
+    methods = unique(m for found in panels.values() for lines in found.values() for m in lines)
+    titles = unique(title for found in panels.values() for title in found)
+    figure, flat = make_panels(
+        len(panels) * len(titles),
+        most=len(titles),
+        width=(PAGE_WIDTH - MARGIN) / max(len(titles), 3) - 0.6,
+        height=1.7,
+        share=False,
+        legend=len(methods),
+    )
+    grid = [flat[i : i + len(titles)] for i in range(0, len(flat), len(titles))]
+    for axes, (set_name, found) in zip(grid, panels.items(), strict=True):
+        for ax, title in zip(axes, titles, strict=True):
+            if title not in found:
+                ax.axis("off")
+                continue
+            ax.set_title(f"Set {set_name}: {title}")
+            for method, (x, y, spread) in found[title].items():
+                look = _choose_look(methods.index(method))
+                plot_line(ax, method, x, y, spread=spread, marker="o", **look)
+            ax.set_ylim(bottom=0)
+            format_ticks(ax, _space_labels([x for c in found[title].values() for x in c.x]))
+    label_below(figure, "training steps, log scale")
+    add_legend(figure, flat)
+    return figure
+
+
+def _choose_look(index: int) -> dict[str, Any]:
+    return {"color": pick_colour(index), "linestyle": pick_dash(index)}
+
+
+def _find_curves(view: View, set_name: str) -> dict[str, dict[str, Course]]:
+    """Title of a panel -> method -> its curve, in the units of the metric."""
+    found: dict[str, dict[str, Course]] = {}
+    rows = view.run.training.get(set_name, {})
+    metric = describe_metric(CURVE_METRIC)
+    for domain in unique(d for row in rows.values() for d in row.get("curve", {})):
+        title = f"{metric.label} {name_domain(domain)}, {metric.unit}"
+        for method, row in rows.items():
+            if domain in row.get("curve", {}):
+                course = _read_curve(view, set_name, method, domain, row["curve"][domain])
+                scaled = (
+                    [metric.scale * v for v in course.y],
+                    [metric.scale * v for v in course.spread],
+                )
+                found.setdefault(title, {})[method] = Course(course.x, *scaled)
+    for method, row in rows.items():
+        if "set distance" in row:
+            apart = row["set distance"]
+            course = Course(apart["step"], apart["mean"], apart["sd"])
+            found.setdefault(f"set distance of {method}", {})[method] = course
+    return found
+
+
+def _read_curve(
+    view: View, set_name: str, method: str, domain: str, curve: dict[str, Any]
+) -> Course:
+    """Shorter trainings, and last the method of the table."""
+    x, y, spread = list(curve["step"]), list(curve["mean"]), list(curve["sd"])
+    last = view.interval(set_name, method, domain, CURVE_METRIC)
+    steps = view.training_of(set_name, method).get("steps")
+    if last is not None and isinstance(steps, int) and steps > max(x, default=0):
+        return Course([*x, steps], [*y, last.value], [*spread, 0.0])
+    return Course(x, y, spread)
+
+
+def _space_labels(steps: Sequence[float]) -> list[float]:
+    """Those that can have a label without running into the one before."""
+    kept: list[float] = []
+    for step in sorted(set(steps)):
+        if not kept or step >= APART * kept[-1]:
+            kept.append(step)
+    return kept
+
+
+@style_figure
+def draw_calibration(view: View) -> Figure | None:
+    """Accuracy over confidence, where the labels of the test points were kept."""
+    labelled = [
+        (set_name, place, labels)
+        for set_name in view.sets
+        for place in unique(p for s, _, p in view.predictions if s == set_name)
+        if (labels := view.points(set_name, f"labels-{place}")) is not None
+    ]
+    if not labelled:
+        return None
+    methods = unique(
+        method
+        for s, place, _ in labelled
+        for (t, method, p) in view.predictions
+        if (t, p) == (s, place)
+    )
+    figure, axes = make_panels(len(labelled), most=3, width=3.3, height=2.6, legend=len(methods))
+    for ax, (set_name, place, labels) in zip(axes, labelled, strict=True):
+        ax.plot([0, 100], [0, 100], color=QUIET, linewidth=0.8, linestyle="--")
+        for method in methods:
+            mean = view.predictions.get((set_name, method, place), {}).get("mean")
+            if mean is not None and len(mean) == len(labels):
+                _draw_calibrated(ax, method, mean, labels, methods.index(method))
+        ax.set_title(f"Set {set_name}, {name_domain(place)}: accuracy, %")
+    label_below(figure, "confidence, %")
+    add_legend(figure, axes)
+    return figure
+
+
+def _draw_calibrated(
+    ax: Axes, method: str, mean: np.ndarray, labels: np.ndarray, index: int
+) -> None:
+    try:
+        curve = calibration_curve(torch.from_numpy(mean), torch.from_numpy(labels), bins=10)
+        x, y = (100 * curve.confidence).tolist(), (100 * curve.accuracy).tolist()
+    except InputError:  # labels and classes that do not go together are no reason for no page
+        x, y = [], []
+    plot_line(ax, method, x, y, marker="o", **_choose_look(index))

@@ -1,0 +1,61 @@
+"""Files of figures: all that a run, or several, have the numbers for."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+
+from stochens_lab.report.cifar.rows import is_cifar
+from stochens_lab.report.figures.cifar import draw_cifar_figures
+from stochens_lab.report.figures.courses import draw_steps
+from stochens_lab.report.figures.planes import draw_plane_figures
+from stochens_lab.report.figures.style import save_figure
+from stochens_lab.report.figures.uncertainty import draw_uncertainty
+from stochens_lab.report.run_folder import FIGURES, Run
+from stochens_lab.report.view import View
+
+HERE, THERE = "test", "photographs"
+
+
+def save_figures(run: Run, folder: Path | None = None) -> None:
+    """Every figure that the run has the numbers for, as PNG and SVG; in the run's own folder if
+    none is given."""
+    view = View(run, "")
+    figures = draw_cifar_figures([run]) if is_cifar(view) else _draw_figures(view)
+    _save(figures, run.path / FIGURES if folder is None else folder)
+
+
+def save_all_figures(runs: Sequence[Run], images: Sequence[Run], folder: Path) -> None:
+    """Of several runs; those of `images` share theirs, others have a folder each."""
+    if images:
+        _save(draw_cifar_figures(images), folder)
+    for run in runs:
+        if run not in images:
+            save_figures(run, folder / run.name if len(runs) > 1 else folder)
+
+
+def _save(figures: Iterable[tuple[str, Figure]], folder: Path) -> None:
+    for given, figure in figures:
+        name = re.sub(r"[^\w.,+ -]+", "-", given)  # it has that of a set, from anybody's file
+        for suffix in (".png", ".svg"):
+            save_figure(figure, folder / (name + suffix))
+
+
+def _draw_figures(view: View) -> Iterator[tuple[str, Figure]]:
+    yield from draw_plane_figures(view)
+    steps = draw_steps(view)
+    if steps is not None:
+        yield "steps", steps
+    for set_name, rows in view.run.metrics.items():
+        labels = view.points(set_name, f"labels-{HERE}")
+        methods = [m for m in rows if (set_name, m, THERE) in view.predictions]
+        if methods and labels is not None:
+            known, unknown = (
+                {m: view.run.predictive((set_name, m, place)) for m in methods}
+                for place in (HERE, THERE)
+            )
+            y = torch.from_numpy(labels)
+            figure = draw_uncertainty(known, unknown, y, here=HERE, there=THERE)
+            yield f"uncertainty-{set_name}", figure
