@@ -1,0 +1,153 @@
+"""A network as one program for all members: traced once, stacked by rules, run or compiled.
+
+    program = build(net, x)
+    outputs = program(params, x)  # [M, B, C]
+
+It is differentiable, and torch.compile takes it whole: one flat function of plain operators.
+"""
+
+import operator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+
+from stochens.errors import InputError
+from stochens.members import Params, size
+from stochens.program import rules
+from stochens.program.stacker import Stacker, Value, item
+from stochens.program.trace import Traced, Untraceable, is_operator, trace
+
+CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "_assert_async")
+
+
+class Noise(NamedTuple):
+    """Whose noise it is: numbers of members [M] and the seed of the pass [1], int64."""
+
+    members: Tensor
+    seed: Tensor
+
+
+class Program:
+    """Outputs of all members of a network."""
+
+    def __init__(self, net: nn.Module, traced: Traced, dtype: torch.dtype | None) -> None:
+        self.names, self.dtype = traced.names, dtype
+        self._net = net
+        self._traced = {traced.batch: traced}
+        self._graphs: dict[tuple[int | None, bool], fx.GraphModule] = {}
+
+    def __call__(self, params: Params, x: Tensor, noise: Noise | None = None) -> Tensor:
+        """params [M, ...], x [B, ...] of all members -> [M, B, C]. noise: None draws a seed."""
+        return self._run(params, x, noise, own_rows=False)
+
+    def each(self, params: Params, x: Tensor, noise: Noise | None = None) -> Tensor:
+        """Likewise where each member has inputs of its own, x [M, B, ...]."""
+        return self._run(params, x, noise, own_rows=True)
+
+    def _run(self, params: Params, x: Tensor, noise: Noise | None, *, own_rows: bool) -> Tensor:
+        graph = self.graph(x.shape[1] if own_rows else len(x), own_rows=own_rows)
+        own = [params[name] for name in self.names]
+        kind = own[0].dtype
+        if self.dtype is not None:
+            own = [p.to(self.dtype) for p in own]
+            x = x.to(self.dtype) if x.is_floating_point() else x
+        noise = noise if noise is not None else fresh_noise(size(params), x.device)
+        outputs: Tensor = graph(x, *own, *noise)
+        return outputs if self.dtype is None else outputs.to(kind)
+
+    @property
+    def noisy(self) -> bool:
+        return any(traced.noisy for traced in self._traced.values())
+
+    def graph(self, batch: int, *, own_rows: bool) -> fx.GraphModule:
+        """(x, *params, members, seed) -> outputs, for a batch of so many examples."""
+        key = None if None in self._traced else batch
+        if (key, own_rows) not in self._graphs:
+            if key not in self._traced:  # a network that fixes the number of examples
+                self._traced[key] = trace(self._net, self._example(batch), dtype=self.dtype)
+            self._graphs[key, own_rows] = stack(self._traced[key], own_rows=own_rows)
+        return self._graphs[key, own_rows]
+
+    def _example(self, batch: int) -> Tensor:
+        traced = next(iter(self._traced.values()))
+        like = _inputs(traced)[0].meta["val"]
+        return torch.zeros((batch, *like.shape[1:]), dtype=like.dtype, device=like.device)
+
+
+def build(net: nn.Module, x: Tensor, *, dtype: torch.dtype | None = None) -> Program:
+    """The program of a network for inputs like x [B, ...], on its device and in the network's mode.
+
+    dtype: what it computes in, e.g. torch.bfloat16 for parameters in float32. Raises `Untraceable`
+    where torch.export or the rules cannot do it: vmap serves then.
+
+    >>> net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    >>> program = build(net, torch.zeros(4, 3))
+    >>> params = {name: torch.stack([p, p + 1]) for name, p in net.named_parameters()}
+    >>> program(params, torch.zeros(7, 3)).shape
+    torch.Size([2, 7, 2])
+    """
+    traced = trace(net, x, dtype=dtype)
+    if not traced.names:
+        raise InputError("the network has no trainable parameters")
+    return Program(net, traced, dtype)
+
+
+def fresh_noise(members: int, device: torch.device) -> Noise:
+    """Of a seed from torch's generator."""
+    seed = torch.randint(2**62, (1,), device=device)
+    return Noise(torch.arange(members, device=device), seed)
+
+
+def _inputs(traced: Traced) -> list[fx.Node]:
+    """x, the parameters, member and seed."""
+    nodes = [node for node in traced.graph.nodes if node.op == "placeholder"]
+    return nodes[len(traced.constants) :]
+
+
+def stack(traced: Traced, *, own_rows: bool) -> fx.GraphModule:
+    """(x, *params [M, ...], members [M], seed [1]) -> outputs [M, B, C], from one member's graph.
+
+    own_rows: whether x is [M, B, ...]."""
+    s = Stacker()
+    found: dict[fx.Node, Value] = {}
+    for k, node in enumerate(inputs := _inputs(traced)):
+        shared = (k == 0 and not own_rows) or k == len(inputs) - 1
+        held = s.graph.placeholder(node.name)
+        found[node] = Value(held, "shared" if shared else "front", node.meta["val"])
+    root = nn.Module()
+    for node in traced.graph.nodes:
+        if node.name in traced.constants and node.op == "placeholder":
+            root.register_buffer(node.name, traced.constants[node.name])
+            found[node] = Value(s.graph.get_attr(node.name), "shared", node.meta["val"])
+    s.members = s.emit(torch.ops.aten.sym_size.int, found[inputs[1]].node, 0)
+    for node in traced.graph.nodes:
+        if node.op == "call_function" and not _is_check(node.target):
+            found[node] = _stacked(s, node, found)
+        elif node.op == "output":
+            outputs = found[node.args[0][0]]
+            s.graph.output(s.stacked(outputs))
+    s.graph.eliminate_dead_code()
+    made = fx.GraphModule(root, s.graph, "Stacked")
+    made.recompile()
+    return made
+
+
+def _stacked(s: Stacker, node: fx.Node, found: dict[fx.Node, Value]) -> Value:
+    args = fx.map_arg(node.args, found.__getitem__)
+    kwargs = fx.map_arg(node.kwargs, found.__getitem__)
+    target, one = node.target, node.meta.get("val")
+    if target is operator.getitem:
+        return item(s, args[0], args[1], one)
+    if not is_operator(target):  # arithmetic of lengths
+        own = fx.map_arg((node.args, node.kwargs), lambda n: found[n].node)
+        return Value(s.graph.call_function(target, own[0], own[1]), "shared", one)
+    try:
+        return rules.apply(s, target, args, kwargs, one)
+    except (KeyError, IndexError, AttributeError, TypeError) as error:
+        raise Untraceable(f"no rule fits {target}: {error}") from error
+
+
+def _is_check(target: Any) -> bool:
+    """Whether it only looks at something, and raises."""
+    return is_operator(target) and target.name().removeprefix("aten::").startswith(CHECKS)
