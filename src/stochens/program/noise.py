@@ -50,11 +50,14 @@ def draw_words(members: Tensor, seed: Tensor, site: int, shape: Sequence[int]) -
 def words_by_index(members: Tensor, seed: Tensor, site: int, shape: Sequence[int]) -> Tensor:
     """splitmix64 with one operation for each word: word i is the lower half of number i // 2 of the
     stream where i is even, and the upper half where it is odd."""
-    keys = mix(mix(members * GOLDEN + seed) + wrapped((site + 1) * GOLDEN))  # [M]
+    seed = seed.view(()) if members.dim() == 0 else seed
+    keys = mix(mix(members * GOLDEN + seed) + wrapped((site + 1) * GOLDEN))  # [] or [M]
     index = torch.arange(math.prod(shape), device=members.device).view(tuple(shape))
-    keys = keys.view(-1, *[1] * len(shape))
-    pair = mix(keys + (index // 2 + 1) * GOLDEN)  # [M, *shape]
-    return torch.where(index % 2 == 0, pair, pair >> 32).to(torch.int32)
+    keys = keys.view(*members.shape, *[1] * len(shape))
+    # shifts, not divisions: torch.compile works out what it can of an index in whole numbers that
+    # do not wrap round
+    pair = mix(keys + ((index >> 1) + 1) * GOLDEN)  # [M, *shape]
+    return torch.where((index & 1) == 0, pair, pair >> 32).to(torch.int32)
 
 
 class TracedNoise(FromWords):

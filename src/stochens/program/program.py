@@ -32,47 +32,44 @@ class Program:
     """Outputs of all members of a network."""
 
     def __init__(self, net: nn.Module, traced: Traced, dtype: torch.dtype | None) -> None:
-        self.names, self.dtype = traced.names, dtype
-        self._net = net
-        self._traced = {traced.batch: traced}
-        self._graphs: dict[tuple[int | None, bool], fx.GraphModule] = {}
+        self.names, self.dtype, self.noisy = traced.names, dtype, traced.noisy
+        self._net, self._example = net, _inputs(traced)[0].meta["val"]
+        self._graphs: dict[int | None, Graphs] = {traced.batch: graphs_of(traced)}
 
     def __call__(self, params: Params, x: Tensor, noise: Noise | None = None) -> Tensor:
         """params [M, ...], x [B, ...] of all members -> [M, B, C]. noise: None draws a seed."""
-        return self._run(params, x, noise, own_rows=False)
+        return self._run(self.graphs(len(x)).shared, params, x, noise)
 
     def each(self, params: Params, x: Tensor, noise: Noise | None = None) -> Tensor:
         """Likewise where each member has inputs of its own, x [M, B, ...]."""
-        return self._run(params, x, noise, own_rows=True)
+        return self._run(self.graphs(x.shape[1]).own, params, x, noise)
 
-    def _run(self, params: Params, x: Tensor, noise: Noise | None, *, own_rows: bool) -> Tensor:
-        graph = self.graph(x.shape[1] if own_rows else len(x), own_rows=own_rows)
+    def one(self, params: Params, x: Tensor, noise: Noise | None = None) -> Tensor:
+        """One member alone: params without M, x [B, ...] -> [B, C]; noise.members is [] then."""
+        return self._run(self.graphs(len(x)).alone, params, x, noise)
+
+    def _run(
+        self, graph: fx.GraphModule, params: Params, x: Tensor, noise: Noise | None
+    ) -> Tensor:
         own = [params[name] for name in self.names]
         kind = own[0].dtype
         if self.dtype is not None:
             own = [p.to(self.dtype) for p in own]
             x = x.to(self.dtype) if x.is_floating_point() else x
-        noise = noise if noise is not None else fresh_noise(size(params), x.device)
+        if noise is None:
+            noise = fresh_noise(size(params), x.device) if self.noisy else Noise(x, x)
         outputs: Tensor = graph(x, *own, *noise)
         return outputs if self.dtype is None else outputs.to(kind)
 
-    @property
-    def noisy(self) -> bool:
-        return any(traced.noisy for traced in self._traced.values())
-
-    def graph(self, batch: int, *, own_rows: bool) -> fx.GraphModule:
-        """(x, *params, members, seed) -> outputs, for a batch of so many examples."""
-        key = None if None in self._traced else batch
-        if (key, own_rows) not in self._graphs:
-            if key not in self._traced:  # a network that fixes the number of examples
-                self._traced[key] = trace(self._net, self._example(batch), dtype=self.dtype)
-            self._graphs[key, own_rows] = stack(self._traced[key], own_rows=own_rows)
-        return self._graphs[key, own_rows]
-
-    def _example(self, batch: int) -> Tensor:
-        traced = next(iter(self._traced.values()))
-        like = _inputs(traced)[0].meta["val"]
-        return torch.zeros((batch, *like.shape[1:]), dtype=like.dtype, device=like.device)
+    def graphs(self, batch: int) -> "Graphs":
+        """For a batch of so many examples. A network that fixes their number is traced again for
+        each new one: call this before torch.compile sees such a batch."""
+        key = None if None in self._graphs else batch
+        if key not in self._graphs:
+            like = self._example
+            x = torch.zeros((batch, *like.shape[1:]), dtype=like.dtype, device=like.device)
+            self._graphs[key] = graphs_of(trace(self._net, x, dtype=self.dtype))
+        return self._graphs[key]
 
 
 def build(net: nn.Module, x: Tensor, *, dtype: torch.dtype | None = None) -> Program:
@@ -105,14 +102,29 @@ def _inputs(traced: Traced) -> list[fx.Node]:
     return nodes[len(traced.constants) :]
 
 
-def stack(traced: Traced, *, own_rows: bool) -> fx.GraphModule:
+class Graphs(NamedTuple):
+    """(x, *params, members, seed) -> outputs, three times."""
+
+    shared: fx.GraphModule  # x [B, ...] of all members, params [M, ...] -> [M, B, C]
+    own: fx.GraphModule  # x [M, B, ...]
+    alone: fx.GraphModule  # one member: nothing has a member axis
+
+
+def graphs_of(traced: Traced) -> Graphs:
+    return Graphs(
+        stack(traced, Stacker(), own_rows=False),
+        stack(traced, Stacker(), own_rows=True),
+        stack(traced, Stacker(alone=True), own_rows=False),
+    )
+
+
+def stack(traced: Traced, s: Stacker, *, own_rows: bool) -> fx.GraphModule:
     """(x, *params [M, ...], members [M], seed [1]) -> outputs [M, B, C], from one member's graph.
 
     own_rows: whether x is [M, B, ...]."""
-    s = Stacker()
     found: dict[fx.Node, Value] = {}
     for k, node in enumerate(inputs := _inputs(traced)):
-        shared = (k == 0 and not own_rows) or k == len(inputs) - 1
+        shared = (k == 0 and not own_rows) or k == len(inputs) - 1 or s.alone
         held = s.graph.placeholder(node.name)
         found[node] = Value(held, "shared" if shared else "front", node.meta["val"])
     root = nn.Module()
@@ -126,11 +138,9 @@ def stack(traced: Traced, *, own_rows: bool) -> fx.GraphModule:
             found[node] = _stacked(s, node, found)
         elif node.op == "output":
             outputs = found[node.args[0][0]]
-            s.graph.output(s.stacked(outputs))
+            s.graph.output(outputs.node if s.alone else s.stacked(outputs))
     s.graph.eliminate_dead_code()
-    made = fx.GraphModule(root, s.graph, "Stacked")
-    made.recompile()
-    return made
+    return fx.GraphModule(root, s.graph, "Stacked")
 
 
 def _stacked(s: Stacker, node: fx.Node, found: dict[fx.Node, Value]) -> Value:

@@ -47,7 +47,7 @@ def apply(s: Stacker, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     tensors = values_in(given)
     shared = all(value.shared for value in tensors)
     made: Made = None
-    if shared and not is_random(target):
+    if shared and (s.alone or not is_random(target)) and own is not noise_words:
         made = call(s, target, replace(given, lambda v: v.node)), "shared"
     elif own is not None:
         made = own(s, target, given)
@@ -303,7 +303,7 @@ def by_example(s: Stacker, target: Any, given: Arguments) -> Made:
     """Operators of [B, C, *positions] that have no parameters; pooling leaves channels alone."""
     (name, x), *rest = given.items()
     wanted = int(target.name()[-2]) + 2 if target.name()[-1] == "d" else 4
-    if x.rank != wanted or len(values_in(given)) != 1 or "max_pool" in name:
+    if x.rank != wanted or len(values_in(given)) != 1:
         return None
     if x.where == "channels" and "pool" in target.name():
         return call(s, target, {**given, name: x.node}), "channels"
@@ -314,7 +314,8 @@ def by_example(s: Stacker, target: Any, given: Arguments) -> Made:
 def noise_words(s: Stacker, target: Any, given: Arguments) -> Made:
     own = replace(given, lambda v: v.node)
     members, seed, site, shape = (own[n] for n in ("members", "seed", "site", "shape"))
-    return s.emit(noise.draw_words, members, seed, site, shape), "front"
+    made = s.emit(noise.draw_words, members, seed, site, shape)
+    return made, "shared" if s.alone else "front"
 
 
 # -- shapes ----------------------------------------------------------------------------------------

@@ -43,8 +43,9 @@ Arguments = dict[str, Any]  # of an operator, by name, defaults filled in; with 
 class Stacker:
     """Holds the graph that is being made; rules add to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, alone: bool = False) -> None:
         self.graph = fx.Graph()
+        self.alone = alone  # one member: all is shared
         self.members: fx.Node  # how many, M
         self._fronts: dict[fx.Node, fx.Node] = {}
         self._channels: dict[fx.Node, fx.Node] = {}
