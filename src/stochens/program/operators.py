@@ -51,12 +51,25 @@ def for_each(x: Tensor, members: int) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """y_m = x_m weight_m^T + bias_m: x [M, ..., I], weight [M, O, I], bias [M, O] -> [M, ..., O]."""
+    order = _as_they_lie(x)
+    x = x.permute(order)
     rows = x.reshape(len(x), -1, x.shape[-1])  # [M, N, I]
     if bias is None:
         y = torch.bmm(rows, weight.mT)
     else:
         y = torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
-    return y.view(*x.shape[:-1], weight.shape[1])
+    return y.view(*x.shape[:-1], weight.shape[1]).permute(_inverse(order))
+
+
+def _as_they_lie(x: Tensor) -> list[int]:
+    """The axes between the first and the last in the order of memory: rows of a linear layer may
+    come in any order, and in this one they need no copy."""
+    between = sorted(range(1, x.dim() - 1), key=lambda axis: -x.stride(axis))
+    return [0, *between, x.dim() - 1] if x.dim() > 1 else [0]
+
+
+def _inverse(order: list[int]) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)
 
 
 def patches(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

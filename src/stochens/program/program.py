@@ -46,6 +46,9 @@ class Program:
 
     def one(self, params: Params, x: Tensor, noise: Noise | None = None) -> Tensor:
         """One member alone: params without M, x [B, ...] -> [B, C]; noise.members is [] then."""
+        if noise is None and self.noisy:
+            noise = fresh_noise(1, x.device)
+            noise = Noise(noise.members[0], noise.seed)
         return self._run(self.graphs(len(x)).alone, params, x, noise)
 
     def _run(

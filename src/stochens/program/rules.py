@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch.nn import functional as F
 
 from stochens.private_names import schema_of
@@ -421,13 +421,7 @@ def same_numbers(s: Stacker, target: Any, given: Arguments) -> Made:
     x = values_in(given)[0]
     if target.name().startswith("aten::detach"):
         return s.emit(torch.detach, x.node), x.where
-    if target.name().startswith("aten::contiguous"):
-        return (x.node, x.where) if x.where == "channels" else (s.emit(_packed, x.node), "front")
     return x.node, x.where
-
-
-def _packed(x: Tensor) -> Tensor:
-    return x.contiguous()
 
 
 @rule("new_zeros", "new_ones", "new_full", "new_empty")

@@ -18,6 +18,7 @@ from torch.func import functional_call
 from stochens.members import places_of, plain_attention, trainable
 from stochens.private_names import schema_of
 from stochens.program.noise import TracedNoise
+from stochens.program.simplify import simplify
 from stochens.randomness.noise import noise_from
 
 log = logging.getLogger("stochens")
@@ -115,6 +116,7 @@ def _read(exported: Any, names: list[str]) -> Traced:
     for node in graph.nodes:
         if node.op == "get_attr" or (node.op == "call_function" and not _known(node.target)):
             raise Untraceable(f"{node.target} holds a graph of its own")
+    simplify(graph)
     found = [node for node in graph.nodes if node.op == "placeholder"][len(constants) :]
     size = found[0].meta["val"].shape[0]
     return Traced(graph, names, constants, size if isinstance(size, int) else None)
