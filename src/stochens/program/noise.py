@@ -25,7 +25,7 @@ def noise_words(members: Tensor, seed: Tensor, site: int, shape: Sequence[int]) 
     True
     """
     drawn = words(members.reshape(-1).contiguous(), seed, site, tuple(shape))
-    return drawn.view(*members.shape, *shape)
+    return drawn.view((*members.shape, *shape))
 
 
 @noise_words.register_fake
@@ -52,8 +52,8 @@ def words_by_index(members: Tensor, seed: Tensor, site: int, shape: Sequence[int
     stream where i is even, and the upper half where it is odd."""
     seed = seed.view(()) if members.dim() == 0 else seed
     keys = mix(mix(members * GOLDEN + seed) + wrapped((site + 1) * GOLDEN))  # [] or [M]
-    index = torch.arange(math.prod(shape), device=members.device).view(tuple(shape))
-    keys = keys.view(*members.shape, *[1] * len(shape))
+    index = torch.arange(math.prod(shape), device=members.device).reshape(tuple(shape))
+    keys = keys.reshape((*members.shape, *[1] * len(shape)))
     # shifts, not divisions: torch.compile works out what it can of an index in whole numbers that
     # do not wrap round
     pair = mix(keys + ((index >> 1) + 1) * GOLDEN)  # [M, *shape]

@@ -195,6 +195,11 @@ def with_batch(op: Op, x: Tensor, rest: dict[str, Any]) -> Tensor:
     return y.unflatten(0, x.shape[:2])
 
 
+def fill(x: Tensor, value: Tensor) -> Tensor:
+    """The value of each member in all places of x [M, ...]; value [] or [M, 1, ...]."""
+    return value.to(x.dtype).expand_as(x)
+
+
 # -- any other operator ----------------------------------------------------------------------------
 
 

@@ -34,7 +34,7 @@ class Program:
     def __init__(self, net: nn.Module, traced: Traced, dtype: torch.dtype | None) -> None:
         self.names, self.dtype, self.noisy = traced.names, dtype, traced.noisy
         self._net, self._example = net, _inputs(traced)[0].meta["val"]
-        self._graphs: dict[int | None, Graphs] = {traced.batch: graphs_of(traced)}
+        self._graphs = [graphs_of(traced)]
 
     def __call__(self, params: Params, x: Tensor, noise: Noise | None = None) -> Tensor:
         """params [M, ...], x [B, ...] of all members -> [M, B, C]. noise: None draws a seed."""
@@ -51,9 +51,7 @@ class Program:
             noise = Noise(noise.members[0], noise.seed)
         return self._run(self.graphs(len(x)).alone, params, x, noise)
 
-    def _run(
-        self, graph: fx.GraphModule, params: Params, x: Tensor, noise: Noise | None
-    ) -> Tensor:
+    def _run(self, graph: fx.GraphModule, params: Params, x: Tensor, noise: Noise | None) -> Tensor:
         own = [params[name] for name in self.names]
         kind = own[0].dtype
         if self.dtype is not None:
@@ -67,12 +65,13 @@ class Program:
     def graphs(self, batch: int) -> "Graphs":
         """For a batch of so many examples. A network that fixes their number is traced again for
         each new one: call this before torch.compile sees such a batch."""
-        key = None if None in self._graphs else batch
-        if key not in self._graphs:
-            like = self._example
-            x = torch.zeros((batch, *like.shape[1:]), dtype=like.dtype, device=like.device)
-            self._graphs[key] = graphs_of(trace(self._net, x, dtype=self.dtype))
-        return self._graphs[key]
+        for held in self._graphs:
+            if held.least <= batch <= held.most:
+                return held
+        like = self._example
+        x = torch.zeros((batch, *like.shape[1:]), dtype=like.dtype, device=like.device)
+        self._graphs.append(graphs_of(trace(self._net, x, dtype=self.dtype)))
+        return self._graphs[-1]
 
 
 def build(net: nn.Module, x: Tensor, *, dtype: torch.dtype | None = None) -> Program:
@@ -106,11 +105,13 @@ def _inputs(traced: Traced) -> list[fx.Node]:
 
 
 class Graphs(NamedTuple):
-    """(x, *params, members, seed) -> outputs, three times."""
+    """(x, *params, members, seed) -> outputs, three times, for `least` to `most` examples."""
 
     shared: fx.GraphModule  # x [B, ...] of all members, params [M, ...] -> [M, B, C]
     own: fx.GraphModule  # x [M, B, ...]
     alone: fx.GraphModule  # one member: nothing has a member axis
+    least: int
+    most: int
 
 
 def graphs_of(traced: Traced) -> Graphs:
@@ -118,6 +119,8 @@ def graphs_of(traced: Traced) -> Graphs:
         stack(traced, Stacker(), own_rows=False),
         stack(traced, Stacker(), own_rows=True),
         stack(traced, Stacker(alone=True), own_rows=False),
+        traced.least,
+        traced.most,
     )
 
 

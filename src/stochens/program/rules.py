@@ -40,7 +40,9 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return add
 
 
-def apply(s: Stacker, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], one: Any) -> Value:
+def apply(
+    s: Stacker, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], one: Any
+) -> Value:
     """The node's Value for all members; args and kwargs hold Values, `one` is one member's."""
     given = arguments_of(target, args, kwargs)
     own = RULES.get(target.name().split(".")[0])
@@ -402,6 +404,21 @@ def repeat(s: Stacker, target: Any, given: Arguments) -> Made:
 def cat(s: Stacker, target: Any, given: Arguments) -> Made:
     tensors = [s.stacked(v) for v in given["tensors"]]
     return s.emit(target, tensors, _shifted(given["dim"])), "front"
+
+
+@rule("slice_scatter", "select_scatter")
+def write_part(s: Stacker, target: Any, given: Arguments) -> Made:
+    """What a change in place of a part becomes."""
+    own = replace(given, lambda v: s.stacked(v) if v.is_tensor else v.node)
+    return call(s, target, {**own, "dim": _shifted(given["dim"])}), "front"
+
+
+@rule("fill")
+def fill(s: Stacker, target: Any, given: Arguments) -> Made:
+    x, value = given["self"], given["value"]
+    if not isinstance(value, Value) or not value.is_tensor:
+        return pointwise(s, target, given)
+    return s.emit(operators.fill, s.stacked(x), s.ranked(value, x.rank)), "front"
 
 
 @rule("constant_pad_nd", "pad", "tril", "triu", "to", "_to_copy", "type_as", "zeros_like")

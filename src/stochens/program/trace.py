@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call
+from torch.fx.experimental.symbolic_shapes import is_symbolic
 
 from stochens.members import places_of, plain_attention, trainable
 from stochens.private_names import schema_of
@@ -22,6 +23,8 @@ from stochens.program.simplify import simplify
 from stochens.randomness.noise import noise_from
 
 log = logging.getLogger("stochens")
+
+MOST = 2**31  # examples
 
 
 class Untraceable(Exception):
@@ -34,12 +37,15 @@ class Traced(NamedTuple):
     graph: fx.Graph
     names: list[str]  # of the parameters, as in `named_parameters()`
     constants: dict[str, Tensor]  # by the name of their placeholder, those that are used
-    batch: int | None  # the number of examples that it is for; None: any
+    least: int  # the numbers of examples that it is for
+    most: int
 
     @property
     def noisy(self) -> bool:
         """Whether layers draw noise of each member's own."""
-        return any(node.target is torch.ops.stochens.noise_words.default for node in self.graph.nodes)
+        return any(
+            node.target is torch.ops.stochens.noise_words.default for node in self.graph.nodes
+        )
 
 
 class _OneMember(nn.Module):
@@ -59,7 +65,7 @@ class _OneMember(nn.Module):
 def trace(net: nn.Module, x: Tensor, *, dtype: torch.dtype | None = None) -> Traced:
     """The graph of one member for inputs like x [B, ...], in the mode that the network is in.
 
-    The batch is free where the network allows it, else B is fixed. dtype: that of parameters, of
+    The batch is free where the network allows it, else bounded or fixed. dtype: that of parameters, of
     buffers and of x, where they are real numbers; None: as they are.
     """
     try:
@@ -118,8 +124,17 @@ def _read(exported: Any, names: list[str]) -> Traced:
             raise Untraceable(f"{node.target} holds a graph of its own")
     simplify(graph)
     found = [node for node in graph.nodes if node.op == "placeholder"][len(constants) :]
-    size = found[0].meta["val"].shape[0]
-    return Traced(graph, names, constants, size if isinstance(size, int) else None)
+    return Traced(graph, names, constants, *_batches(exported, found[0].meta["val"].shape[0]))
+
+
+def _batches(exported: Any, size: Any) -> tuple[int, int]:
+    """The least and the most examples that a trace holds for, where x has `size` of them: a number,
+    or a symbol with a range. Of a formula (2 s) the trace's own number alone."""
+    bounds = exported.range_constraints.get(size.node.expr) if is_symbolic(size) else None
+    if bounds is None:
+        return int(size), int(size)
+    most = MOST if bounds.upper > MOST else int(bounds.upper)
+    return max(2, int(bounds.lower)), most  # 1 is always another case for torch
 
 
 def _known(target: Any) -> bool:
