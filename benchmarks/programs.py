@@ -6,7 +6,8 @@
 A step is: gather the batches, forward, loss, backward, Adam with the prior's L2, in bf16 with
 float32 parameters. "compiled loop": one member at a time, as a competent user writes it. "fit": as
 it comes. "program": all members by stacked operators, compiled. "program, autocast": the same in
-float32 under torch.autocast. "program, eager": without torch.compile. "program, streams": each
+float32 under torch.autocast. "program, eager": without torch.compile; "program, tuned" (when
+asked for): with torch.compile's search for the fastest products. "program, streams": each
 member's own compiled program on a side stream. All but `fit` are timed as one CUDA graph of the
 whole step; `ms_without_graph` is the step without it.
 Before that, every network in small is held against the loop over members in float64 on the device,
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from models import NETWORKS, TINY, Network
 from stacked_layers import distance
@@ -57,7 +58,9 @@ def program_of(case: Case, dtype: torch.dtype | None) -> Program:
     return build(case.network.build().to(case.device), x[: case.batch], dtype=dtype)
 
 
-def by_program(case: Case, *, compiled: bool, autocast: bool = False) -> Ready:
+def by_program(
+    case: Case, *, compiled: bool, autocast: bool = False, mode: str | None = None
+) -> Ready:
     kind = torch.bfloat16 if case.cuda and not autocast else None
     program = program_of(case, kind)
 
@@ -65,7 +68,7 @@ def by_program(case: Case, *, compiled: bool, autocast: bool = False) -> Ready:
         with torch.autocast(case.device.type, torch.bfloat16, enabled=autocast and case.cuda):
             return program.each(params, x)
 
-    return stacked(case, outputs, compiled=compiled, cast=not autocast)
+    return stacked(case, outputs, compiled=compiled, cast=not autocast, mode=mode)
 
 
 def on_streams(case: Case) -> Ready:
@@ -79,10 +82,13 @@ WAYS: dict[str, Callable[[Case], Ready]] = {
     "compiled loop": compiled_loop,
     "program, autocast": lambda case: by_program(case, compiled=True, autocast=True),
     "program, eager": lambda case: by_program(case, compiled=False),
+    "program, tuned": lambda case: by_program(
+        case, compiled=True, mode="max-autotune-no-cudagraphs"
+    ),
 }
 ORDER = ["program", "program, streams", "compiled loop", "fit"]
 ORDER += ["program, autocast", "program, eager"]
-COMPILED = ("program", "program, autocast", "compiled loop", "program, streams")
+COMPILED = [way for way in WAYS if way != "program, eager"]
 
 
 # -- is it right? ----------------------------------------------------------------------------------
@@ -187,7 +193,7 @@ def line_of(row: Row) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=FIVE, choices=list(NETWORKS))
-    parser.add_argument("--ways", nargs="*", default=ORDER, choices=ORDER)
+    parser.add_argument("--ways", nargs="*", default=ORDER, choices=[*WAYS, "fit"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--budget", type=float, default=240, help="seconds for everything")
     parser.add_argument("--limit", type=float, default=60, help="seconds for one row")

@@ -68,10 +68,12 @@ def stacked_params(case: Case) -> Params:
     return {name: many(p).requires_grad_() for name, p in one.items()}
 
 
-def stacked(case: Case, forward: Forward, *, compiled: bool, cast: bool = True) -> Ready:
+def stacked(
+    case: Case, forward: Forward, *, compiled: bool, cast: bool = True, mode: str | None = None
+) -> Ready:
     """All members in one program: bf16 copies of float32 parameters, fused Adam with L2.
 
-    cast: False leaves the type of numbers to `forward`."""
+    cast: False leaves the type of numbers to `forward`. mode: of torch.compile."""
     params = stacked_params(case)
     kind = torch.bfloat16 if case.cuda and cast else torch.float32
     x, y = case.data()
@@ -81,7 +83,7 @@ def stacked(case: Case, forward: Forward, *, compiled: bool, cast: bool = True) 
     def loss_of(params: Params, x: Tensor, y: Tensor) -> Tensor:
         return mean_loss(forward({name: p.to(kind) for name, p in params.items()}, x), y)
 
-    function = torch.compile(loss_of, dynamic=False) if compiled else loss_of
+    function = torch.compile(loss_of, dynamic=False, mode=mode) if compiled else loss_of
 
     def step() -> None:
         rows = torch.randint(case.points, (case.members, case.batch), device=case.device)

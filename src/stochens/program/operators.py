@@ -26,7 +26,8 @@ def into_channels(x: Tensor) -> Tensor:
 
 def out_of_channels(x: Tensor, members: int) -> Tensor:
     """[B, M C, *positions] -> [M, B, C, *positions]."""
-    return x.unflatten(1, (members, -1)).movedim(1, 0)
+    apart: Tensor = x.unflatten(1, (members, -1))
+    return apart.movedim(1, 0)
 
 
 def _channels_last(x: Tensor) -> Tensor:
@@ -50,7 +51,7 @@ def for_each(x: Tensor, members: int) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """y_m = x_m weight_m^T + bias_m: x [M, ..., I], weight [M, O, I], bias [M, O] -> [M, ..., O]."""
+    """x_m weight_m^T + bias_m: x [M, ..., I], weight [M, O, I], bias [M, O] -> [M, ..., O]."""
     order = _as_they_lie(x)
     x = x.permute(order)
     rows = x.reshape(len(x), -1, x.shape[-1])  # [M, N, I]
@@ -64,7 +65,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _as_they_lie(x: Tensor) -> list[int]:
     """The axes between the first and the last in the order of memory: rows of a linear layer may
     come in any order, and in this one they need no copy."""
-    between = sorted(range(1, x.dim() - 1), key=lambda axis: -x.stride(axis))
+    between = sorted(range(1, x.dim() - 1), key=x.stride, reverse=True)
     return [0, *between, x.dim() - 1] if x.dim() > 1 else [0]
 
 
@@ -166,11 +167,11 @@ def attend(
 
     if mask is None and not options.get("enable_gqa") and all(map(_heads_with_batch, (q, k, v))):
         y = call(q.flatten(1, 2), k.flatten(1, 2), v.flatten(1, 2), None)  # [M, B H, T, D]
-        return y.unflatten(1, q.shape[1:3])
+        return y.view(len(y), *q.shape[1:3], *y.shape[2:])
     if mask is not None:
         mask = mask.expand(len(q), q.shape[1], *mask.shape[2:]).flatten(0, 1)
     y = call(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask)  # [M B, H, T, D]
-    return y.unflatten(0, q.shape[:2])
+    return y.view(*q.shape[:2], *y.shape[1:])
 
 
 def _heads_with_batch(q: Tensor) -> bool:
@@ -192,7 +193,7 @@ def embed(weight: Tensor, index: Tensor, padding: int) -> Tensor:
 def with_batch(op: Op, x: Tensor, rest: dict[str, Any]) -> Tensor:
     """An operator that treats examples alike, of [M, B, ...] as of [M B, ...]."""
     y: Tensor = op(x.flatten(0, 1), **rest)
-    return y.unflatten(0, x.shape[:2])
+    return y.view(*x.shape[:2], *y.shape[1:])
 
 
 def fill(x: Tensor, value: Tensor) -> Tensor:

@@ -150,13 +150,14 @@ def stack(traced: Traced, s: Stacker, *, own_rows: bool) -> fx.GraphModule:
 
 
 def _stacked(s: Stacker, node: fx.Node, found: dict[fx.Node, Value]) -> Value:
-    args = fx.map_arg(node.args, found.__getitem__)
-    kwargs = fx.map_arg(node.kwargs, found.__getitem__)
-    target, one = node.target, node.meta.get("val")
+    args: Any = fx.map_arg(node.args, found.__getitem__)
+    kwargs: Any = fx.map_arg(node.kwargs, found.__getitem__)
+    target: Any = node.target
+    one = node.meta.get("val")
     if target is operator.getitem:
         return item(s, args[0], args[1], one)
     if not is_operator(target):  # arithmetic of lengths
-        own = fx.map_arg((node.args, node.kwargs), lambda n: found[n].node)
+        own: Any = fx.map_arg((node.args, node.kwargs), lambda n: found[n].node)
         return Value(s.graph.call_function(target, own[0], own[1]), "shared", one)
     try:
         return rules.apply(s, target, args, kwargs, one)

@@ -116,7 +116,7 @@ def _in_channels(s: Stacker, given: Arguments) -> Arguments | None:
     rank, channels = first.rank, first.one.shape[1]
 
     def fits(v: Value) -> bool:
-        if not v.is_tensor or v.rank == 0 and v.shared:
+        if not v.is_tensor or (v.rank == 0 and v.shared):
             return True
         shape = v.one.shape
         if v.where == "channels" or (v.rank == rank and not v.shared):
@@ -170,7 +170,7 @@ def addmm(s: Stacker, target: Any, given: Arguments) -> Made:
 
 @rule("mm", "bmm", "matmul")
 def matmul(s: Stacker, target: Any, given: Arguments) -> Made:
-    one, two = given["self"], given.get("mat2", given.get("other"))
+    one, two = given["self"], given["mat2" if "mat2" in given else "other"]
     if min(one.rank, two.rank) < 2:
         return None
     rank = max(one.rank, two.rank)
@@ -190,6 +190,7 @@ def convolution(s: Stacker, target: Any, given: Arguments) -> Made:
     if _steps_by_its_size(x, weight, given):
         return s.emit(operators.patches, s.stacked(x), kernels, biases), "front"
     transposed = "transpose" in target.name()
+    groups: int | fx.Node
     if x.shared and given["groups"] == 1 and not transposed:  # one launch without groups
         values, groups = x.node, 1
     else:
@@ -343,7 +344,7 @@ AXES: dict[str, tuple[str, ...]] = {
 @rule(*AXES)
 def along_axes(s: Stacker, target: Any, given: Arguments) -> Made:
     """The same operator with axes counted behind M; those from the end stay as they are."""
-    name, x = next(iter(given.items()))
+    x = next(iter(given.values()))
     kind = target.name().removeprefix("aten::").split(".")[0]
     axes = {n: given.get(n) for n in AXES[kind]}
     if len(values_in(given)) != 1 or x.rank == 0 or any(_missing(a) for a in axes.values()):

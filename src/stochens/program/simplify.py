@@ -26,15 +26,16 @@ def simplify(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def _split_heads(graph: fx.Graph, last: fx.Node) -> None:
-    """[T, B, H D] -> view [T, B H, D] -> transpose -> view [B, H, T, D]: a view and a permutation."""
+def _split_heads(graph: fx.Graph, last: Any) -> None:
+    """[T, B, H D] -> view [T, B H, D] -> transpose -> view [B, H, T, D]: view, permute."""
     swap = last.args[0]
     if not _is(swap, aten.transpose.int) or {d % 3 for d in swap.args[1:3]} != {0, 1}:
         return
-    first = swap.args[0]
+    first: Any = swap.args[0]
     if not (isinstance(first, fx.Node) and first.target in VIEWS):
         return
-    z, b_h_t_d = first.args[0], _shape(last)
+    z: Any = first.args[0]
+    b_h_t_d = _shape(last)
     if len(b_h_t_d) != 4 or len(_shape(first)) != 3 or len(_shape(z)) != 3:
         return
     b, h, t, d = b_h_t_d
@@ -49,13 +50,13 @@ def _split_heads(graph: fx.Graph, last: fx.Node) -> None:
     last.replace_all_uses_with(made)
 
 
-def _keep_rows_apart(graph: fx.Graph, node: fx.Node) -> None:
-    """[T, B, ...] -> view [T B, W] -> linear -> view [T, B, O]: the layer takes [T, B, W] as well."""
+def _keep_rows_apart(graph: fx.Graph, node: Any) -> None:
+    """[T, B, ...] -> view [T B, W] -> linear -> view [T, B, O]: linear of [T, B, W]."""
     flat = node.args[0]
     if not (isinstance(flat, fx.Node) and flat.target in VIEWS and len(node.users) == 1):
         return
     (last,) = node.users
-    z = flat.args[0]
+    z: Any = flat.args[0]
     if last.target not in VIEWS or len(_shape(flat)) != 2 or len(_shape(last)) != 3:
         return
     t, b, _ = _shape(last)
@@ -71,7 +72,7 @@ def _keep_rows_apart(graph: fx.Graph, node: fx.Node) -> None:
     last.replace_all_uses_with(made)
 
 
-def _call(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
+def _call(graph: fx.Graph, target: Any, *args: Any) -> Any:
     return graph.call_function(target, args)
 
 

@@ -65,8 +65,8 @@ class _OneMember(nn.Module):
 def trace(net: nn.Module, x: Tensor, *, dtype: torch.dtype | None = None) -> Traced:
     """The graph of one member for inputs like x [B, ...], in the mode that the network is in.
 
-    The batch is free where the network allows it, else bounded or fixed. dtype: that of parameters, of
-    buffers and of x, where they are real numbers; None: as they are.
+    The batch is free where the network allows it, else bounded or fixed. dtype: that of
+    parameters, of buffers and of x, where they are real numbers; None: as they are.
     """
     try:
         own = copy.deepcopy(net).to(x.device, dtype)
