@@ -46,7 +46,7 @@ from timing import (
     warm,
     warm_caches,
 )
-from ways import Case, Ready, compiled_loop, fit_row
+from ways import FITS, Case, Ready, compiled_loop, fit_row
 
 RESULTS = Path(__file__).parent / "results"
 FIVE = ["mlp", "cnn", "vit", "text", "resnet18"]
@@ -157,7 +157,7 @@ def check(names: list[str], device: torch.device, *, compiled: bool) -> dict[str
 
 def measure(case: Case, way: str, *, repeats: int, each: float) -> Row:
     if way == "fit":
-        return fit_row(case, {}, intervals=repeats, each=each)
+        return fit_row(case, FITS["fit"], intervals=repeats, each=each)
     torch.backends.cudnn.benchmark = True
     if case.cuda:
         torch.cuda.reset_peak_memory_stats()
