@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from stochens.errors import InputError
-from stochens.members import Params, size
+from stochens.members import Params, copy_network, size
 from stochens.program import rules
 from stochens.program.stacker import Stacker, Value, item
 from stochens.program.trace import Traced, Untraceable, is_operator, trace
@@ -33,7 +33,8 @@ class Program:
 
     def __init__(self, net: nn.Module, traced: Traced, dtype: torch.dtype | None) -> None:
         self.names, self.dtype, self.noisy = traced.names, dtype, traced.noisy
-        self._net, self._example = net, _inputs(traced)[0].meta["val"]
+        self._net = copy_network(net)  # in the mode that it is in now
+        self._example = _inputs(traced)[0].meta["val"]
         self._graphs = [graphs_of(traced)]
 
     def __call__(self, params: Params, x: Tensor, noise: Noise | None = None) -> Tensor:
