@@ -5,10 +5,12 @@ inputs are x, the member's parameters, the member's number and the seed of its n
 frozen parameters, which all members share, are constants of it.
 """
 
+import contextlib
 import copy
+import io
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,8 +23,6 @@ from stochens.private_names import schema_of
 from stochens.program.noise import TracedNoise
 from stochens.program.simplify import simplify
 from stochens.randomness.noise import noise_from
-
-log = logging.getLogger("stochens")
 
 MOST = 2**31  # examples
 
@@ -85,14 +85,28 @@ def trace(net: nn.Module, x: Tensor, *, dtype: torch.dtype | None = None) -> Tra
 def _export(one: nn.Module, inputs: tuple[Any, ...]) -> Any:
     x, params, *_ = inputs
     free = ({0: torch.export.Dim.AUTO}, [None] * len(params), None, None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what torch does inside
+    with _without_words():
         export = torch.export.export
         shapes = free if len(x) > 1 else None  # torch takes an axis of length 1 for always 1
         exported = export(one, inputs, strict=False, dynamic_shapes=shapes)
         if any(_mutates(node) for node in exported.graph.nodes):
             exported = exported.run_decompositions({})  # the same without changes in place
     return exported
+
+
+@contextlib.contextmanager
+def _without_words() -> Iterator[None]:
+    """torch warns of what it does inside, and prints the graph of a network that it cannot trace:
+    we say it in one line."""
+    speaker = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level = speaker.level
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        speaker.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            speaker.setLevel(level)
 
 
 def is_operator(target: Any) -> bool:
