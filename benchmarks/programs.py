@@ -8,7 +8,8 @@ float32 parameters. "compiled loop": one member at a time, as a competent user w
 it comes. "program": all members by stacked operators, compiled. "program, autocast": the same in
 float32 under torch.autocast. "program, eager": without torch.compile; "program, tuned" (when
 asked for): with torch.compile's search for the fastest products. "program, streams": each
-member's own compiled program on a side stream. All but `fit` are timed as one CUDA graph of the
+member's own compiled program on a side stream, parameters stacked; "program, apart": likewise with
+tensors of each member's own. All but `fit` are timed as one CUDA graph of the
 whole step; `ms_without_graph` is the step without it.
 Before that, every network in small is held against the loop over members in float64 on the device,
 and the noise of eager and compiled programs against that of vmap, bit for bit.
@@ -31,6 +32,7 @@ from stochens.members import forward
 from stochens.methods import stochastic
 from stochens.networks import MLP
 from stochens.program.program import Noise, Program, build
+from stochens.program.streams import OnStreams
 from stochens.randomness.noise import member_noise
 from timing import (
     Report,
@@ -72,6 +74,13 @@ def by_program(
 
 
 def on_streams(case: Case) -> Ready:
+    """Stacked parameters, one compiled program that each member runs on a stream of its own."""
+    program = program_of(case, torch.bfloat16 if case.cuda else None)
+    return stacked(case, OnStreams(program, compiled=True).each, compiled=False, cast=False)
+
+
+def apart_on_streams(case: Case) -> Ready:
+    """Likewise where each member's parameters are tensors of their own."""
     program = program_of(case, torch.bfloat16 if case.cuda else None)
     return on_side_streams(case, compiled=True, forward=program.one)
 
@@ -79,6 +88,7 @@ def on_streams(case: Case) -> Ready:
 WAYS: dict[str, Callable[[Case], Ready]] = {
     "program": lambda case: by_program(case, compiled=True),
     "program, streams": on_streams,
+    "program, apart": apart_on_streams,
     "compiled loop": compiled_loop,
     "program, autocast": lambda case: by_program(case, compiled=True, autocast=True),
     "program, eager": lambda case: by_program(case, compiled=False),
@@ -86,8 +96,9 @@ WAYS: dict[str, Callable[[Case], Ready]] = {
         case, compiled=True, mode="max-autotune-no-cudagraphs"
     ),
 }
-ORDER = ["program", "program, streams", "compiled loop", "fit"]
+ORDER = ["program", "program, streams", "program, apart", "compiled loop", "fit"]
 ORDER += ["program, autocast", "program, eager"]
+STREAMS = ("program, streams", "program, apart")
 COMPILED = [way for way in WAYS if way != "program, eager"]
 
 
@@ -228,7 +239,7 @@ def main() -> None:
         (name, way)
         for way in args.ways
         for name in args.only
-        if way != "program, streams" or NETWORKS[name].image or "program" not in args.ways
+        if way not in STREAMS or NETWORKS[name].image or "program" not in args.ways
     ]
     cold: dict[str, float] = {}
     workers = (7 if cuda else 0) if args.workers is None else args.workers

@@ -14,6 +14,7 @@ from stochens.members import Params, forward, forward_each
 from stochens.methods import stochastic
 from stochens.program.noise import noise_words, words_by_index
 from stochens.program.program import Noise, build
+from stochens.program.streams import OnStreams
 from stochens.program.trace import Untraceable
 from stochens.randomness.noise import hashed_words, member_noise
 
@@ -214,3 +215,17 @@ def test_fresh_noise_differs_from_pass_to_pass() -> None:
     program = build(case.net, case.x)
     first, second = (program(case.params, case.x) for _ in range(2))
     assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("network", ["conv2d", "transformer"])
+def test_one_member_a_stream_is_the_same(network: str) -> None:
+    case = wide(case_of(network, "dropout"))
+    program = build(case.net, case.x)
+    streams = OnStreams(program)
+    each = torch.stack([case.x, case.x.flip(0)])
+    for ours, theirs in [
+        (lambda p: streams(p, case.x, NOISE), lambda p: program(p, case.x, NOISE)),
+        (lambda p: streams.each(p, each, NOISE), lambda p: program.each(p, each, NOISE)),
+    ]:
+        assert_same(results(ours, case.params), results(theirs, case.params))
+    assert streams(case.params, case.x).shape == program(case.params, case.x).shape

@@ -50,7 +50,10 @@ def apply(
     shared = all(value.shared for value in tensors)
     made: Made = None
     if shared and (s.alone or not is_random(target)) and own is not noise_words:
-        made = call(s, target, replace(given, lambda v: v.node)), "shared"
+        own_view = own is view and "size" in given  # memory may lie otherwise than in the trace
+        called = torch.ops.aten.reshape.default if own_view else target
+        named = {"self": given["self"], "shape": given["size"]} if own_view else given
+        made = call(s, called, replace(named, lambda v: v.node)), "shared"
     elif own is not None:
         made = own(s, target, given)
     elif is_pointwise(target):
