@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from stochens.kernels.noise import words
 from stochens.members import Params, forward, forward_each
 from stochens.methods import stochastic
-from stochens.program.noise import noise_words, words_by_index
+from stochens.program.noise import by_kernel, words_by_index
 from stochens.program.program import Noise, build
 from stochens.program.streams import OnStreams
 from stochens.program.trace import Untraceable
@@ -205,7 +205,7 @@ def test_compiled_is_eager() -> None:
 def test_the_three_ways_to_draw_words_agree(shape: tuple[int, ...]) -> None:
     for site in (0, 7):
         expected = hashed_words(IDS, SEED, site, shape)
-        assert torch.equal(noise_words(IDS, SEED, site, list(shape)), expected)
+        assert torch.equal(by_kernel(IDS, SEED, site, list(shape)), expected)
         assert torch.equal(words_by_index(IDS, SEED, site, shape), expected)
         assert torch.equal(words_by_index(IDS[1], SEED, site, shape), expected[1])
 

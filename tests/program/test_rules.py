@@ -263,7 +263,15 @@ def compare(got: Any, expected: Any, own: list[Tensor], what: str) -> None:
 def test_every_rule_has_a_case() -> None:
     covered = {target.name().split(".")[0].removeprefix("aten::") for target, *_ in CASES}
     twins = {  # of which another one with the same rule is tested, or a network
-        *("lstm", "gru", "rnn_tanh", "rnn_relu", "stochens::noise_words", "sym_size"),
+        *(
+            "lstm",
+            "gru",
+            "rnn_tanh",
+            "rnn_relu",
+            "stochens::noise_mask",
+            "stochens::noise_normal",
+            "sym_size",
+        ),
         *("dropout", "rand", "randn", "randint", "new_ones", "new_full", "new_empty"),
         *("contiguous", "alias", "detach", "lift_fresh_copy", "lift_fresh", "triu", "type_as"),
         *("_to_copy", "zeros_like", "constant_pad_nd", "concat", "_unsafe_view", "unfold"),

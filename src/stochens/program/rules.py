@@ -49,7 +49,7 @@ def apply(
     tensors = values_in(given)
     shared = all(value.shared for value in tensors)
     made: Made = None
-    if shared and (s.alone or not is_random(target)) and own is not noise_words:
+    if shared and (s.alone or not is_random(target)) and own is not draw_noise:
         own_view = own is view and "size" in given  # memory may lie otherwise than in the trace
         called = torch.ops.aten.reshape.default if own_view else target
         named = {"self": given["self"], "shape": given["size"]} if own_view else given
@@ -316,11 +316,10 @@ def by_example(s: Stacker, target: Any, given: Arguments) -> Made:
     return s.emit(operators.with_batch, target, s.front(x), dict(rest)), "front"
 
 
-@rule("stochens::noise_words")
-def noise_words(s: Stacker, target: Any, given: Arguments) -> Made:
-    own = replace(given, lambda v: v.node)
-    members, seed, site, shape = (own[n] for n in ("members", "seed", "site", "shape"))
-    made = s.emit(noise.draw_words, members, seed, site, shape)
+@rule("stochens::noise_mask", "stochens::noise_normal")
+def draw_noise(s: Stacker, target: Any, given: Arguments) -> Made:
+    draw = noise.draw_mask if "mask" in target.name() else noise.draw_normal
+    made = s.emit(draw, *replace(given, lambda v: v.node).values())
     return made, "shared" if s.alone else "front"
 
 

@@ -43,9 +43,8 @@ class Traced(NamedTuple):
     @property
     def noisy(self) -> bool:
         """Whether layers draw noise of each member's own."""
-        return any(
-            node.target is torch.ops.stochens.noise_words.default for node in self.graph.nodes
-        )
+        drawn = (torch.ops.stochens.noise_mask.default, torch.ops.stochens.noise_normal.default)
+        return any(node.target in drawn for node in self.graph.nodes)
 
 
 class _OneMember(nn.Module):

@@ -86,17 +86,26 @@ def hashed_words(members: Tensor, seed: Tensor, draw: int, shape: Shape) -> Tens
     return pairs.view(torch.int32)[:, :count].reshape(len(members), *shape)
 
 
+def below(keep: float) -> int:
+    """The number below which a share `keep` of all int32 words lies."""
+    return min(round(keep * 2**32) - 2**31, 2**31 - 1)
+
+
+def normal_numbers(first: Tensor, second: Tensor) -> Tensor:
+    """float64 from N(0, 1), of two random words each, by the Box-Muller transform."""
+    u, v = ((words.double() + (2**31 + 0.5)) * 2.0**-32 for words in (first, second))  # in (0, 1)
+    return (-2 * u.log()).sqrt() * (2 * math.pi * v).cos()
+
+
 class FromWords(abc.ABC):
     """Masks and normal numbers made of random words."""
 
     def mask(self, keep: float, shape: Shape, like: Tensor) -> Tensor:
-        return self.draw_words(shape) < min(round(keep * 2**32) - 2**31, 2**31 - 1)
+        return self.draw_words(shape) < below(keep)
 
     def normal(self, like: Tensor) -> Tensor:
-        """By the Box-Muller transform."""
-        words = self.draw_words((2, *like.shape)).double()
-        u = (words + (2**31 + 0.5)) * 2.0**-32  # in (0, 1)
-        return ((-2 * u[0].log()).sqrt() * (2 * math.pi * u[1]).cos()).to(like.dtype)
+        words = self.draw_words((2, *like.shape))
+        return normal_numbers(words[0], words[1]).to(like.dtype)
 
     @abc.abstractmethod
     def draw_words(self, shape: Shape) -> Tensor:
