@@ -4,21 +4,27 @@
     python benchmarks/programs.py --smoke       # tiny networks on a CPU: does it run?
 
 A step is: gather the batches, forward, loss, backward, Adam with the prior's L2, in bf16 with
-float32 parameters. "compiled loop": one member at a time, as a competent user writes it. "fit": as
-it comes. "program": all members by stacked operators, compiled. "program, autocast": the same in
-float32 under torch.autocast. "program, eager": without torch.compile; "program, tuned" (when
-asked for): with torch.compile's search for the fastest products. "program, streams": each
-member's own compiled program on a side stream, parameters stacked; "program, apart": likewise with
-tensors of each member's own. All but `fit` are timed as one CUDA graph of the
-whole step; `ms_without_graph` is the step without it.
-Before that, every network in small is held against the loop over members in float64 on the device,
-and the noise of eager and compiled programs against that of vmap, bit for bit.
+float32 parameters.
+
+- program: all members by stacked operators, compiled; "program, tuned" with torch.compile's search
+  for the fastest products, "program, autocast" in float32 under autocast, "program, eager" without
+  torch.compile.
+- program, streams: each member's own compiled program on a side stream, parameters stacked;
+  "program, apart": likewise with tensors of each member's own.
+- compiled loop: one member at a time, as a competent user writes it.
+- fit; "fit, bf16": the library as it comes, and in bf16. It chooses among the ways above by itself.
+
+All but `fit` are timed as one CUDA graph of the whole step; `ms_without_graph` is the step without
+it. Before that, every network in small is held against the loop over members in float64 on the
+device, and the noise of eager and compiled programs against that of vmap.
 """
 
 import argparse
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,10 +102,8 @@ WAYS: dict[str, Callable[[Case], Ready]] = {
         case, compiled=True, mode="max-autotune-no-cudagraphs"
     ),
 }
-ORDER = ["program", "program, streams", "program, apart", "compiled loop", "fit"]
-ORDER += ["program, autocast", "program, eager"]
-STREAMS = ("program, streams", "program, apart")
-COMPILED = [way for way in WAYS if way != "program, eager"]
+ORDER = ["program", "program, streams", "fit, bf16", "compiled loop", "fit"]
+COMPILED = [way for way in [*WAYS, *FITS] if way != "program, eager"]
 
 
 # -- is it right? ----------------------------------------------------------------------------------
@@ -167,8 +171,8 @@ def check(names: list[str], device: torch.device, *, compiled: bool) -> dict[str
 
 
 def measure(case: Case, way: str, *, repeats: int, each: float) -> Row:
-    if way == "fit":
-        return fit_row(case, FITS["fit"], intervals=repeats, each=each)
+    if way in FITS:
+        return fit_row(case, FITS[way], intervals=repeats, each=each)
     torch.backends.cudnn.benchmark = True
     if case.cuda:
         torch.cuda.reset_peak_memory_stats()
@@ -189,6 +193,16 @@ def measure(case: Case, way: str, *, repeats: int, each: float) -> Row:
     return {**rate_row(seconds, ready.examples), **row, "setup_s": setup}
 
 
+def compile_fit(case: Case, way: str) -> None:
+    """For its traces in the caches; memory is shared with others now, and must not decide."""
+    options: Any = FITS[way]
+    if isinstance(options, dict):
+        fixed: Any = {**options, "chunk": case.members}
+    else:
+        fixed = dataclasses.replace(options, chunk=case.members)
+    fit_row(case, fixed, intervals=0, each=0.0)
+
+
 def line_of(row: Row) -> str:
     head = f"{row['network']:9} {row['way']:18} {row['members']:>3} x {row['batch']:<4}"
     if "error" in row:
@@ -204,7 +218,7 @@ def line_of(row: Row) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=FIVE, choices=list(NETWORKS))
-    parser.add_argument("--ways", nargs="*", default=ORDER, choices=[*WAYS, "fit"])
+    parser.add_argument("--ways", nargs="*", default=ORDER, choices=[*WAYS, *FITS])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--budget", type=float, default=240, help="seconds for everything")
     parser.add_argument("--limit", type=float, default=60, help="seconds for one row")
@@ -227,8 +241,11 @@ def main() -> None:
 
         def prepare(words: str) -> None:
             name, way = words.split("/")
+            case = case_of(name)
+            if way in FITS:
+                return compile_fit(case, way)
             torch.backends.cudnn.benchmark = True
-            WAYS[way](case_of(name)).step()
+            WAYS[way](case).step()
 
         return warm(args.warm, prepare)
 
@@ -239,7 +256,7 @@ def main() -> None:
         (name, way)
         for way in args.ways
         for name in args.only
-        if way not in STREAMS or NETWORKS[name].image or "program" not in args.ways
+        if way != "program, apart" or NETWORKS[name].image or "program" not in args.ways
     ]
     cold: dict[str, float] = {}
     workers = (7 if cuda else 0) if args.workers is None else args.workers

@@ -6,6 +6,7 @@
 It is differentiable, and torch.compile takes it whole: one flat function of plain operators.
 """
 
+import math
 import operator
 from typing import Any, NamedTuple
 
@@ -33,6 +34,8 @@ class Program:
 
     def __init__(self, net: nn.Module, traced: Traced, dtype: torch.dtype | None) -> None:
         self.names, self.dtype, self.noisy = traced.names, dtype, traced.noisy
+        # floating-point operations of the average convolution, of one example; 0 without any
+        self.mean_convolution = _mean_convolution(traced.graph)
         self._net = copy_network(net)  # in the mode that it is in now
         self._example = _inputs(traced)[0].meta["val"]
         self._graphs = [graphs_of(traced)]
@@ -91,6 +94,21 @@ def build(net: nn.Module, x: Tensor, *, dtype: torch.dtype | None = None) -> Pro
     if not traced.names:
         raise InputError("the network has no trainable parameters")
     return Program(net, traced, dtype)
+
+
+def _mean_convolution(graph: fx.Graph) -> float:
+    """2 outputs kernel, each convolution weighted by itself, so that small ones count little."""
+    found = []
+    for node in graph.nodes:
+        if node.op == "call_function" and _name(node.target).startswith("conv"):
+            weight: Any = node.args[1]
+            kernel = math.prod(weight.meta["val"].shape[1:])
+            found.append(2.0 * math.prod(node.meta["val"].shape[1:]) * kernel)
+    return sum(f * f for f in found) / sum(found) if found else 0.0
+
+
+def _name(target: Any) -> str:
+    return target.name().removeprefix("aten::") if is_operator(target) else ""
 
 
 def fresh_noise(members: int, device: torch.device) -> Noise:
@@ -168,4 +186,4 @@ def _stacked(s: Stacker, node: fx.Node, found: dict[fx.Node, Value]) -> Value:
 
 def _is_check(target: Any) -> bool:
     """Whether it only looks at something, and raises."""
-    return is_operator(target) and target.name().removeprefix("aten::").startswith(CHECKS)
+    return _name(target).startswith(CHECKS)

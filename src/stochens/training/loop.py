@@ -22,8 +22,8 @@ from stochens.likelihoods import Likelihood, learned_noise
 from stochens.members import Engine, Params, flatten, size
 from stochens.posterior.history import History, Recorder
 from stochens.posterior.low_rank import LowRankGaussian
-from stochens.program.choice import choose
-from stochens.program.program import Noise, Program
+from stochens.program.choice import Choice, Task, choose
+from stochens.program.program import Noise
 from stochens.randomness.noise import member_noise
 from stochens.randomness.seeds import NOISE, derive, member_seed, permutations, seeded
 from stochens.run.checkpoints import Keeper
@@ -295,15 +295,16 @@ def _data_term(
         if settings.bf16 is not False and (fused := resnet_nll(*on)) is not None:
             return fused, contextlib.nullcontext()
 
+    chosen = _choice(net, data, members, settings)
     mean_nll = objective.mean_nll(
         net,
         likelihood,
         engine=settings.engine,
         bf16=bool(settings.bf16),
-        compiled=settings.compile,
+        compiled=settings.compile if chosen is None else chosen.compiled,
         check=data.loader is not None,
         weights=data.weights,
-        program=_program(net, data, settings),
+        program=None if chosen is None else chosen.outputs,
     )
     noise_of = _noise_of(members, settings)
 
@@ -315,19 +316,23 @@ def _data_term(
     return data_term, contextlib.nullcontext()
 
 
-def _program(net: nn.Module, data: Source, settings: Settings) -> Program | None:
+def _choice(
+    net: nn.Module, data: Source, members: tuple[int, ...], settings: Settings
+) -> Choice | None:
     """The network as one program, where it may be: for torch.compile, and on a GPU."""
     wanted = settings.compile or (settings.fast and settings.device.type == "cuda")
     if not wanted or settings.engine != "vmap" or data.loader is not None:
         return None
     mode = net.training
     try:
-        return choose(
-            net.train(),
-            data.x[:TRIED],
+        task = Task(
+            batch=settings.batch_size,
+            examples=settings.epochs * data.size * len(members),
             own_rows=not all_at_once(data, settings.batch_size),
+            compile=True if settings.compile else None,
             dtype=torch.bfloat16 if settings.bf16 else None,
         )
+        return choose(net.train(), data.x[:TRIED], task)
     finally:
         net.train(mode)
 
