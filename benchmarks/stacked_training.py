@@ -68,10 +68,14 @@ def stacked_params(case: Case) -> Params:
     return {name: many(p).requires_grad_() for name, p in one.items()}
 
 
-def stacked(case: Case, forward: Forward, *, compiled: bool) -> Ready:
-    """All members in one program: bf16 copies of float32 parameters, fused Adam with L2."""
+def stacked(
+    case: Case, forward: Forward, *, compiled: bool, cast: bool = True, mode: str | None = None
+) -> Ready:
+    """All members in one program: bf16 copies of float32 parameters, fused Adam with L2.
+
+    cast: False leaves the type of numbers to `forward`. mode: of torch.compile."""
     params = stacked_params(case)
-    kind = torch.bfloat16 if case.cuda else torch.float32
+    kind = torch.bfloat16 if case.cuda and cast else torch.float32
     x, y = case.data()
     x = x if case.network.words else x.to(kind)
     optimizer = case.adam(list(params.values()))
@@ -79,7 +83,7 @@ def stacked(case: Case, forward: Forward, *, compiled: bool) -> Ready:
     def loss_of(params: Params, x: Tensor, y: Tensor) -> Tensor:
         return mean_loss(forward({name: p.to(kind) for name, p in params.items()}, x), y)
 
-    function = torch.compile(loss_of, dynamic=False) if compiled else loss_of
+    function = torch.compile(loss_of, dynamic=False, mode=mode) if compiled else loss_of
 
     def step() -> None:
         rows = torch.randint(case.points, (case.members, case.batch), device=case.device)
@@ -90,8 +94,12 @@ def stacked(case: Case, forward: Forward, *, compiled: bool) -> Ready:
     return Ready(step, case.members * case.batch)
 
 
-def on_side_streams(case: Case, members: int | None = None, *, compiled: bool) -> Ready:
-    """Each member's own step on a side stream, and one Adam for all of them at the end."""
+def on_side_streams(
+    case: Case, members: int | None = None, *, compiled: bool, forward: Forward | None = None
+) -> Ready:
+    """Each member's own step on a side stream, and one Adam for all of them at the end.
+
+    forward: one member's outputs; None: the network itself, under autocast."""
     members = members or case.members
     network, device = case.network, case.device
     net = network.build().to(device)
@@ -110,6 +118,8 @@ def on_side_streams(case: Case, members: int | None = None, *, compiled: bool) -
 
     def loss_of(params: Params, x: Tensor, y: Tensor) -> Tensor:
         images = x.permute(0, 3, 1, 2) if network.image else x
+        if forward is not None:
+            return F.cross_entropy(forward(params, images).float(), y)
         with torch.autocast(device.type, torch.bfloat16, enabled=case.cuda):
             outputs: Tensor = functional_call(net, params, (images,))
         return F.cross_entropy(outputs.float(), y)

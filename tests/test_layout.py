@@ -26,6 +26,7 @@ LIBRARY = [
     ["run"],
     ["data"],
     ["kernels"],
+    ["program"],
     ["posterior"],
     ["training"],
     ["samplers"],

@@ -270,7 +270,7 @@ def _run(
     engine: Engine,
     noise: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    places = _places(net)
+    places = places_of(net)
     drawn = [] if noise is None else list(noise)
 
     def call(member: Params, x: Tensor, own: list[Tensor]) -> Tensor:
@@ -306,7 +306,7 @@ def watch(net: nn.Module, x: Tensor, hooks: dict[nn.Module, Callable[..., None]]
                 handle.remove()
 
 
-def _places(net: nn.Module) -> dict[str, str]:
+def places_of(net: nn.Module) -> dict[str, str]:
     """Every place where a parameter stands -> the name it goes by; each module once.
 
     A tied parameter stands in several places and has one name, as in `named_parameters()`.

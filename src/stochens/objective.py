@@ -6,7 +6,7 @@ Every layer states its mixtures; all the terms below are functions of those.
 
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,22 @@ class KL(NamedTuple):
         return sum(self)
 
 
-MeanNLL = Callable[[Params, Tensor, Tensor, Tensor | None], Tensor]
+class Outputs(Protocol):
+    """Whatever runs all members: a program (stochens.program)."""
+
+    def __call__(self, params: Params, x: Tensor, noise: Any) -> Tensor:
+        """x [B, ...] of all members -> [M, B, C]."""
+
+    def each(self, params: Params, x: Tensor, noise: Any) -> Tensor:
+        """x [M, B, ...] -> [M, B, C]."""
+
+
+class MeanNLL(Protocol):
+    """Of each member on its rows, [M]; `noise` is what `Outputs` takes."""
+
+    def __call__(
+        self, params: Params, x: Tensor, y: Tensor, rows: Tensor | None, noise: Any = None
+    ) -> Tensor: ...
 
 
 def mean_nll(
@@ -45,12 +60,14 @@ def mean_nll(
     compiled: bool = False,
     check: bool = False,
     weights: Tensor | None = None,
+    program: Outputs | None = None,
 ) -> MeanNLL:
     """A function (params, x [N, ...], y [N, ...], rows [M, B]) -> mean NLL of each member on its
     rows, [M]; rows None: on all of the data.
 
     bf16: the network alone, on CUDA. compiled: by torch.compile. check: targets come unseen, and
-    are held against the outputs each time. weights [N]: of each row, of mean 1.
+    are held against the outputs each time. weights [N]: of each row, of mean 1. program: what runs
+    the members, in the precision that it has; None: the engine.
     """
 
     def nll(outputs: Tensor, y: Tensor, rows: Tensor | None) -> Tensor:
@@ -58,19 +75,28 @@ def mean_nll(
             return likelihood.nll(outputs, y)
         return likelihood.nll(outputs, y, weights if rows is None else weights[rows])
 
-    def mean(params: Params, x: Tensor, y: Tensor, rows: Tensor | None) -> Tensor:
+    def run(params: Params, x: Tensor, rows: Tensor | None, noise: Any) -> Tensor:
+        if program is not None:
+            return (
+                program(params, x, noise) if rows is None else program.each(params, x[rows], noise)
+            )
         with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
             if rows is None:
-                outputs = forward(net, params, x, engine=engine)  # [M, N, C]
-            else:
-                outputs = forward_each(net, params, x[rows], engine=engine)  # [M, B, C]
+                return forward(net, params, x, engine=engine)  # [M, N, C]
+            return forward_each(net, params, x[rows], engine=engine)  # [M, B, C]
+
+    def mean(
+        params: Params, x: Tensor, y: Tensor, rows: Tensor | None, noise: Any = None
+    ) -> Tensor:
+        outputs = run(params, x, rows, noise)
         if rows is not None:
             return nll(outputs, y[rows], rows)
         if check:
             likelihood.check_outputs(outputs[0], y)
         return nll(outputs, y.expand(size(params), *y.shape), None)
 
-    return torch.compile(mean, dynamic=False) if compiled else mean
+    compiled_mean: MeanNLL = torch.compile(mean, dynamic=False) if compiled else mean
+    return compiled_mean
 
 
 def mixtures(net: nn.Module, params: Params) -> list[Mixture]:

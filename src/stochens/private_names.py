@@ -89,6 +89,12 @@ NAMES = (
         "an InputError: there is no export",
     ),
     Private(
+        "torch.ops.aten.linear.default._schema",
+        "2.6",
+        "the names and defaults of an operator's arguments in a traced network",
+        _TOLD,
+    ),
+    Private(
         "torch.onnx._internal.exporter._registration",
         "2.6",
         "the log in which torch says that torchvision is missing",
@@ -151,7 +157,7 @@ def check_apply() -> None:
     _held(nn.Module, "_apply")
 
 
-def _held(module: nn.Module | type[nn.Module], name: str) -> Any:
+def _held(module: Any, name: str) -> Any:
     try:
         return getattr(module, name)
     except AttributeError:
@@ -168,6 +174,11 @@ def reset_of(module: nn.Module) -> Callable[[], None] | None:
         if callable(reset := getattr(module, name, None)):
             return reset  # type: ignore[no-any-return]
     return None
+
+
+def schema_of(operator: Any) -> Any:
+    """Of an operator of a traced graph, its schema: arguments with names and defaults."""
+    return _held(operator, "_schema")
 
 
 # Kinds of layers ----------------------------------------------------------------------------------

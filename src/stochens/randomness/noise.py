@@ -8,6 +8,7 @@ some tensors, so that a stochastic network is a plain function of its inputs and
 Elsewhere (through torch.compile, in prediction) torch draws for all members at once.
 """
 
+import abc
 import contextlib
 import math
 import threading
@@ -58,7 +59,8 @@ def normal(like: Tensor, *, fresh: bool = False) -> Tensor:
 
 
 @contextlib.contextmanager
-def _from(source: NoiseSource) -> Iterator[None]:
+def noise_from(source: NoiseSource) -> Iterator[None]:
+    """Inside, this thread's layers draw from that source."""
     thread = threading.get_ident()
     before = _sources.get(thread)
     _sources[thread] = source
@@ -84,7 +86,33 @@ def hashed_words(members: Tensor, seed: Tensor, draw: int, shape: Shape) -> Tens
     return pairs.view(torch.int32)[:, :count].reshape(len(members), *shape)
 
 
-class _Pass:
+def below(keep: float) -> int:
+    """The number below which a share `keep` of all int32 words lies."""
+    return min(round(keep * 2**32) - 2**31, 2**31 - 1)
+
+
+def normal_numbers(first: Tensor, second: Tensor) -> Tensor:
+    """float64 from N(0, 1), of two random words each, by the Box-Muller transform."""
+    u, v = ((words.double() + (2**31 + 0.5)) * 2.0**-32 for words in (first, second))  # in (0, 1)
+    return (-2 * u.log()).sqrt() * (2 * math.pi * v).cos()
+
+
+class FromWords(abc.ABC):
+    """Masks and normal numbers made of random words."""
+
+    def mask(self, keep: float, shape: Shape, like: Tensor) -> Tensor:
+        return self.draw_words(shape) < below(keep)
+
+    def normal(self, like: Tensor) -> Tensor:
+        words = self.draw_words((2, *like.shape))
+        return normal_numbers(words[0], words[1]).to(like.dtype)
+
+    @abc.abstractmethod
+    def draw_words(self, shape: Shape) -> Tensor:
+        """int32 of the shape, every bit random, for the member whose layer asks."""
+
+
+class _Pass(FromWords):
     """One forward pass of all members."""
 
     def __init__(self, members: Tensor, seed: Tensor, words: Words) -> None:
@@ -93,17 +121,7 @@ class _Pass:
         self.turn = members  # whose it is: all members', but where there is no vmap
         self.row: Tensor | None = None  # under vmap each member's own, of those whose turn it is
 
-    def mask(self, keep: float, shape: Shape, like: Tensor) -> Tensor:
-        return self._words(shape) < min(round(keep * 2**32) - 2**31, 2**31 - 1)
-
-    def normal(self, like: Tensor) -> Tensor:
-        """By the Box-Muller transform."""
-        words = self._words((2, *like.shape)).double()
-        u = (words + (2**31 + 0.5)) * 2.0**-32  # in (0, 1)
-        return ((-2 * u[0].log()).sqrt() * (2 * math.pi * u[1]).cos()).to(like.dtype)
-
-    def _words(self, shape: Shape) -> Tensor:
-        """int32 of the shape, every bit random, for the member whose layer asks."""
+    def draw_words(self, shape: Shape) -> Tensor:
         words = self.words(self.turn, self.seed, self.draws, shape)  # [m, *shape]
         self.draws += 1
         if self.row is None:
@@ -117,7 +135,7 @@ class _Pass:
 def member_noise(members: Tensor, seed: Tensor, words: Words = hashed_words) -> Iterator[None]:
     """Inside, members [M] of a pass with this seed [1] draw from streams of their own, on the
     device of both, which are int64."""
-    with _from(_Pass(members, seed, words)):
+    with noise_from(_Pass(members, seed, words)):
         yield
 
 
@@ -174,7 +192,7 @@ class _Same:
 def same_noise(seed: int, device: torch.device) -> Iterator[None]:
     """Inside, noise on weights comes from a stream of its own, whatever torch's is; what is fresh
     for each example still comes from torch's."""
-    with _from(_Same(torch.Generator(device).manual_seed(seed))):
+    with noise_from(_Same(torch.Generator(device).manual_seed(seed))):
         yield
 
 
@@ -220,7 +238,7 @@ def replay_noise(tensors: Sequence[Tensor]) -> Iterator[None]:
     ...     bernoulli(0.5, (3, 2), torch.zeros(3, 2))
     tensor([[ True, False]])
     """
-    with _from(_Given(tensors)):
+    with noise_from(_Given(tensors)):
         yield
 
 
@@ -241,7 +259,7 @@ class _Recorded:
 def record_noise() -> Iterator[list[Request]]:
     """Inside, noise is drawn as ever, and what is asked for is noted."""
     source = _Recorded()
-    with _from(source):
+    with noise_from(source):
         yield source.found
 
 

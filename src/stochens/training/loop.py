@@ -22,6 +22,8 @@ from stochens.likelihoods import Likelihood, learned_noise
 from stochens.members import Engine, Params, flatten, size
 from stochens.posterior.history import History, Recorder
 from stochens.posterior.low_rank import LowRankGaussian
+from stochens.program.choice import Choice, Task, choose
+from stochens.program.program import Noise
 from stochens.randomness.noise import member_noise
 from stochens.randomness.seeds import NOISE, derive, member_seed, permutations, seeded
 from stochens.run.checkpoints import Keeper
@@ -225,12 +227,11 @@ DataTerm = Callable[[Params, Batch, int | Tensor], Tensor]
 
 
 def _with_own_noise(term: DataTerm, members: tuple[int, ...], settings: Settings) -> DataTerm:
-    """Noise that is a function of (seed, member, step), whatever block the member is in."""
-    ids = torch.tensor(members, device=settings.device)
-    first = torch.tensor([derive(settings.seed, NOISE, 1)], device=settings.device)
+    """The same with each member's own noise where vmap runs it."""
+    noise_of = _noise_of(members, settings)
 
     def data_term(params: Params, batch: Batch, step: int | Tensor) -> Tensor:
-        with member_noise(ids, first + step, words):
+        with member_noise(*noise_of(step), words):
             return term(params, batch, step)
 
     return data_term
@@ -296,22 +297,56 @@ def _data_term(
         if settings.bf16 is not False and (fused := resnet_nll(*on)) is not None:
             return fused, contextlib.nullcontext()
 
+    chosen = _choice(net, data, members, settings)
     mean_nll = objective.mean_nll(
         net,
         likelihood,
         engine=settings.engine,
         bf16=bool(settings.bf16),
-        compiled=settings.compile,
+        compiled=settings.compile if chosen is None else chosen.compiled,
         check=data.loader is not None,
         weights=data.weights,
+        program=None if chosen is None else chosen.outputs,
     )
+    noise_of = _noise_of(members, settings)
 
     def data_term(params: Params, batch: Batch, step: int | Tensor) -> Tensor:
         if isinstance(batch, tuple):
             return mean_nll(params, *_checked(batch, likelihood, settings), None)
-        return mean_nll(params, data.x, data.y, batch)
+        return mean_nll(params, data.x, data.y, batch, noise_of(step))
 
     return data_term, contextlib.nullcontext()
+
+
+def _choice(
+    net: nn.Module, data: Source, members: tuple[int, ...], settings: Settings
+) -> Choice | None:
+    """The network as one program, where it may be: for torch.compile, and on a GPU."""
+    wanted = settings.compile or (settings.fast and settings.device.type == "cuda")
+    if not wanted or settings.engine != "vmap" or data.loader is not None:
+        return None
+    mode = net.training
+    try:
+        task = Task(
+            batch=settings.batch_size,
+            examples=settings.epochs * data.size * len(members),
+            own_rows=not all_at_once(data, settings.batch_size),
+            compile=True if settings.compile else None,
+            dtype=torch.bfloat16 if settings.bf16 else None,
+        )
+        return choose(net.train(), data.x[:TRIED], task)
+    finally:
+        net.train(mode)
+
+
+TRIED = 4  # examples on which a program is held against vmap
+
+
+def _noise_of(members: tuple[int, ...], settings: Settings) -> Callable[[int | Tensor], Noise]:
+    """Noise that is a function of (seed, member, step), whatever block the member is in."""
+    ids = torch.tensor(members, device=settings.device)
+    first = torch.tensor([derive(settings.seed, NOISE, 1)], device=settings.device)
+    return lambda step: Noise(ids, first + step)
 
 
 def _checked(

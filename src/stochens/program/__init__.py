@@ -1,0 +1,1 @@
+"""One program between the network and the loop: all members at once, by stacked operators."""

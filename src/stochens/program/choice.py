@@ -1,0 +1,140 @@
+"""What runs a network's members: its program, or none, and then vmap serves.
+
+A program is taken after it has been seen to give what vmap gives, for two members on a few inputs.
+The log says in one line what is taken, and why not the program where it is not.
+"""
+
+import importlib.util
+import logging
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from stochens.members import Engine, Params, forward, forward_each, trainable
+from stochens.program.program import Noise, Program, build
+from stochens.program.streams import OnStreams
+from stochens.program.trace import Untraceable
+from stochens.randomness.noise import member_noise
+from stochens.randomness.seeds import seeded
+
+log = logging.getLogger("stochens")
+
+# ||program - vmap|| / ||vmap|| that rounding may make: a wrong rule is off by far more
+WITHIN = {torch.float64: 1e-8, torch.float32: 1e-2, torch.bfloat16: 0.2}
+APART = 0.05  # how far the second member of the test is from the network's own parameters
+
+# One H200 (benchmarks/results/programs-h200.json). Compiling takes 5 to 80 s and programs are 1.2
+# to 1.9 times as fast then; eager ones do 20 to 80 TFLOP/s: worth it after some two minutes.
+COMPILE_FROM = 5e15  # floating-point operations of a whole training
+# ResNet-18 (10 GFLOP in a member's convolution) is 1.4 times as fast by streams as by grouped
+# convolutions, the small CNN (2.4 at most) 0.9 times.
+STREAMS_FROM = 5e9  # floating-point operations of the average convolution of a member's batch
+COMPILES_SINCE = "2.11"  # torch's versions that have been tried
+BACKWARD = 3  # operations of a step for each one of its forward pass
+
+
+class Task(NamedTuple):
+    """What a program will be used for."""
+
+    batch: int  # examples of a member at a time
+    examples: float  # of all members, in all of the training
+    own_rows: bool  # whether each member has inputs of its own
+    compile: bool | None = None  # None: where it is worth its time
+    engine: Engine = "vmap"  # what runs the network otherwise
+    dtype: torch.dtype | None = None  # what the program computes in; None: that of the parameters
+
+
+class Choice(NamedTuple):
+    """What runs the members, and whether to put the function that calls it through torch.compile
+    (streams are compiled member by member already)."""
+
+    outputs: Program | OnStreams
+    compiled: bool
+
+
+def choose(net: nn.Module, few: Tensor, task: Task) -> Choice | None:
+    """How to run a network in its mode for inputs like few [B, ...], on their device; None where
+    there is no program.
+
+    >>> net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    >>> task = Task(batch=20, examples=1e4, own_rows=True)
+    >>> choose(net, torch.randn(4, 3), task).compiled
+    False
+    """
+    program = program_for(net, few, task)
+    if program is None:
+        return None
+    work = BACKWARD * task.examples * flops(program, net, few) / len(few)
+    compiled = task.compile
+    if compiled is None:
+        able = few.is_cuda and importlib.util.find_spec("triton") is not None
+        compiled = able and torch.__version__ >= COMPILES_SINCE and work >= COMPILE_FROM
+    streams = few.is_cuda and program.mean_convolution * task.batch >= STREAMS_FROM
+    log.info(
+        "members run by one program%s%s: %.1e floating-point operations to do",
+        *(", each on a stream" if streams else "", ", compiled" if compiled else "", work),
+    )
+    if streams:
+        return Choice(OnStreams(program, compiled=compiled), False)
+    return Choice(program, compiled)
+
+
+def flops(program: Program, net: nn.Module, few: Tensor) -> float:
+    """Of a forward pass of one member: products, convolutions and attention."""
+    params = {name: p.detach().to(few.device) for name, p in trainable(net).items()}
+    with torch.no_grad(), seeded(0, few.device), FlopCounterMode(display=False) as counter:
+        program.one(params, few)
+    return float(counter.get_total_flops())
+
+
+def program_for(net: nn.Module, few: Tensor, task: Task) -> Program | None:
+    """The network's program where it can be traced, runs, and gives what the engine gives."""
+    try:
+        program = build(net, few, dtype=task.dtype)
+        with seeded(0, few.device):
+            off = distance_to_members(program, net, few, task)
+    except Untraceable as error:
+        log.info("members run by %s: the network cannot be traced (%s)", task.engine, error)
+        return None
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        log.info("members run by %s: their program does not run (%s)", task.engine, reason)
+        return None
+    allowed = WITHIN.get(task.dtype or next(iter(trainable(net).values())).dtype, 0.2)
+    if not off <= allowed:
+        log.warning(
+            "members run by %s: their program is off by %.1e, and %.1e is allowed; please report "
+            "this network",
+            *(task.engine, off, allowed),
+        )
+        return None
+    return program
+
+
+def distance_to_members(program: Program, net: nn.Module, few: Tensor, task: Task) -> float:
+    """||program - engine|| / ||engine|| of outputs, for two members with noise of their own; 0
+    where the network draws from torch's generator, so that two passes never agree."""
+    ids = torch.tensor([0, 1], device=few.device)
+    noise = Noise(ids, torch.tensor([0], device=few.device))
+    params: Params = {}
+    for name, p in trainable(net).items():
+        one = p.detach().to(few.device)
+        params[name] = torch.stack([one, one + APART * torch.randn_like(one)])
+    x = few.expand(2, *few.shape) if task.own_rows else few
+    with torch.no_grad():
+        ours = program.each(params, x, noise) if task.own_rows else program(params, x, noise)
+        before = _generator(few.device)
+        with member_noise(*noise):
+            run = forward_each if task.own_rows else forward
+            theirs = run(net, params, x, engine=task.engine)
+    if not torch.equal(before, _generator(few.device)):
+        return 0.0
+    return float((ours - theirs).double().norm() / theirs.double().norm().clamp_min(1e-30))
+
+
+def _generator(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()

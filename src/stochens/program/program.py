@@ -1,0 +1,189 @@
+"""A network as one program for all members: traced once, stacked by rules, run or compiled.
+
+    program = build(net, x)
+    outputs = program(params, x)  # [M, B, C]
+
+It is differentiable, and torch.compile takes it whole: one flat function of plain operators.
+"""
+
+import math
+import operator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+
+from stochens.errors import InputError
+from stochens.members import Params, copy_network, size
+from stochens.program import rules
+from stochens.program.stacker import Stacker, Value, item
+from stochens.program.trace import Traced, Untraceable, is_operator, trace
+
+CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "_assert_async")
+
+
+class Noise(NamedTuple):
+    """Whose noise it is: numbers of members [M] and the seed of the pass [1], int64."""
+
+    members: Tensor
+    seed: Tensor
+
+
+class Program:
+    """Outputs of all members of a network."""
+
+    def __init__(self, net: nn.Module, traced: Traced, dtype: torch.dtype | None) -> None:
+        self.names, self.dtype, self.noisy = traced.names, dtype, traced.noisy
+        # floating-point operations of the average convolution, of one example; 0 without any
+        self.mean_convolution = _mean_convolution(traced.graph)
+        self._net = copy_network(net)  # in the mode that it is in now
+        self._example = _inputs(traced)[0].meta["val"]
+        self._graphs = [graphs_of(traced)]
+
+    def __call__(self, params: Params, x: Tensor, noise: Noise | None = None) -> Tensor:
+        """params [M, ...], x [B, ...] of all members -> [M, B, C]. noise: None draws a seed."""
+        return self._run(self.graphs(len(x)).shared, params, x, noise)
+
+    def each(self, params: Params, x: Tensor, noise: Noise | None = None) -> Tensor:
+        """Likewise where each member has inputs of its own, x [M, B, ...]."""
+        return self._run(self.graphs(x.shape[1]).own, params, x, noise)
+
+    def one(self, params: Params, x: Tensor, noise: Noise | None = None) -> Tensor:
+        """One member alone: params without M, x [B, ...] -> [B, C]; noise.members is [] then."""
+        if noise is None and self.noisy:
+            noise = fresh_noise(1, x.device)
+            noise = Noise(noise.members[0], noise.seed)
+        return self._run(self.graphs(len(x)).alone, params, x, noise)
+
+    def _run(self, graph: fx.GraphModule, params: Params, x: Tensor, noise: Noise | None) -> Tensor:
+        own = [params[name] for name in self.names]
+        kind = own[0].dtype
+        if self.dtype is not None:
+            own = [p.to(self.dtype) for p in own]
+            x = x.to(self.dtype) if x.is_floating_point() else x
+        if noise is None:
+            noise = fresh_noise(size(params), x.device) if self.noisy else Noise(x, x)
+        outputs: Tensor = graph(x, *own, *noise)
+        return outputs if self.dtype is None else outputs.to(kind)
+
+    def graphs(self, batch: int) -> "Graphs":
+        """For a batch of so many examples. A network that fixes their number is traced again for
+        each new one: call this before torch.compile sees such a batch."""
+        for held in self._graphs:
+            if held.least <= batch <= held.most:
+                return held
+        like = self._example
+        x = torch.zeros((batch, *like.shape[1:]), dtype=like.dtype, device=like.device)
+        self._graphs.append(graphs_of(trace(self._net, x, dtype=self.dtype)))
+        return self._graphs[-1]
+
+
+def build(net: nn.Module, x: Tensor, *, dtype: torch.dtype | None = None) -> Program:
+    """The program of a network for inputs like x [B, ...], on its device and in the network's mode.
+
+    dtype: what it computes in, e.g. torch.bfloat16 for parameters in float32. Raises `Untraceable`
+    where torch.export or the rules cannot do it: vmap serves then.
+
+    >>> net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    >>> program = build(net, torch.zeros(4, 3))
+    >>> params = {name: torch.stack([p, p + 1]) for name, p in net.named_parameters()}
+    >>> program(params, torch.zeros(7, 3)).shape
+    torch.Size([2, 7, 2])
+    """
+    traced = trace(net, x, dtype=dtype)
+    if not traced.names:
+        raise InputError("the network has no trainable parameters")
+    return Program(net, traced, dtype)
+
+
+def _mean_convolution(graph: fx.Graph) -> float:
+    """2 outputs kernel, each convolution weighted by itself, so that small ones count little."""
+    found = []
+    for node in graph.nodes:
+        if node.op == "call_function" and _name(node.target).startswith("conv"):
+            weight: Any = node.args[1]
+            kernel = math.prod(weight.meta["val"].shape[1:])
+            found.append(2.0 * math.prod(node.meta["val"].shape[1:]) * kernel)
+    return sum(f * f for f in found) / sum(found) if found else 0.0
+
+
+def _name(target: Any) -> str:
+    return target.name().removeprefix("aten::") if is_operator(target) else ""
+
+
+def fresh_noise(members: int, device: torch.device) -> Noise:
+    """Of a seed from torch's generator."""
+    seed = torch.randint(2**62, (1,), device=device)
+    return Noise(torch.arange(members, device=device), seed)
+
+
+def _inputs(traced: Traced) -> list[fx.Node]:
+    """x, the parameters, member and seed."""
+    nodes = [node for node in traced.graph.nodes if node.op == "placeholder"]
+    return nodes[len(traced.constants) :]
+
+
+class Graphs(NamedTuple):
+    """(x, *params, members, seed) -> outputs, three times, for `least` to `most` examples."""
+
+    shared: fx.GraphModule  # x [B, ...] of all members, params [M, ...] -> [M, B, C]
+    own: fx.GraphModule  # x [M, B, ...]
+    alone: fx.GraphModule  # one member: nothing has a member axis
+    least: int
+    most: int
+
+
+def graphs_of(traced: Traced) -> Graphs:
+    return Graphs(
+        stack(traced, Stacker(), own_rows=False),
+        stack(traced, Stacker(), own_rows=True),
+        stack(traced, Stacker(alone=True), own_rows=False),
+        traced.least,
+        traced.most,
+    )
+
+
+def stack(traced: Traced, s: Stacker, *, own_rows: bool) -> fx.GraphModule:
+    """(x, *params [M, ...], members [M], seed [1]) -> outputs [M, B, C], from one member's graph.
+
+    own_rows: whether x is [M, B, ...]."""
+    found: dict[fx.Node, Value] = {}
+    for k, node in enumerate(inputs := _inputs(traced)):
+        shared = (k == 0 and not own_rows) or k == len(inputs) - 1 or s.alone
+        held = s.graph.placeholder(node.name)
+        found[node] = Value(held, "shared" if shared else "front", node.meta["val"])
+    root = nn.Module()
+    for node in traced.graph.nodes:
+        if node.name in traced.constants and node.op == "placeholder":
+            root.register_buffer(node.name, traced.constants[node.name])
+            found[node] = Value(s.graph.get_attr(node.name), "shared", node.meta["val"])
+    s.members = s.emit(torch.ops.aten.sym_size.int, found[inputs[1]].node, 0)
+    for node in traced.graph.nodes:
+        if node.op == "call_function" and not _is_check(node.target):
+            found[node] = _stacked(s, node, found)
+        elif node.op == "output":
+            outputs = found[node.args[0][0]]
+            s.graph.output(outputs.node if s.alone else s.stacked(outputs))
+    s.graph.eliminate_dead_code()
+    return fx.GraphModule(root, s.graph, "Stacked")
+
+
+def _stacked(s: Stacker, node: fx.Node, found: dict[fx.Node, Value]) -> Value:
+    args: Any = fx.map_arg(node.args, found.__getitem__)
+    kwargs: Any = fx.map_arg(node.kwargs, found.__getitem__)
+    target: Any = node.target
+    one = node.meta.get("val")
+    if target is operator.getitem:
+        return item(s, args[0], args[1], one)
+    if not is_operator(target):  # arithmetic of lengths
+        own: Any = fx.map_arg((node.args, node.kwargs), lambda n: found[n].node)
+        return Value(s.graph.call_function(target, own[0], own[1]), "shared", one)
+    try:
+        return rules.apply(s, target, args, kwargs, one)
+    except (KeyError, IndexError, AttributeError, TypeError) as error:
+        raise Untraceable(f"no rule fits {target}: {error}") from error
+
+
+def _is_check(target: Any) -> bool:
+    """Whether it only looks at something, and raises."""
+    return _name(target).startswith(CHECKS)

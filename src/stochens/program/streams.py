@@ -1,0 +1,68 @@
+"""Each member's own program on a side stream of the GPU: for networks of large convolutions.
+
+One member's convolution of 64 channels or more keeps cuDNN's fast kernels busy, and the grouped one
+of all members does not reach their speed. Side by side on streams, members fill each other's gaps.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from stochens.members import Params, size
+from stochens.program.program import Noise, Program
+
+MOST = 16  # streams; more members take turns
+
+_streams: dict[torch.device, list[torch.cuda.Stream]] = {}
+
+
+class OnStreams:
+    """The outputs of a program, one member a stream. Gradients go back on the same streams."""
+
+    def __init__(self, program: Program, *, compiled: bool = False) -> None:
+        self.program = program
+        self._one: Callable[[Params, Tensor, Noise | None], Tensor] = program.one
+        if compiled:
+            self._one = torch.compile(program.one, dynamic=False)
+
+    def __call__(self, params: Params, x: Tensor, noise: Noise | None = None) -> Tensor:
+        """params [M, ...], x [B, ...] of all members -> [M, B, C]."""
+        return self._run(params, [x] * size(params), noise)
+
+    def each(self, params: Params, x: Tensor, noise: Noise | None = None) -> Tensor:
+        """Likewise where each member has inputs of its own, x [M, B, ...]."""
+        return self._run(params, x.unbind(), noise)
+
+    def _run(self, params: Params, x: Sequence[Tensor], noise: Noise | None) -> Tensor:
+        # unbind: its gradient is one stack, that of p[k] would be M tensors of all members
+        own = {name: params[name].unbind() for name in self.program.names}
+        whose = None if noise is None else noise.members.unbind()
+
+        def one(k: int) -> Tensor:
+            mine = None if noise is None or whose is None else Noise(whose[k], noise.seed)
+            return self._one({name: p[k] for name, p in own.items()}, x[k], mine)
+
+        return torch.stack(side_by_side(one, len(x), x[0].device))
+
+
+def side_by_side(one: Callable[[int], Tensor], count: int, device: torch.device) -> list[Tensor]:
+    """one(k) for each k, each on a side stream, all done when the current stream goes on; in turn
+    where there are no streams."""
+    if device.type != "cuda":
+        return [one(k) for k in range(count)]
+    pool = _streams.setdefault(device, [])
+    while len(pool) < min(count, MOST):
+        pool.append(torch.cuda.Stream(device))
+    now, used = torch.cuda.current_stream(device), pool[: min(count, MOST)]
+    outputs = []
+    for stream in used:
+        stream.wait_stream(now)
+    for k in range(count):
+        with torch.cuda.stream(used[k % len(used)]):
+            outputs.append(one(k))
+    for stream in used:
+        now.wait_stream(stream)
+    for output in outputs:
+        output.record_stream(now)  # its memory is not used again before the current stream is done
+    return outputs

@@ -1,0 +1,109 @@
+"""Which networks have a program, and that training by it is training by vmap."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from tests.tolerance import trained
+from torch import Tensor, nn
+
+import stochens
+from stochens.program import rules
+from stochens.program.choice import Task, choose, flops
+from stochens.program.program import build
+from stochens.training.engines import COMPILES_SINCE
+
+TASK = Task(batch=4, examples=1e3, own_rows=True)
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if (x > 0).all() else self.layer(-x)
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+def test_a_network_without_a_program_is_said_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "stochens")
+    assert choose(Branching(), torch.randn(4, 3), TASK) is None
+    (line,) = [record.message for record in caplog.records if record.name == "stochens"]
+    assert line.startswith("members run by vmap: the network cannot be traced (")
+
+
+def test_a_program_that_is_wrong_is_not_taken(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(s: Any, target: Any, given: Any) -> Any:
+        return rules.pointwise(s, torch.ops.aten.sin.default, given)
+
+    x = torch.randn(4, 3)
+    assert choose(net(), x, TASK) is not None
+    monkeypatch.setitem(rules.RULES, "aten::tanh", wrong)
+    assert choose(net(), x, TASK) is None
+    assert "is off by" in caplog.text
+
+
+def test_a_program_that_fails_is_not_taken(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(s: Any, target: Any, given: Any) -> Any:
+        return s.emit(torch.ops.aten.view.default, given["self"].node, [1, 1, 1]), "front"
+
+    caplog.set_level(logging.INFO, "stochens")
+    monkeypatch.setitem(rules.RULES, "aten::tanh", failing)
+    assert choose(net(), torch.randn(4, 3), TASK) is None
+    assert "their program does not run (" in caplog.text
+
+
+def test_own_dropout_of_the_network_is_no_mistake() -> None:
+    drops = nn.Sequential(nn.Linear(3, 50), nn.Dropout(0.5), nn.Linear(50, 2)).train()
+    assert choose(drops, torch.randn(4, 3), TASK) is not None
+
+
+@pytest.mark.skipif(torch.__version__ < COMPILES_SINCE, reason="engine='compile' is refused")
+@pytest.mark.parametrize("method", ["regular", "dropout", "np-dropout", "gaussian"])
+@pytest.mark.parametrize("batch_size", [7, None])
+def test_training_by_a_program_is_training_by_vmap(
+    monkeypatch: pytest.MonkeyPatch, method: str, batch_size: int | None
+) -> None:
+    """In any blocks of members: noise is a function of (seed, member, step)."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)  # the program is eager
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)).double()
+    data = (x, (x[:, 0] > 0).long())
+
+    def fit(**options: Any) -> stochens.Posterior:
+        return stochens.fit(
+            net().double(), data, method=method, members=3, epochs=2, batch_size=batch_size,
+            lr=0.01, seed=1, **options,
+        )  # fmt: skip
+
+    expected = fit(engine="vmap")
+    for chunk in (3, 2):
+        ours = fit(engine="compile", chunk=chunk)
+        for name, p in expected.params.items():
+            within = trained(torch.float64, steps=6, rows=20)
+            torch.testing.assert_close(ours.params[name], p, **within)
+
+
+def test_work_is_counted() -> None:
+    x = torch.randn(4, 3)
+    assert flops(build(net(), x), net(), x) == 4 * 2 * (3 * 5 + 5 * 2)
+    image = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Flatten(), nn.Linear(8 * 36, 2))
+    program = build(image, torch.randn(4, 3, 6, 6))
+    assert program.mean_convolution == 2 * 8 * 36 * 27
+    assert build(net(), x).mean_convolution == 0
+
+
+def test_what_is_asked_for_is_compiled_and_short_work_is_not() -> None:
+    x = torch.randn(4, 3)
+    for wanted, expected in [(None, False), (False, False), (True, True)]:
+        chosen = choose(net(), x, TASK._replace(compile=wanted))
+        assert chosen is not None
+        assert chosen.compiled == expected

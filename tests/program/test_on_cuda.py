@@ -1,0 +1,86 @@
+"""Programs on a GPU: the same numbers as vmap, eager, compiled, on streams and in a CUDA graph."""
+
+import copy
+import logging
+from typing import Any
+
+import pytest
+import torch
+from tests.methods.test_conformance import NETWORKS, Case, case_of, wide
+from tests.program.test_program import assert_same, results
+
+import stochens
+from stochens.kernels.graphs import record_graph
+from stochens.kernels.noise import words
+from stochens.members import Params, forward
+from stochens.program import choice
+from stochens.program.program import Noise, build
+from stochens.program.streams import OnStreams
+from stochens.randomness.noise import member_noise
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+
+
+def on_cuda(network: str, method: str) -> Case:
+    case = wide(case_of(network, method))
+    params = {name: p.cuda() for name, p in case.params.items()}
+    return case._replace(net=copy.deepcopy(case.net).cuda(), params=params, x=case.x.cuda())
+
+
+def noise() -> Noise:
+    return Noise(torch.tensor([3, 8]).cuda(), torch.tensor([11]).cuda())
+
+
+@pytest.mark.parametrize("method", ["dropout", "np-dropout+gaussian-learned"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_program_is_vmap(network: str, method: str) -> None:
+    case = on_cuda(network, method)
+    program = build(case.net, case.x)
+
+    def theirs(p: Params) -> torch.Tensor:
+        with member_noise(*noise(), words):
+            return forward(case.net, p, case.x, engine=case.row.engines[0])
+
+    expected = results(theirs, case.params)
+    for ours in (program, OnStreams(program)):
+        got = results(lambda p, run=ours: run(p, case.x, noise()), case.params)
+        torch.cuda.synchronize()
+        assert_same(got, expected)
+
+
+def test_a_recorded_program_draws_the_noise_of_each_step() -> None:
+    case = on_cuda("linear", "dropout")
+    program, seed = build(case.net, case.x), torch.tensor([11]).cuda()
+    ids, held = noise().members, {}
+
+    def work() -> None:
+        held["y"] = program(case.params, case.x, Noise(ids, seed))
+
+    with torch.no_grad():
+        graph = record_graph(work)
+        for step in (5, 6):
+            seed.fill_(step)
+            graph.replay()
+            torch.testing.assert_close(held["y"], program(case.params, case.x, Noise(ids, seed)))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("network", ["conv2d", "transformer"])
+def test_fit_takes_the_program_and_a_graph(
+    network: str, streams: bool, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "STREAMS_FROM", 0.0 if streams else float("inf"))
+    caplog.set_level(logging.INFO, "stochens")
+    row, x = NETWORKS[network], case_of(network, "regular").x
+    data = torch.cat([x, x.flip(0)]).double(), torch.arange(8) % 2
+    options: dict[str, Any] = {"members": 3, "epochs": 2, "batch_size": 4, "device": "cuda"}
+    ours = stochens.fit(lambda: row.build().double(), data, method="dropout", **options)
+    assert "members run by one program" in caplog.text
+    assert "without a CUDA graph" not in caplog.text
+    plain = stochens.fit(
+        lambda: row.build().double(), data, method="dropout", engine="vmap", **options
+    )
+    for name, p in plain.params.items():
+        # float64 rounding over 4 steps of Adam, which divides by small numbers
+        torch.testing.assert_close(ours.params[name], p, rtol=1e-6, atol=1e-7)
