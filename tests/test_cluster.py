@@ -447,8 +447,8 @@ def test_predictions_of_ones_own_likelihood_are_the_same_numbers(cluster):
         posterior.predict(loader, run=stochens.Run(engine=e), batch_size=20)
         for e in ("auto", "ray")
     )
-    here, there = (p.log_prob(observed) for p in both)
-    assert torch.equal(here, there)
+    likely, far = (p.log_prob(observed) for p in both)
+    assert torch.equal(likely, far)
 
 
 def test_a_prediction_that_fails_says_where_and_why(monkeypatch):

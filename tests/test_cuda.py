@@ -36,9 +36,9 @@ def test_members_are_those_of_the_cpu(float64, xor):
     cpu, gpu = (
         stochens.fit(MLP(2, 8, 2), data, device=d, **gather(**options)) for d in ("cpu", "cuda")
     )
-    for name, p in cpu.params.items():
+    for name, value in cpu.params.items():
         # float64 rounding over 15 steps
-        torch.testing.assert_close(gpu.params[name].cpu(), p, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(gpu.params[name].cpu(), value, rtol=1e-8, atol=1e-10)
     p, q = cpu.predict(data[0]), gpu.predict(data[0])
     torch.testing.assert_close(p.probs, q.probs, rtol=1e-8, atol=1e-10)
 

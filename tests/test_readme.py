@@ -36,7 +36,7 @@ def test_snippets_run(codes, tmp_path, monkeypatch):
         pytest.skip(f"export needs torch {OLDEST_TORCH}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
-    names = {}
+    names: dict[str, object] = {}
     for k, code in enumerate(codes):
         exec(compile(code, f"snippet {k}", "exec"), names)
     assert os.path.samefile(Path.cwd(), tmp_path)

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 import stochens
 from stochens.program import rules
-from stochens.program.choice import Task, choose, flops
+from stochens.program.choice import Workload, choose, flops
 from stochens.program.program import build
 from stochens.training.engines import COMPILES_SINCE
 
-TASK = Task(batch=4, examples=1e3, own_rows=True)
+TASK = Workload(batch=4, examples=1e3, own_rows=True)
 
 
 class Branching(nn.Module):

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -32,6 +33,7 @@ def data():
 
 
 def made(name, data, **options):
+    make: Any
     make, own = WAYS[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # so little is troubled
@@ -41,9 +43,9 @@ def made(name, data, **options):
 def test_it_cannot_be_changed_by_accident():
     run = Run(engine="vmap")
     with pytest.raises(dataclasses.FrozenInstanceError):
-        run.engine = "loop"
+        run.engine = "loop"  # type: ignore[misc]
     with pytest.raises(TypeError):
-        Run("cpu")  # which of them is it?
+        Run("cpu")  # type: ignore[call-arg]  # which of them is it?
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 import functools
 import warnings
 
-import numpy as np
+import numpy as npfrom typing import Any
+
 import pytest
 import torch
 from tests.running import gather
@@ -134,7 +135,8 @@ def test_stopped_in_the_warm_up_it_is_said_what_would_have_kept_it(data, monkeyp
 @pytest.mark.parametrize("sampler", ["nuts", "hmc", "sgmcmc"])
 def test_of_two_runs_to_go_on_with_none_is_left_out_silently(data, tmp_path, sampler):
     sample, net = getattr(stochens, sampler), nn.Linear(2, 2)
-    options = {"chains": 2, ("burn_in" if sampler == "sgmcmc" else "warmup"): 10}
+    options: dict[str, Any] = {"chains": 2}
+    options["burn_in" if sampler == "sgmcmc" else "warmup"] = 10
     long = sample(net, data, samples=9, **options)
     few = sample(net, data, samples=3, **options)
     options["run"] = stochens.Run(checkpoint=tmp_path / "run")

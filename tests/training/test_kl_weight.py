@@ -48,7 +48,7 @@ def test_the_old_name_is_refused_with_the_new_one():
     with pytest.raises(
         InputError, match=r"fit has no temperature .* is called kl_weight now, kl_w"
     ):
-        stochens.fit(net, (x, y), temperature=0.5)
+        stochens.fit(net, (x, y), temperature=0.5)  # type: ignore[call-arg]
     with pytest.raises(
         InputError, match=r"multiswa has no temperature any more: it is called kl_weight"
     ):

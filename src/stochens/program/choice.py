@@ -35,7 +35,7 @@ COMPILES_SINCE = "2.11"  # torch's versions that have been tried
 BACKWARD = 3  # operations of a step for each one of its forward pass
 
 
-class Task(NamedTuple):
+class Workload(NamedTuple):
     """What a program will be used for."""
 
     batch: int  # examples of a member at a time
@@ -54,12 +54,12 @@ class Choice(NamedTuple):
     compiled: bool
 
 
-def choose(net: nn.Module, few: Tensor, task: Task) -> Choice | None:
+def choose(net: nn.Module, few: Tensor, task: Workload) -> Choice | None:
     """How to run a network in its mode for inputs like few [B, ...], on their device; None where
     there is no program.
 
     >>> net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
-    >>> task = Task(batch=20, examples=1e4, own_rows=True)
+    >>> task = Workload(batch=20, examples=1e4, own_rows=True)
     >>> choose(net, torch.randn(4, 3), task).compiled
     False
     """
@@ -89,7 +89,7 @@ def flops(program: Program, net: nn.Module, few: Tensor) -> float:
     return float(counter.get_total_flops())
 
 
-def program_for(net: nn.Module, few: Tensor, task: Task) -> Program | None:
+def program_for(net: nn.Module, few: Tensor, task: Workload) -> Program | None:
     """The network's program where it can be traced, runs, and gives what the engine gives."""
     try:
         program = build(net, few, dtype=task.dtype)
@@ -115,7 +115,7 @@ def program_for(net: nn.Module, few: Tensor, task: Task) -> Program | None:
     return program
 
 
-def distance_to_members(program: Program, net: nn.Module, few: Tensor, task: Task) -> float:
+def distance_to_members(program: Program, net: nn.Module, few: Tensor, task: Workload) -> float:
     """||program - engine|| / ||engine|| of outputs, for two members with noise of their own; 0
     where the network draws from torch's generator, so that two passes never agree."""
     ids = torch.tensor([0, 1], device=few.device)

@@ -22,7 +22,7 @@ from stochens.likelihoods import Likelihood, learned_noise
 from stochens.members import Engine, Params, flatten, size
 from stochens.posterior.history import History, Recorder
 from stochens.posterior.low_rank import LowRankGaussian
-from stochens.program.choice import Choice, Task, choose
+from stochens.program.choice import Choice, Workload, choose
 from stochens.program.program import Noise
 from stochens.randomness.noise import member_noise
 from stochens.randomness.seeds import NOISE, derive, member_seed, permutations, seeded
@@ -327,14 +327,14 @@ def _choice(
         return None
     mode = net.training
     try:
-        task = Task(
+        load = Workload(
             batch=settings.batch_size,
             examples=settings.epochs * data.size * len(members),
             own_rows=not all_at_once(data, settings.batch_size),
             compile=True if settings.compile else None,
             dtype=torch.bfloat16 if settings.bf16 else None,
         )
-        return choose(net.train(), data.x[:TRIED], task)
+        return choose(net.train(), data.x[:TRIED], load)
     finally:
         net.train(mode)
 

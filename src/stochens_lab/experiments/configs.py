@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 import typer
 
 from stochens.errors import InputError, check_known
-from stochens_lab.report.run_folder import Run, shown
+from stochens_lab.report.run_folder import Run, blame_damage
 
 
 def complete_from(names: Iterable[str]) -> Callable[[str], list[str]]:
@@ -69,7 +69,7 @@ def read_fields(kind: type, path: Path, experiment: str) -> dict[str, Any]:
         raise InputError(
             f"{path} is no run of stochens {experiment}, but of {about.get('experiment')!r}"
         )
-    with shown([path]):
+    with blame_damage([path]):
         fields: dict[str, Any] = {**about["config"], "out": path}
     for name, wanted in get_type_hints(kind).items():
         if name not in fields:
