@@ -2,9 +2,9 @@
 
 import functools
 import warnings
+from typing import Any
 
-import numpy as npfrom typing import Any
-
+import numpy as np
 import pytest
 import torch
 from tests.running import gather
