@@ -38,9 +38,9 @@ class Run:
         "float64", "float32": network and data are cast to it, and no bfloat16 kernel is used.
         "tf32": float32 with TensorFloat-32 matrix products, on CUDA.
         "bf16": the network in bfloat16, on CUDA; parameters, loss and optimiser stay as they are.
-    engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "compile" (vmap through
-        torch.compile, needs torch 2.11: a minute to begin with, and then the fastest for large
-        networks on a GPU), "vmap" or "loop"; "ray" or Ray(address, ...) for blocks of members or
+    engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "compile" (the
+        members as one program through torch.compile, needs torch 2.11: a minute to begin with,
+        and then the fastest for large networks on a GPU), "vmap" or "loop"; "ray" or Ray(address, ...) for blocks of members or
         chains on many machines, with the same result as on one (docs/cluster.md).
     chunk: members trained together; chosen by the memory that is free when None. With Ray, the
         size of a block.
