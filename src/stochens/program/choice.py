@@ -31,8 +31,8 @@ APART = 0.05  # how far the second member of the test is from the network's own 
 COMPILE_FROM = 5e15  # floating-point operations of a whole training
 # Floating-point operations of the average convolution of a member's batch from which on each member
 # has a stream. ResNet-18 (10 GFLOP) is 1.4 times as fast by streams as by grouped convolutions, the
-# small CNN (2.4 at most) 0.9 times, so 5e9 would be right. But recorded as a CUDA graph, streams gave
-# one member of three other parameters than vmap (tests/program/test_on_cuda.py), so none has one.
+# small CNN (2.4 at most) 0.9 times, so 5e9 would be right. But recorded as a CUDA graph, streams
+# gave one member of three other parameters than vmap (tests/program/test_on_cuda.py): none has one.
 STREAMS_FROM = math.inf
 COMPILES_SINCE = "2.11"  # torch's versions that have been tried
 BACKWARD = 3  # operations of a step for each one of its forward pass

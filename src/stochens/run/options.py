@@ -40,8 +40,9 @@ class Run:
         "bf16": the network in bfloat16, on CUDA; parameters, loss and optimiser stay as they are.
     engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "compile" (the
         members as one program through torch.compile, needs torch 2.11: a minute to begin with,
-        and then the fastest for large networks on a GPU), "vmap" or "loop"; "ray" or Ray(address, ...) for blocks of members or
-        chains on many machines, with the same result as on one (docs/cluster.md).
+        and then the fastest for large networks on a GPU), "vmap" or "loop"; "ray" or
+        Ray(address, ...) for blocks of members or chains on many machines, with the same result as
+        on one (docs/cluster.md).
     chunk: members trained together; chosen by the memory that is free when None. With Ray, the
         size of a block.
     checkpoint: a folder to save the run in, every `every` seconds and when Ctrl-C or SIGTERM ends
