@@ -84,9 +84,9 @@ def test_training_by_a_program_is_training_by_vmap(
             lr=0.01, seed=1, **options,
         )  # fmt: skip
 
-    expected = fit(engine="vmap")
+    expected = fit(run=stochens.Run(engine="vmap"))
     for chunk in (3, 2):
-        ours = fit(engine="compile", chunk=chunk)
+        ours = fit(run=stochens.Run(engine="compile", chunk=chunk))
         for name, p in expected.params.items():
             within = trained(torch.float64, steps=6, rows=20)
             torch.testing.assert_close(ours.params[name], p, **within)

@@ -21,14 +21,14 @@ from stochens.samplers.mixing import Mixing, mixing
 from stochens.samplers.sampling import HamiltonianRequest, _sample, _sample_block
 from stochens.samplers.trajectory import Rules
 
-PRINTED = """
-                R-hat, largest   bulk ESS, least   tail ESS, least
- ──────────────────────────────────────────────────────────────────
-  predictions            1.020               900               800
-  parameters             1.500                20                31
+PRINTED = """\
+             R-hat, largest  bulk ESS, least  tail ESS, least
+-------------------------------------------------------------
+predictions           1.020              900              800
+parameters            1.500               20               31
 
-  3 divergences, acceptance 0.80, E-BFMI 0.90 to 1.10, tree depth 2.3, 1,234 leapfrogs a draw
-  ! too hot"""
+3 divergences, acceptance 0.80, E-BFMI 0.90 to 1.10, tree depth 2.3, 1,234 leapfrogs a draw
+! too hot"""
 
 
 def of(*values: float) -> torch.Tensor:
@@ -49,7 +49,7 @@ def test_a_diagnosis_in_print():
     )
     assert [line.rstrip() for line in str(found).splitlines()] == PRINTED.splitlines()
     bare = found._replace(accept=None, e_bfmi=None, depth=None, leapfrogs=None, troubles=[])
-    assert str(bare).endswith("  3 divergences\n  nothing to worry about")
+    assert str(bare).endswith("\n3 divergences\nnothing to worry about")
 
 
 def test_what_is_wrong_with_the_mixing_is_said_and_no_more():

@@ -4,7 +4,9 @@ import dataclasses
 import math
 from typing import Any, NamedTuple
 
-from stochens.text_table import text_table
+from stochens.text_table import folded, text_table
+
+WIDTH = 80  # columns of a terminal
 
 
 class Trial(NamedTuple):
@@ -74,7 +76,7 @@ class Trials:
             text_table(["", "held-out log p", "below best", "rank"], held_out),
             text_table(["", "KL loss", "fluctuates", "by noise", "rank"], kl),
         )
-        return "\n\n".join([*tables, self.reason])
+        return "\n\n".join([*tables, folded(self.reason, WIDTH)])
 
     def description(self) -> dict[str, Any]:
         """As JSON can hold it."""

@@ -15,6 +15,8 @@ return [...document.querySelectorAll("main *")].filter((e) =>
   && getComputedStyle(e).clipPath === "none").map((e) => e.outerHTML.slice(0, 90));
 """
 
+pytestmark = pytest.mark.xdist_group("browser")  # one browser, and pages made once
+
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory) -> dict[str, Path]:

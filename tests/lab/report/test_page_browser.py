@@ -16,6 +16,8 @@ webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not in
 Keys = webdriver.Keys
 KINDS = ("mean", "entropy", "mi")
 
+pytestmark = pytest.mark.xdist_group("browser")  # one browser, and pages made once
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
