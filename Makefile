@@ -18,8 +18,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/stochens toy
 
-# Two processes more than there are cores: some tests wait for others most of their time.
-PARALLEL := -n $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 7 ? n + 2 : 8))) --dist loadgroup
+# One process more than there are cores: some tests wait for others most of their time.
+PARALLEL := -n $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 1 : 8))) --dist loadgroup
 test: $(READY)
 	$(BIN)/python -m pytest $(PARALLEL)
 
