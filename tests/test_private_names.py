@@ -283,8 +283,14 @@ def test_export_without_scan_says_so(tmp_path, monkeypatch):
 def test_a_log_by_another_name_says_what_it_says(caplog, monkeypatch):
     monkeypatch.setattr("stochens.posterior.export.ONNX_LOG", "torch.onnx.gone")
     for name, lines in [("torch.onnx.gone", 0), (private_names.ONNX_LOG, 1)]:
-        with _no_word_of_torchvision():
-            logging.getLogger(name).warning("torchvision is not installed")
+        log = logging.getLogger(name)
+        log.addHandler(caplog.handler)  # torch's own setting up of logs ends what caplog relies on
+        monkeypatch.setattr(log, "propagate", False)
+        try:
+            with _no_word_of_torchvision():
+                log.warning("torchvision is not installed")
+        finally:
+            log.removeHandler(caplog.handler)
         assert len(caplog.records) == lines
 
 
