@@ -49,7 +49,7 @@ ON_GPU = [
 ON_CPU = ["loop", "fit"]
 COMPILED = [
     *("compiled loop", "4x batch", "10x batch"),
-    *("vmap + compile", "fit, compile", "fit, compile, bf16"),
+    *("vmap + compile", "fit", "fit, bf16", "fit, compile", "fit, compile, bf16"),
 ]
 ONE_MEMBER = ("loop", "compiled loop", "4x batch", "10x batch")
 

@@ -37,8 +37,8 @@ from stochens.kernels.noise import words
 from stochens.members import forward
 from stochens.methods import stochastic
 from stochens.networks import MLP
+from stochens.program.apart import Apart
 from stochens.program.program import Noise, Program, build
-from stochens.program.streams import OnStreams
 from stochens.randomness.noise import member_noise
 from timing import (
     Report,
@@ -82,7 +82,7 @@ def by_program(
 def on_streams(case: Case) -> Ready:
     """Stacked parameters, one compiled program that each member runs on a stream of its own."""
     program = program_of(case, torch.bfloat16 if case.cuda else None)
-    return stacked(case, OnStreams(program, compiled=True).each, compiled=False, cast=False)
+    return stacked(case, Apart(program, compiled=True).each, compiled=False, cast=False)
 
 
 def apart_on_streams(case: Case) -> Ready:

@@ -208,7 +208,7 @@ def fit_row(case: Case, run: stochens.Run, *, intervals: int, each: float) -> Ro
     marks: list[tuple[float, int]] = []  # (clock, member-steps), the GPU waited for by the loss
 
     def show(done: int, total: int, note: str | None) -> None:
-        if note is None:
+        if note is None or not note.startswith("loss"):  # the end of an epoch
             return
         marks.append((time.perf_counter(), done))
         long_enough = marks[-1][0] - marks[0][0] >= intervals * each

@@ -383,18 +383,20 @@ def test_gradients_are_finite_where_members_coincide(
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("members", [1, 4])
-def test_gradient_of_the_penalty(name: str, members: int) -> None:
+def test_gradient_of_the_penalty(name: str, members: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """lambda p_i omega_i and lambda sigma^2 - 1, whole: averaged over no members and no layers."""
     net, precision = tiny(RULES[name]), 3.0
     params = {n: p.requires_grad_() for n, p in omega_of(net, members).items()}
     value = objective.penalty(net, params, precision)  # [M]
     assert value.shape == (members,)
-    at_once = objective.penalty_for(net, params, precision)(params)
-    torch.testing.assert_close(at_once, value)
-    slopes = torch.autograd.grad(at_once.sum(), list(params.values()))
     value.sum().backward()
-    for p, slope in zip(params.values(), slopes, strict=True):
-        torch.testing.assert_close(slope, p.grad)
+    for alone_from in (0, 1 << 20):
+        monkeypatch.setattr(objective, "ALONE_FROM", alone_from)
+        same = objective.penalty_for(net, params, precision)
+        torch.testing.assert_close(same.of(params), value)
+        assert (same.slopes is None) == ("gaussian" in name or "learned" in name)
+        for n, slope in (same.slopes or {}).items():
+            torch.testing.assert_close(slope * params[n], params[n].grad)
     rate = {"dropout": 0.7, "dropconnect": 0.8, "np-dropout": 0.5}.get(name.split("+")[0], 1.0)
     for n, p in params.items():
         noisy = n.startswith("0.")  # "2" is the output layer

@@ -5,7 +5,7 @@ Every layer states its mixtures; all the terms below are functions of those.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -208,25 +208,46 @@ def penalty(net: nn.Module, params: Params, precision: float) -> Tensor:
     return l2(parts, precision) + (constant(finite, precision) if finite else 0.0)
 
 
-def penalty_for(net: nn.Module, params: Params, precision: float) -> Callable[[Params], Tensor]:
-    """`penalty` of this network as a function of parameters [M, ...] like these.
+class Penalty(NamedTuple):
+    """`penalty` of one network, as training needs it."""
 
-    Where no sigma is finite it is a weighted sum of squares: one product of all the parameters side
-    by side, where the definition takes some operations for each, hundreds in a deep network.
-    """
+    of: Callable[[Params], Tensor]  # of parameters [M, ...]: [M]
+    # Where no sigma is finite the penalty is sum_i slope_i ||p_i||^2 / 2, so that its gradient is
+    # slope_i p_i: an optimiser's weight decay, which costs nothing. None: autograd has to find it.
+    slopes: dict[str, float] | None
+
+
+def penalty_for(net: nn.Module, params: Params, precision: float) -> Penalty:
+    """`penalty` of this network for parameters [M, ...] like these."""
     ones = {name: torch.ones_like(p[:1]).requires_grad_() for name, p in params.items()}
     parts = mixtures(net, ones)
     if any(part.sigma is not None for part in parts):
-        return lambda params: penalty(net, params, precision)
-    slopes = torch.autograd.grad(l2(parts, precision).sum(), list(ones.values()))
-    weights = 0.5 * torch.cat([slope.flatten() for slope in slopes])  # [D]
-    names = list(ones)  # not the tensors, which would live as long as the function
+        return Penalty(lambda params: penalty(net, params, precision), None)
+    found = torch.autograd.grad(l2(parts, precision).sum(), list(ones.values()))
+    slopes = {name: float(slope.flatten()[0]) for name, slope in zip(ones, found, strict=True)}
+    if any(not bool((s == slopes[name]).all()) for name, s in zip(ones, found, strict=True)):
+        return Penalty(lambda params: penalty(net, params, precision), None)
+    if sum(p.numel() for p in params.values()) > ALONE_FROM:
+        halves = 0.5 * torch.tensor(list(slopes.values())).to(found[0])  # [P]
+        return Penalty(lambda params: halves @ _squares(params, slopes), slopes)
+    weights = 0.5 * torch.cat([slope.flatten() for slope in found])  # [D]
 
     def squares(params: Params) -> Tensor:
-        together = flatten({name: params[name] for name in names})  # [M, D]
+        together = flatten({name: params[name] for name in slopes})  # [M, D]
         return (weights * together.square()).sum(1)
 
-    return squares
+    return Penalty(squares, slopes)
+
+
+# Numbers from which on parameters are squared one by one. Fewer are copied side by side first: that
+# is one operation for all of them, where a deep network has hundreds.
+ALONE_FROM = 1 << 20
+
+
+def _squares(params: Params, names: Iterable[str]) -> Tensor:
+    """||p||^2 of each parameter and member, [P, M]."""
+    norms = [torch.linalg.vector_norm(params[name].flatten(1), dim=1) for name in names]
+    return torch.stack(norms).square()
 
 
 def kl(net: nn.Module, params: Params, precision: float, *, sigma: float = SIGMA) -> KL:

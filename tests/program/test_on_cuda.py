@@ -14,10 +14,9 @@ from stochens.kernels.graphs import record_graph
 from stochens.kernels.noise import words
 from stochens.members import Params, forward
 from stochens.program import choice
+from stochens.program.apart import Apart
 from stochens.program.program import Noise, build
-from stochens.program.streams import OnStreams
 from stochens.randomness.noise import member_noise
-from stochens.training import loop
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
@@ -43,7 +42,7 @@ def test_a_program_is_vmap(network: str, method: str) -> None:
             return forward(case.net, p, case.x, engine=case.row.engines[0])
 
     expected = results(theirs, case.params)
-    for ours in (program, OnStreams(program)):
+    for ours in (program, Apart(program)):
         run: Any = ours
         got = results(lambda p: run(p, case.x, noise()), case.params)  # noqa: B023, called at once
         torch.cuda.synchronize()
@@ -67,20 +66,11 @@ def test_a_recorded_program_draws_the_noise_of_each_step() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(
-    "streams",
-    [
-        False,
-        pytest.param(
-            True, marks=pytest.mark.xfail(reason="one member of three is another: see choice.py")
-        ),
-    ],
-)
+@pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("network", ["conv2d", "transformer"])
 def test_fit_takes_the_program_and_a_graph(
     network: str, streams: bool, caplog: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "BY_ITSELF", True)
     monkeypatch.setattr(choice, "STREAMS_FROM", 0.0 if streams else float("inf"))
     caplog.set_level(logging.INFO, "stochens")
     row, x = NETWORKS[network], case_of(network, "regular").x

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from stochens.kernels.noise import words
 from stochens.members import Params, forward, forward_each
 from stochens.methods import stochastic
+from stochens.program.apart import Apart
 from stochens.program.noise import by_kernel, words_by_index
-from stochens.program.program import Noise, build
-from stochens.program.streams import OnStreams
+from stochens.program.program import Noise, build, cast
 from stochens.program.trace import Untraceable
 from stochens.randomness.noise import hashed_words, member_noise
 
@@ -70,6 +70,28 @@ def test_any_batch_serves() -> None:
         with member_noise(IDS, SEED):
             expected = forward(case.net, case.params, x)
         assert_same([program(case.params, x, NOISE)], [expected])
+
+
+class Pads(nn.Module):
+    """The first four words of an example, and zeros where it has fewer: what a trace for one length
+    says of another is wrong without a word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = x[:, :4]
+        return self.layer(nn.functional.pad(first, (0, 4 - first.shape[1])))
+
+
+def test_examples_of_another_length_are_traced_again() -> None:
+    net = Pads().double()
+    params = {name: torch.stack([p.detach()] * M) for name, p in net.named_parameters()}
+    program = build(net, torch.randn(4, 3, dtype=torch.float64))
+    for length in (3, 6, 2, 4):
+        x = torch.randn(5, length, dtype=torch.float64)
+        torch.testing.assert_close(program(params, x), forward(net, params, x))
 
 
 class BatchMatters(nn.Module):
@@ -221,7 +243,7 @@ def test_fresh_noise_differs_from_pass_to_pass() -> None:
 def test_one_member_a_stream_is_the_same(network: str) -> None:
     case = wide(case_of(network, "dropout"))
     program = build(case.net, case.x)
-    streams = OnStreams(program)
+    streams = Apart(program)
     each = torch.stack([case.x, case.x.flip(0)])
     for ours, theirs in [
         (lambda p: streams(p, case.x, NOISE), lambda p: program(p, case.x, NOISE)),
@@ -229,3 +251,15 @@ def test_one_member_a_stream_is_the_same(network: str) -> None:
     ]:
         assert_same(results(ours, case.params), results(theirs, case.params))
     assert streams(case.params, case.x).shape == program(case.params, case.x).shape
+
+
+def test_a_cast_gradient_lies_as_its_parameter_does() -> None:
+    """So that an optimiser needs no copy of it."""
+    weight = torch.randn(2, 5, 3, requires_grad=True)
+    x = torch.randn(2, 4, 3).bfloat16()
+    y = torch.bmm(x, cast(weight, torch.bfloat16).mT)
+    (grad,) = torch.autograd.grad(y.float().square().sum(), weight)
+    assert grad.dtype == torch.float32
+    assert grad.stride() == weight.stride()
+    dy = (2 * y.detach().float()).bfloat16()
+    torch.testing.assert_close(grad, torch.bmm(dy.mT, x).float())

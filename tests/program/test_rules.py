@@ -57,6 +57,9 @@ LAYERS: list[tuple[Any, list[Any], dict[str, Any]]] = [
     (aten.conv2d.default, [n(B, 4, 6, 6), n(6, 4, 3, 3), n(6), [1, 1], [1, 1]], {}),
     (aten.conv2d.default, [n(B, 4, 6, 6), n(6, 4, 3, 3), None, [2, 2], [1, 1]], {}),
     (aten.conv2d.default, [n(B, 4, 6, 8), n(6, 4, 2, 4), n(6), [2, 4]], {}),  # patches
+    (aten.conv2d.default, [n(B, 4, 6, 5), n(6, 4, 1, 1), n(6)], {}),  # single positions
+    (aten.conv2d.default, [n(B, 4, 6, 5), n(6, 4, 1, 1), None, [2, 3]], {}),
+    (aten.conv1d.default, [n(B, 4, 7), n(6, 4, 1), n(6), [3]], {}),
     (aten.conv2d.default, [n(4, 6, 6), n(6, 4, 3, 3), n(6)], {}),  # no batch
     (aten.conv2d.padding, [n(B, 4, 6, 6), n(6, 4, 3, 3), n(6), [1, 1], "same"], {}),
     (aten.conv3d.default, [n(B, 2, 4, 4, 4), n(3, 2, 2, 2, 2), n(3)], {}),

@@ -1,6 +1,7 @@
 """Prediction in batches: some members and some rows of x at a time, as memory allows."""
 
 import contextlib
+import weakref
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,12 +13,14 @@ from stochens.errors import InputError
 from stochens.kernels.fused import fused_forward
 from stochens.kernels.resnet import resnet_forward
 from stochens.likelihoods import Predicted
-from stochens.members import Engine, Params, device_of, forward, size, take
+from stochens.members import Engine, Params, device_of, forward, shared_by_all, size, take
 from stochens.methods import stochastic_layers
 from stochens.posterior.fields import PosteriorFields
 from stochens.posterior.low_rank import params_of_draw
 from stochens.posterior.predictive import Sums
 from stochens.posterior.shared_noise import noise_of_draw, noise_requests
+from stochens.private_names import changes
+from stochens.program.choice import TRIED, Workload, choose
 from stochens.randomness.noise import same_noise
 from stochens.randomness.seeds import PREDICTION, derive, seeded
 from stochens.run.memory import activation_bytes, free_bytes
@@ -122,6 +125,40 @@ def predictive(posterior: PosteriorFields, x: Tensor, ask: Ask, *, first_row: in
     return sums.result()
 
 
+Outputs = Callable[[Params, Tensor], Tensor]
+
+
+class _Traced(NamedTuple):
+    """A network's program, if it has one, and what of the network it depends on."""
+
+    outputs: Outputs | None
+    shared: dict[str, Tensor]  # buffers and frozen parameters, which it holds copies of
+    changed: list[Callable[[], bool]]
+
+    def holds(self, net: nn.Module) -> bool:
+        now = shared_by_all(net)
+        same = now.keys() == self.shared.keys() and all(
+            now[name].data_ptr() == t.data_ptr() for name, t in self.shared.items()
+        )
+        return same and not any(changed() for changed in self.changed)
+
+
+_traced: weakref.WeakKeyDictionary[nn.Module, _Traced] = weakref.WeakKeyDictionary()
+
+
+def _program(net: nn.Module, x: Tensor, engine: Engine) -> Outputs | None:
+    """The program of a network without noise, on a GPU; it is traced once."""
+    if not x.is_cuda or stochastic_layers(net):
+        return None
+    if net not in _traced or not _traced[net].holds(net):
+        work = Workload(len(x), 0.0, own_rows=False, compile=False, engine=engine)
+        chosen = choose(net, x[:TRIED], work)
+        shared = shared_by_all(net)
+        outputs = None if chosen is None else chosen.outputs
+        _traced[net] = _Traced(outputs, shared, [changes(t) for t in shared.values()])
+    return _traced[net].outputs
+
+
 def _padded(x: Tensor, rows: int) -> Tensor:
     """x with its last row repeated up to `rows`: every batch then uses as many random numbers."""
     missing = rows - len(x)
@@ -149,5 +186,7 @@ def _forward(
                 fused = resnet_forward(net, params, x, seed=chosen)
             if fused is not None:
                 return fused
+            if same is None and not bf16 and (program := _program(net, x, engine)) is not None:
+                return program(params, x)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=bool(bf16)):
             return forward(net, params, x, engine=engine, noise=noise)

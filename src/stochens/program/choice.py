@@ -6,7 +6,6 @@ The log says in one line what is taken, and why not the program where it is not.
 
 import importlib.util
 import logging
-import math
 from typing import NamedTuple
 
 import torch
@@ -14,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from stochens.members import Engine, Params, forward, forward_each, trainable
+from stochens.program.apart import Apart
 from stochens.program.program import Noise, Program, build
-from stochens.program.streams import OnStreams
 from stochens.program.trace import Untraceable
 from stochens.randomness.noise import member_noise
 from stochens.randomness.seeds import seeded
@@ -31,11 +30,22 @@ APART = 0.05  # how far the second member of the test is from the network's own 
 COMPILE_FROM = 5e15  # floating-point operations of a whole training
 # Floating-point operations of the average convolution of a member's batch from which on each member
 # has a stream. ResNet-18 (10 GFLOP) is 1.4 times as fast by streams as by grouped convolutions, the
-# small CNN (2.4 at most) 0.9 times, so 5e9 would be right. But recorded as a CUDA graph, streams
-# gave one member of three other parameters than vmap (tests/program/test_on_cuda.py): none has one.
-STREAMS_FROM = math.inf
+# small CNN (2.4 at most) 0.9 times.
+STREAMS_FROM = 5e9
+# Likewise on a CPU, where members then take turns: grouped convolutions are slower than that.
+TURNS_FROM = 1e8
+ON_CPU_FROM = 1e12  # operations of a whole training on a CPU: some ten seconds
 COMPILES_SINCE = "2.11"  # torch's versions that have been tried
+TRIED = 4  # examples on which a program is held against vmap
 BACKWARD = 3  # operations of a step for each one of its forward pass
+
+
+def auto_dtype(params: Params) -> torch.dtype | None:
+    """What `precision="auto"` computes in on their device: bf16 where a GPU has it and the
+    parameters are float32, else None, which is theirs."""
+    plain = all(p.dtype == torch.float32 for p in params.values())
+    able = all(p.is_cuda for p in params.values()) and torch.cuda.is_bf16_supported(False)
+    return torch.bfloat16 if plain and able else None
 
 
 class Workload(NamedTuple):
@@ -51,9 +61,9 @@ class Workload(NamedTuple):
 
 class Choice(NamedTuple):
     """What runs the members, and whether to put the function that calls it through torch.compile
-    (streams are compiled member by member already)."""
+    (members apart are compiled by themselves already)."""
 
-    outputs: Program | OnStreams
+    outputs: Program | Apart
     compiled: bool
 
 
@@ -62,33 +72,38 @@ def choose(net: nn.Module, few: Tensor, task: Workload) -> Choice | None:
     there is no program.
 
     >>> net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
-    >>> task = Workload(batch=20, examples=1e4, own_rows=True)
+    >>> task = Workload(batch=20, examples=1e12, own_rows=True)
     >>> choose(net, torch.randn(4, 3), task).compiled
     False
     """
+    work = BACKWARD * task.examples * flops(net, few) / len(few)
+    if not few.is_cuda and not task.compile and work < ON_CPU_FROM:
+        return None  # done by vmap before a program is traced
     program = program_for(net, few, task)
     if program is None:
         return None
-    work = BACKWARD * task.examples * flops(program, net, few) / len(few)
     compiled = task.compile
     if compiled is None:
         able = few.is_cuda and importlib.util.find_spec("triton") is not None
         compiled = able and torch.__version__ >= COMPILES_SINCE and work >= COMPILE_FROM
-    streams = few.is_cuda and program.mean_convolution * task.batch >= STREAMS_FROM
+    if program.recurrent:  # torch.compile leaves their layers as they are
+        compiled = False
+    large = program.mean_convolution * task.batch >= (STREAMS_FROM if few.is_cuda else TURNS_FROM)
+    apart = large or (few.is_cuda and (program.recurrent or program.grouped))
+    how = (", each on a stream" if few.is_cuda else ", one after the other") if apart else ""
     log.info(
         "members run by one program%s%s: %.1e floating-point operations to do",
-        *(", each on a stream" if streams else "", ", compiled" if compiled else "", work),
+        *(how, ", compiled" if compiled else "", work),
     )
-    if streams:
-        return Choice(OnStreams(program, compiled=compiled), False)
+    if apart:
+        return Choice(Apart(program, compiled=compiled), False)
     return Choice(program, compiled)
 
 
-def flops(program: Program, net: nn.Module, few: Tensor) -> float:
+def flops(net: nn.Module, few: Tensor) -> float:
     """Of a forward pass of one member: products, convolutions and attention."""
-    params = {name: p.detach().to(few.device) for name, p in trainable(net).items()}
     with torch.no_grad(), seeded(0, few.device), FlopCounterMode(display=False) as counter:
-        program.one(params, few)
+        net(few)
     return float(counter.get_total_flops())
 
 

@@ -55,11 +55,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     order = _as_they_lie(x)
     x = x.permute(order)
     rows = x.reshape(len(x), -1, x.shape[-1])  # [M, N, I]
-    if bias is None:
-        y = torch.bmm(rows, weight.mT)
-    else:
-        y = torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
+    y = product(rows, weight.mT, bias)
     return y.view(*x.shape[:-1], weight.shape[1]).permute(_inverse(order))
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x weight + bias: x [M, N, I], weight [M, I, O], bias [M, O] -> [M, N, O]."""
+    if bias is None:
+        return torch.bmm(x, weight)
+    if torch.compiler.is_compiling():  # the sum is fused with what follows; baddbmm would begin
+        return torch.bmm(x, weight) + bias.unsqueeze(1)  # by a copy of the bias for each row
+    return torch.baddbmm(bias.unsqueeze(1), x, weight)
 
 
 def _as_they_lie(x: Tensor) -> list[int]:
@@ -81,6 +87,16 @@ def patches(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     cut = x.reshape(m, b, c, height // k, k, width // l, l).permute(0, 1, 3, 5, 2, 4, 6)
     y = linear(cut.reshape(m, b, height // k, width // l, c * k * l), weight.flatten(2), bias)
     return y.permute(0, 1, 4, 2, 3)
+
+
+def pointwise(x: Tensor, weight: Tensor, bias: Tensor | None, step: Sequence[int]) -> Tensor:
+    """A convolution of single positions is a linear layer of channels:
+    x [M, B, C, *positions], weight [M, O, C, 1, ...] -> [M, B, O, *positions / step]."""
+    for axis, every in enumerate(step):
+        if every > 1:
+            x = x[(slice(None),) * (3 + axis) + (slice(None, None, every),)]
+    y = linear(x.movedim(2, -1), weight.flatten(2), bias)
+    return y.movedim(-1, 2)
 
 
 def convolve(

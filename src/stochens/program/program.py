@@ -16,9 +16,10 @@ from torch import Tensor, fx, nn
 from stochens.errors import InputError
 from stochens.members import Params, copy_network, size
 from stochens.program import rules
-from stochens.program.stacker import Stacker, Value, item
+from stochens.program.stacker import Stacker, Value, arguments_of, item
 from stochens.program.trace import Traced, Untraceable, is_operator, trace
 
+RECURRENT = ("lstm", "gru", "rnn_")
 CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "_assert_async")
 
 
@@ -36,46 +37,69 @@ class Program:
         self.names, self.dtype, self.noisy = traced.names, dtype, traced.noisy
         # floating-point operations of the average convolution, of one example; 0 without any
         self.mean_convolution = _mean_convolution(traced.graph)
+        # whether a convolution has groups of its own, as a depthwise one has
+        self.grouped = any(_is_grouped(n) for n in traced.graph.nodes)
+        self.recurrent = any(_name(n.target).startswith(RECURRENT) for n in traced.graph.nodes)
         self._net = copy_network(net)  # in the mode that it is in now
-        self._example = _inputs(traced)[0].meta["val"]
+        like = _inputs(traced)[0].meta["val"]
+        self._example = torch.zeros(0, dtype=like.dtype, device=like.device)
         self._graphs = [graphs_of(traced)]
 
     def __call__(self, params: Params, x: Tensor, noise: Noise | None = None) -> Tensor:
         """params [M, ...], x [B, ...] of all members -> [M, B, C]. noise: None draws a seed."""
-        return self._run(self.graphs(len(x)).shared, params, x, noise)
+        return self._run(self.graphs(x.shape).shared, params, x, noise)
 
     def each(self, params: Params, x: Tensor, noise: Noise | None = None) -> Tensor:
         """Likewise where each member has inputs of its own, x [M, B, ...]."""
-        return self._run(self.graphs(x.shape[1]).own, params, x, noise)
+        return self._run(self.graphs(x.shape[1:]).own, params, x, noise)
 
     def one(self, params: Params, x: Tensor, noise: Noise | None = None) -> Tensor:
         """One member alone: params without M, x [B, ...] -> [B, C]; noise.members is [] then."""
         if noise is None and self.noisy:
             noise = fresh_noise(1, x.device)
             noise = Noise(noise.members[0], noise.seed)
-        return self._run(self.graphs(len(x)).alone, params, x, noise)
+        return self._run(self.graphs(x.shape).alone, params, x, noise)
 
     def _run(self, graph: fx.GraphModule, params: Params, x: Tensor, noise: Noise | None) -> Tensor:
         own = [params[name] for name in self.names]
         kind = own[0].dtype
         if self.dtype is not None:
-            own = [p.to(self.dtype) for p in own]
+            own = [cast(p, self.dtype) for p in own]
             x = x.to(self.dtype) if x.is_floating_point() else x
         if noise is None:
             noise = fresh_noise(size(params), x.device) if self.noisy else Noise(x, x)
         outputs: Tensor = graph(x, *own, *noise)
         return outputs if self.dtype is None else outputs.to(kind)
 
-    def graphs(self, batch: int) -> "Graphs":
-        """For a batch of so many examples. A network that fixes their number is traced again for
-        each new one: call this before torch.compile sees such a batch."""
+    def graphs(self, shape: torch.Size) -> "Graphs":
+        """For x [B, ...] of this shape. A trace is for examples of one shape and, where the network
+        fixes it, one number of them; for another it is made again: call this before torch.compile
+        sees such a batch."""
+        batch, *rest = shape
         for held in self._graphs:
-            if held.least <= batch <= held.most:
+            if held.least <= batch <= held.most and held.example == rest:
                 return held
-        like = self._example
-        x = torch.zeros((batch, *like.shape[1:]), dtype=like.dtype, device=like.device)
+        x = self._example.new_zeros(shape)
         self._graphs.append(graphs_of(trace(self._net, x, dtype=self.dtype)))
         return self._graphs[-1]
+
+
+class _Cast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, p: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = p.dtype
+        return p.to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.to(ctx.dtype, memory_format=torch.contiguous_format), None
+
+
+def cast(p: Tensor, dtype: torch.dtype) -> Tensor:
+    """p in another precision, with a gradient that lies as p does. Products give that of a weight
+    transposed, and to bring it into order with the cast saves a copy of all parameters."""
+    made: Tensor = _Cast.apply(p, dtype)  # type: ignore[no-untyped-call]
+    return made
 
 
 def build(net: nn.Module, x: Tensor, *, dtype: torch.dtype | None = None) -> Program:
@@ -107,6 +131,12 @@ def _mean_convolution(graph: fx.Graph) -> float:
     return sum(f * f for f in found) / sum(found) if found else 0.0
 
 
+def _is_grouped(node: fx.Node) -> bool:
+    if node.op != "call_function" or not _name(node.target).startswith("conv"):
+        return False
+    return int(arguments_of(node.target, node.args, node.kwargs)["groups"]) > 1
+
+
 def _name(target: Any) -> str:
     return target.name().removeprefix("aten::") if is_operator(target) else ""
 
@@ -131,6 +161,7 @@ class Graphs(NamedTuple):
     alone: fx.GraphModule  # one member: nothing has a member axis
     least: int
     most: int
+    example: list[int]  # the shape of one
 
 
 def graphs_of(traced: Traced) -> Graphs:
@@ -140,6 +171,7 @@ def graphs_of(traced: Traced) -> Graphs:
         stack(traced, Stacker(alone=True), own_rows=False),
         traced.least,
         traced.most,
+        [int(length) for length in _inputs(traced)[0].meta["val"].shape[1:]],
     )
 
 

@@ -166,9 +166,11 @@ def addmm(s: Stacker, target: Any, given: Arguments) -> Made:
     """bias + x weight: bias [O], x [N, I], weight [I, O]."""
     if given["beta"] != 1 or given["alpha"] != 1:
         return None
-    bias = s.ranked(given["self"], 2)
-    x, weight = s.stacked(given["mat1"]), s.stacked(given["mat2"])
-    return s.emit(torch.baddbmm, bias, x, weight), "front"
+    bias = given["self"]
+    if bias.rank != 1:
+        return None
+    own = [s.stacked(given["mat1"]), s.stacked(given["mat2"]), s.stacked(bias)]
+    return s.emit(operators.product, *own), "front"
 
 
 @rule("mm", "bmm", "matmul")
@@ -192,6 +194,9 @@ def convolution(s: Stacker, target: Any, given: Arguments) -> Made:
     kernels, biases = s.stacked(weight), bias and s.stacked(bias)
     if _steps_by_its_size(x, weight, given):
         return s.emit(operators.patches, s.stacked(x), kernels, biases), "front"
+    if _of_single_positions(weight, given):
+        steps = [int(k) for k in given["stride"]] * (1 if len(given["stride"]) > 1 else x.rank - 2)
+        return s.emit(operators.pointwise, s.stacked(x), kernels, biases, steps), "front"
     transposed = "transpose" in target.name()
     groups: int | fx.Node
     if x.shared and given["groups"] == 1 and not transposed:  # one launch without groups
@@ -222,6 +227,13 @@ def _steps_by_its_size(x: Value, weight: Value, given: Arguments) -> bool:
         and _both(given["dilation"]) == [1, 1]
         and all(size % k == 0 for size, k in zip(sizes, kernel, strict=True))
     )
+
+
+def _of_single_positions(weight: Value, given: Arguments) -> bool:
+    plain = given["groups"] == 1 and "output_padding" not in given
+    if not plain or isinstance(given["padding"], str) or any(k != 0 for k in given["padding"]):
+        return False
+    return all(_is(k, 1) for k in weight.one.shape[2:])
 
 
 def _both(numbers: Any) -> list[int]:

@@ -193,11 +193,11 @@ def _walk(request: LangevinRequest, problem: Problem, plan: StepRule) -> Posteri
         settings = {"batch_size": batch, **plan._asdict(), **problem.settings()}
         settings |= problem.begun(bf16=run.bf16)
     ids = problem.ids
-    data_term, context = data_term_for(problem)
-    gradient = Gradient(problem, data_term)
+    term = data_term_for(problem, request.batch_size)
+    gradient = Gradient(problem, term.of)
     bars = progress_bar("langevin", total=UNITS * len(ids), show=run.progress)
     keeping = kept_in(run.checkpoint, FORMAT, settings, every=run.every)
-    with matmul_precision(run), context, bars as bar, keeping as keep:
+    with matmul_precision(run), term.context, bars as bar, keeping as keep:
         at, key = _beginning(problem)
         done = 0
         if keep.found is not None:

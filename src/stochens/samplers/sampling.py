@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from stochens.checks import positive, whole
 from stochens.errors import InputError, outside
 from stochens.likelihoods import Likelihood
-from stochens.members import Builder, flatten, size
+from stochens.members import Builder, Params, flatten, size
 from stochens.posterior.chains import Chains
 from stochens.posterior.posterior import Posterior
+from stochens.program.choice import TRIED, Workload
+from stochens.program.choice import choose as choose_program
 from stochens.randomness.seeds import SAMPLER, derive
 from stochens.run.checkpoints import kept_in
 from stochens.run.memory import activation_bytes, free_bytes
@@ -259,6 +261,7 @@ def _target(problem: Problem) -> NetworkTarget:
         problem.prior_precision,
         rows,
         problem.engine,
+        _program(problem, rows),
     )
 
 
@@ -350,3 +353,12 @@ def _result(
     lost = rounding_trouble(posterior, target)
     warn_of_trouble(posterior, problem.x, lost)
     return posterior
+
+
+def _program(problem: Problem, rows: int) -> Callable[[Params, Tensor], Tensor] | None:
+    """The network's program on a GPU, in the precision of its parameters."""
+    if not problem.x.is_cuda or problem.run.way != "auto":
+        return None
+    work = Workload(rows, 0.0, own_rows=False, compile=False, engine=problem.engine)
+    chosen = choose_program(problem.net, problem.x[:TRIED], work)
+    return None if chosen is None else chosen.outputs

@@ -144,7 +144,7 @@ def _sample_here(request: SgmcmcRequest, problem: Problem) -> Posterior:
     kind, plan, resume = request.kind, request.plan, request.resume
     options, checkpoint = request.run, request.run.checkpoint
     chains = len(problem.ids)
-    data_term, context = data_term_for(problem)
+    term = data_term_for(problem, request.batch_size)
     settings = _settings(kind, problem, plan, request.batch_size)
     at = Progress(initial(flatten(problem.start)), 0, 0)
     record = _empty(at.state.q, plan.samples)
@@ -153,13 +153,13 @@ def _sample_here(request: SgmcmcRequest, problem: Problem) -> Posterior:
     bars = progress_bar(kind, total=plan.steps * chains, show=options.progress)
     own = problem.begun(bf16=options.bf16) if checkpoint is not None else {}
     keeping = kept_in(checkpoint, FORMAT, {**settings, **own}, every=options.every)
-    with matmul_precision(options), context, bars as bar, keeping as keep:
+    with matmul_precision(options), term.context, bars as bar, keeping as keep:
         refuse_both(resume, keep.found, checkpoint)
         if keep.found is not None:
             at = _found(keep.found, record)
         bar.advance(at.step * chains)
         batch = request.batch_size or len(problem.x)
-        at = drive(problem, plan, at, data_term, batch, record, bar, keep)
+        at = drive(problem, plan, at, term.of, batch, record, bar, keep)
     if at.made == 0:
         raise KeyboardInterrupt(f"{kind} was stopped before its first draw")
     if at.made < plan.samples:

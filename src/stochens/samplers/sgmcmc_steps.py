@@ -12,24 +12,19 @@ a, with the exact g, the chain is an AR(2) process, and the variance of its draw
 right for small steps, and too wide by a share that is known.
 """
 
-import contextlib
 import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from stochens import objective
 from stochens.errors import InputError
-from stochens.kernels.fused import fused_nll
 from stochens.kernels.graphs import Replayed
-from stochens.kernels.mlp import alone_on_the_cores
-from stochens.kernels.resnet import resnet_nll
-from stochens.members import Params
+from stochens.program.data_term import Data, DataTerm, Term, Way, data_term, refuse_unfused
 from stochens.randomness.hashed import MOMENTUM, normal
 from stochens.randomness.seeds import SAMPLER, derive, permutations
 from stochens.run.checkpoints import Keeper
@@ -169,9 +164,6 @@ class Progress(NamedTuple):
         return cls(State(q, p, square, weight), int(step), int(made))
 
 
-DataTerm = Callable[[Params, Tensor | None, int | Tensor], Tensor]
-
-
 def run(
     problem: Problem,
     plan: Cycle,
@@ -303,31 +295,21 @@ def batches(problem: Problem, batch_size: int) -> Iterator[Tensor | None]:
             yield batch
 
 
-def data_term_for(
-    problem: Problem,
-) -> tuple[DataTerm, contextlib.AbstractContextManager[None]]:
-    """The mean NLL of each chain on its rows, [M], and the context that it wants to run in."""
-    net, like, x, y = problem.net, problem.likelihood, problem.x, problem.y
-    engine, bf16 = problem.run.way, problem.run.bf16
-    if engine in ("auto", "fused"):
-        on = (net, like, x, y, problem.ids, problem.seed)
-        if (fused := fused_nll(*on)) is not None:
-            return fused, alone_on_the_cores()
-        if bf16 is not False and (fused := resnet_nll(*on)) is not None:
-            return fused, contextlib.nullcontext()
-        if engine == "fused":
-            raise InputError(
-                "engine='fused' runs chains of small Linear layers and activations on a CPU with a "
-                "C++ compiler, not this network; use engine='auto'"
-            )
-    mean_nll = objective.mean_nll(
-        net, like, engine=problem.engine, bf16=bool(bf16), compiled=engine == "compile"
+def data_term_for(problem: Problem, batch_size: int | None) -> Term:
+    """The mean NLL of each chain on its rows, [M]."""
+    run, everything = problem.run, len(problem.x)
+    way = Way(
+        engine=problem.engine,
+        fast=run.way in ("auto", "fused", "compile"),
+        compile=run.way == "compile",
+        bf16=run.bf16,
+        batch=min(batch_size or everything, everything),
+        own_rows=batch_size is not None and batch_size < everything,
     )
-
-    def data_term(params: Params, rows: Tensor | None, step: int | Tensor) -> Tensor:
-        return mean_nll(params, x, y, rows)
-
-    return data_term, contextlib.nullcontext()
+    data = Data(problem.x, problem.y)
+    if run.way == "fused":
+        refuse_unfused(problem.net, problem.likelihood, data)
+    return data_term(problem.net, problem.likelihood, data, problem.ids, problem.seed, way)
 
 
 def refuse_bad_start(energy: Tensor, ids: tuple[int, ...]) -> None:

@@ -5,6 +5,7 @@ prior's part in a difference would drown in its rounding.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -47,6 +48,7 @@ class NetworkTarget:
     precision: float
     rows: int
     engine: Engine = "vmap"
+    outputs: Callable[[Params, Tensor], Tensor] | None = None  # a program, in the engine's place
 
     def __call__(self, q: Tensor) -> tuple[Tensor, Tensor]:
         total = q.new_zeros(len(q), dtype=torch.float64)
@@ -56,13 +58,19 @@ class NetworkTarget:
             params = unflatten(q, self.shapes)
             for top in range(0, len(self.x), self.rows):
                 x, y = self.x[top : top + self.rows], self.y[top : top + self.rows]
-                outputs = forward(self.net, params, x, engine=self.engine)  # [M, B, C]
+                outputs = self.run(params, x)
                 nll = len(x) * self.likelihood.nll(outputs, y.expand(len(q), *y.shape))  # [M]
                 more = top + self.rows < len(self.x)
                 (part,) = torch.autograd.grad(nll.sum(), q, retain_graph=more)
                 total += nll.detach()
                 grad += part
         return total, grad
+
+    def run(self, params: Params, x: Tensor) -> Tensor:
+        """[M, B, C] of x [B, ...]."""
+        if self.outputs is not None:
+            return self.outputs(params, x)
+        return forward(self.net, params, x, engine=self.engine)
 
 
 def unflatten(q: Tensor, shapes: dict[str, torch.Size]) -> Params:

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from stochens.errors import InputError, Unsuited, outside
 from stochens.members import Engine, Params, forward, forward_each, size, take
+from stochens.program.program import build
+from stochens.program.trace import Untraceable
 from stochens.randomness.seeds import seeded
 from stochens.run.memory import chosen_device
 from stochens.run.options import CUDA_ONLY, Run
@@ -43,12 +45,14 @@ def choose_engine(
     *,
     own_rows: bool,
     training: bool = True,
+    on_gpu: bool = False,
 ) -> Engine:
     """How members are run: by vmap, unless the network cannot be or a loop is asked for.
 
     own_rows: whether a step gives each member rows of its own, as in a training on mini-batches;
     a network that branches on x (`if (x == 0).all()`) allows vmap only where all share them.
-    training: whether steps run in training mode.
+    training: whether steps run in training mode. on_gpu: whether the network's program trains it,
+    which may do what vmap cannot.
     """
     refuse_unknown(engine)
     if engine == "compile" and torch.__version__ < COMPILES_SINCE:  # as versions, not as strings
@@ -64,6 +68,8 @@ def choose_engine(
         reason = _first_sentence(str(error)) or type(error).__name__
         if engine != "auto":
             raise Unsuited(f"vmap cannot run this network: {reason}; use engine='loop'") from error
+        if on_gpu and _traceable(template, few):
+            return "loop"
         warnings.warn(
             f"members run one after the other, since vmap cannot run this network ({reason}); "
             "engine='loop' does the same without this warning",
@@ -71,6 +77,14 @@ def choose_engine(
         )
         return "loop"
     return "vmap"
+
+
+def _traceable(template: nn.Module, few: Tensor) -> bool:
+    try:
+        build(template, few)
+    except Untraceable:
+        return False
+    return True
 
 
 def _first_sentence(said: str) -> str:

@@ -6,8 +6,7 @@ from torch import Tensor, nn
 
 from stochens import likelihoods, methods
 from stochens.data import Source, source, weighting
-from stochens.errors import InputError, Unsuited
-from stochens.kernels.fused import fused_nll
+from stochens.errors import InputError
 from stochens.likelihoods import Likelihood
 from stochens.members import Params, take, trainable
 from stochens.methods import output_layer, stochastic
@@ -15,6 +14,7 @@ from stochens.methods.partial import warn_partial
 from stochens.posterior.joining import join_posteriors
 from stochens.posterior.posterior import Posterior
 from stochens.posterior.recipe import Inputs, Recipe
+from stochens.program.data_term import Data, refuse_unfused
 from stochens.run.memory import member_bytes, members_that_fit
 from stochens.run.options import matmul_precision
 from stochens.run.progress import log_to
@@ -105,7 +105,14 @@ def _prepare(request: FitRequest) -> _Prepared:
         device=place,
         bf16=run.bf16,
         tf32=run.tf32,
-        engine=choose_engine(run.way, template, two, few, own_rows=own_rows),
+        engine=choose_engine(
+            run.way,
+            template,
+            two,
+            few,
+            own_rows=own_rows,
+            on_gpu=place.type == "cuda" and given.loader is None,
+        ),
         fast=run.way in ("auto", "fused", "compile"),
         compile=run.way == "compile",
     )
@@ -148,7 +155,7 @@ def train_here(request: FitRequest) -> Posterior:
     data = ready.data.to(settings.device)
     task = Task(template.to(settings.device), data, like, settings)
     if run.way == "fused":
-        _refuse_unfused(task, ids)
+        refuse_unfused(task.net, like, Data(data.x, data.y, data.weights))
     write_log = log_to(run.log)  # last, since a logger writes files as soon as it exists
     whose = identity(settings, template, like, ready.recipe, data) if run.checkpoint else {}
     work = Work(task, together, request.collect, run.checkpoint, run.every, whose)
@@ -183,15 +190,3 @@ def train_here(request: FitRequest) -> Posterior:
         engine=settings.engine,
         inputs=Inputs.of(ready.data.x),
     )
-
-
-def _refuse_unfused(task: Task, ids: tuple[int, ...]) -> None:
-    data = task.data
-    if data.weights is not None:
-        raise InputError("engine='fused' knows no sample_weight; use engine='auto'")
-    on = (task.net, task.likelihood, data.x, data.y, ids, task.settings.seed)
-    if fused_nll(*on) is None:
-        raise Unsuited(
-            "engine='fused' runs chains of small Linear layers and activations on a CPU with a C++ "
-            "compiler, not this network; use engine='auto'"
-        )

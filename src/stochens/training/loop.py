@@ -14,18 +14,12 @@ from torch import Tensor, nn
 
 from stochens import objective
 from stochens.data import Source
-from stochens.kernels.fused import fused_nll
-from stochens.kernels.mlp import alone_on_the_cores
-from stochens.kernels.noise import words
-from stochens.kernels.resnet import resnet_nll
 from stochens.likelihoods import Likelihood, learned_noise
 from stochens.members import Engine, Params, flatten, size
 from stochens.posterior.history import History, Recorder
 from stochens.posterior.low_rank import LowRankGaussian
-from stochens.program.choice import Choice, Workload, choose
-from stochens.program.program import Noise
-from stochens.randomness.noise import member_noise
-from stochens.randomness.seeds import NOISE, derive, member_seed, permutations, seeded
+from stochens.program.data_term import Data, Term, Way, data_term, with_own_noise
+from stochens.randomness.seeds import NOISE, member_seed, permutations, seeded
 from stochens.run.checkpoints import Keeper
 from stochens.run.progress import Bar, Log
 from stochens.training.schedules import optimizer_named, restarts, schedule_named
@@ -111,7 +105,10 @@ def train(task: Task, start: Params, members: tuple[int, ...], watchers: Watcher
     collector, bar, log, keep = watchers
     params = {name: p.detach().requires_grad_() for name, p in start.items()}
     share_of = Shares(data, settings.batch_size)
-    loss_of, context = _loss(task, params, members, share_of)
+    penalty = objective.penalty_for(net, params, settings.prior_precision)
+    net.train()
+    term = _data_term(task, members)
+    loss_of = _loss(task, term.of, params, share_of, penalty)
     rate = schedule_named(settings.schedule)
     per_epoch = steps_per_epoch(data, settings)
     steps = settings.epochs * per_epoch
@@ -122,22 +119,24 @@ def train(task: Task, start: Params, members: tuple[int, ...], watchers: Watcher
         params,
         lr=settings.lr,
         weight_decay=settings.weight_decay,
+        l2=_l2(penalty, data, settings),
         noise=learned_noise(likelihood),
-        capturable=_recordable(data, settings),
+        capturable=term.recordable,
     )
     move: Step = EagerStep(params, loss_of, optimizer, recorder, share_of)
-    net.train()
     draws = _draws(loss_of, params, data, settings)
     held = Held(params, optimizer, recorder, collector, settings.device if draws else None)
     seed = member_seed(settings.seed, members[0], NOISE)
     stream = seeded(seed, settings.device) if draws else contextlib.nullcontext()
-    with context, _on(settings.device), stream:
+    with term.context, _on(settings.device), stream:
         step = 0 if keep.found is None else restore_snapshot(keep.found, held)
         bar.advance(step * len(members))
         done, began = step, time.monotonic()
         for epoch, batches in _epochs(data, members, settings, first=step):
             for batch in batches:
-                if step == done and isinstance(move, EagerStep) and _recordable(data, settings):
+                if step == done and term.compiled:
+                    bar.note("compiling the program; it is kept for the next run")
+                if step == done and isinstance(move, EagerStep) and term.recordable:
                     move = record_step(move, batch)
                 if step in fresh:
                     move.restart()
@@ -192,49 +191,72 @@ def _draws(loss_of: LossOf, params: Params, data: Source, settings: Settings) ->
         return not torch.equal(torch.get_rng_state(), before)
 
 
-def _recordable(data: Source, settings: Settings) -> bool:
-    """Whether a step may be a CUDA graph: its inputs must lie in the same memory each time."""
-    on_gpu = settings.device.type == "cuda"
-    return on_gpu and settings.fast and settings.engine == "vmap" and data.loader is None
-
-
 def _loss(
-    task: Task, params: Params, members: tuple[int, ...], share_of: ShareOf
-) -> tuple[LossOf, contextlib.AbstractContextManager[None]]:
-    """What a step minimises and records, and the context that it wants to run in."""
+    task: Task,
+    data_term: Callable[[Params, Any, int | Tensor], Tensor],
+    params: Params,
+    share_of: ShareOf,
+    penalty: objective.Penalty,
+) -> LossOf:
+    """What a step minimises and records."""
     net, data, _, settings = task
-    data_term, context = _data_term(task, members)
-    if settings.device.type in ("cpu", "cuda") and not settings.compile:
-        data_term = _with_own_noise(data_term, members, settings)
-    penalty = objective.penalty_for(net, params, settings.prior_precision)
     noise_gain = objective.stochasticity(objective.mixtures(net, params))
 
     def loss_of(params: Params, batch: Batch, step: int | Tensor) -> Loss:
         nll = data_term(params, batch, step)  # [M]
-        kl = penalty(params)  # [M]
+        with torch.set_grad_enabled(penalty.slopes is None):
+            kl = penalty.of(params)  # [M]
+        minimised = nll
         if settings.repulsion is not None:
             parts = objective.mixtures(net, params)
             kl = kl + objective.repulsive_bound(parts, settings.repulsion)
-        minimised = nll + settings.kl_weight * kl / data.examples
+        if kl.requires_grad:
+            minimised = minimised + settings.kl_weight * kl / data.examples
         if (share := share_of(batch)) != 1:
             minimised = share * minimised
         return Loss(minimised, nll, data.examples * nll + kl + noise_gain)
 
-    return loss_of, context
+    return loss_of
 
 
-DataTerm = Callable[[Params, Batch, int | Tensor], Tensor]
+def _l2(penalty: objective.Penalty, data: Source, settings: Settings) -> dict[str, float] | None:
+    """What the gradient of kl_weight KL / N is of each parameter, where the optimiser adds it."""
+    if penalty.slopes is None:
+        return None
+    factor = settings.kl_weight / data.examples
+    return {name: factor * slope for name, slope in penalty.slopes.items()}
 
 
-def _with_own_noise(term: DataTerm, members: tuple[int, ...], settings: Settings) -> DataTerm:
-    """The same with each member's own noise where vmap runs it."""
-    noise_of = _noise_of(members, settings)
+def _data_term(task: Task, members: tuple[int, ...]) -> Term:
+    """The mean NLL of each member on its batch, [M]."""
+    net, data, likelihood, settings = task
+    if data.loader is not None:
+        return _loader_term(task, members)
+    way = Way(
+        engine=settings.engine,
+        fast=settings.fast,
+        compile=True if settings.compile else None,
+        bf16=settings.bf16,
+        bf16_programs=True,
+        batch=settings.batch_size,
+        examples=settings.epochs * data.size * len(members),
+        own_rows=not all_at_once(data, settings.batch_size),
+    )
+    on = Data(data.x, data.y, data.weights)
+    return data_term(net, likelihood, on, members, settings.seed, way)
 
-    def data_term(params: Params, batch: Batch, step: int | Tensor) -> Tensor:
-        with member_noise(*noise_of(step), words):
-            return term(params, batch, step)
 
-    return data_term
+def _loader_term(task: Task, members: tuple[int, ...]) -> Term:
+    """By the engine: batches of a loader come in other shapes and other memory each time."""
+    net, _, likelihood, settings = task
+    mean_nll = objective.mean_nll(
+        net, likelihood, engine=settings.engine, bf16=bool(settings.bf16), check=True
+    )
+
+    def of_batch(params: Params, batch: Any, step: int | Tensor) -> Tensor:
+        return mean_nll(params, *_checked(batch, likelihood, settings), None)
+
+    return Term(with_own_noise(of_batch, members, settings.seed, settings.device))
 
 
 def _epochs(
@@ -281,75 +303,6 @@ def steps_per_epoch(data: Source, settings: Settings) -> int:
     if data.loader is not None:
         return len(data.loader)
     return math.ceil(data.size / settings.batch_size)
-
-
-def _data_term(
-    task: Task, members: tuple[int, ...]
-) -> tuple[DataTerm, contextlib.AbstractContextManager[None]]:
-    """The mean NLL of each member on its batch, [M], by the fastest way that fits, and the context
-    that it wants to run in."""
-    net, data, likelihood, settings = task
-    kernels = settings.fast and not settings.compile and settings.engine == "vmap"
-    if kernels and data.loader is None and data.weights is None:  # kernels know no weights
-        on = (net, likelihood, data.x, data.y, members, settings.seed)
-        if (fused := fused_nll(*on)) is not None:
-            return fused, alone_on_the_cores()
-        if settings.bf16 is not False and (fused := resnet_nll(*on)) is not None:
-            return fused, contextlib.nullcontext()
-
-    chosen = _choice(net, data, members, settings)
-    mean_nll = objective.mean_nll(
-        net,
-        likelihood,
-        engine=settings.engine,
-        bf16=bool(settings.bf16),
-        compiled=settings.compile if chosen is None else chosen.compiled,
-        check=data.loader is not None,
-        weights=data.weights,
-        program=None if chosen is None else chosen.outputs,
-    )
-    noise_of = _noise_of(members, settings)
-
-    def data_term(params: Params, batch: Batch, step: int | Tensor) -> Tensor:
-        if isinstance(batch, tuple):
-            return mean_nll(params, *_checked(batch, likelihood, settings), None)
-        return mean_nll(params, data.x, data.y, batch, noise_of(step))
-
-    return data_term, contextlib.nullcontext()
-
-
-def _choice(
-    net: nn.Module, data: Source, members: tuple[int, ...], settings: Settings
-) -> Choice | None:
-    """The network as one program, where it may be: for torch.compile."""
-    wanted = settings.compile or (BY_ITSELF and settings.fast and settings.device.type == "cuda")
-    if not wanted or settings.engine != "vmap" or data.loader is not None:
-        return None
-    mode = net.training
-    try:
-        load = Workload(
-            batch=settings.batch_size,
-            examples=settings.epochs * data.size * len(members),
-            own_rows=not all_at_once(data, settings.batch_size),
-            compile=True if settings.compile else None,
-            dtype=torch.bfloat16 if settings.bf16 else None,
-        )
-        return choose(net.train(), data.x[:TRIED], load)
-    finally:
-        net.train(mode)
-
-
-# Whether engine="auto" takes a program on a GPU. Not yet: it is 1.4 to 5 times as fast as vmap on
-# transformers and convolutions, but has not been held against vmap in whole trainings there.
-BY_ITSELF = False
-TRIED = 4  # examples on which a program is held against vmap
-
-
-def _noise_of(members: tuple[int, ...], settings: Settings) -> Callable[[int | Tensor], Noise]:
-    """Noise that is a function of (seed, member, step), whatever block the member is in."""
-    ids = torch.tensor(members, device=settings.device)
-    first = torch.tensor([derive(settings.seed, NOISE, 1)], device=settings.device)
-    return lambda step: Noise(ids, first + step)
 
 
 def _checked(

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from stochens.checks import not_negative, positive
 from stochens.errors import check_known
@@ -90,27 +91,32 @@ def optimizer_named(
     *,
     lr: float,
     weight_decay: float,
+    l2: dict[str, float] | None = None,
     noise: str | None = None,
     capturable: bool = False,
 ) -> torch.optim.Optimizer:
     """All of them work element by element, so that stacked members stay independent.
 
-    A group of parameters has the rate times its "factor". `noise`: the parameter with the log of a
+    A group of parameters has the rate times its "factor", and its "l2": what of the parameter
+    itself a step adds to its gradient (`l2`, by name). `noise`: the parameter with the log of a
     likelihood's noise. `capturable`: for a CUDA graph.
     """
+    noise = None if name == "sgd" else noise
+    noise_factor = max(1.0, min(NOISE_FACTOR, NOISE_RATE / lr))
+    together: dict[tuple[float, float], list[Tensor]] = {}
+    for path, p in params.items():
+        key = (noise_factor if path == noise else 1.0, 0.0 if l2 is None else l2[path])
+        together.setdefault(key, []).append(p)
+    groups = [{"params": own, "factor": f, "l2": slope} for (f, slope), own in together.items()]
     if name == "sgd":  # it counts no steps, so that a graph can always hold it
         return torch.optim.SGD(
-            [{"params": list(params.values()), "factor": 1.0}],
+            groups,
             lr=lr,
             momentum=MOMENTUM,
             nesterov=True,
             weight_decay=weight_decay,
             fused=True,
         )
-    groups = [{"params": [p for path, p in params.items() if path != noise], "factor": 1.0}]
-    if noise is not None:
-        factor = max(1.0, min(NOISE_FACTOR, NOISE_RATE / lr))
-        groups.append({"params": [params[noise]], "factor": factor})
     kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
     return kind(
         groups,

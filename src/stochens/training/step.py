@@ -8,7 +8,7 @@ replayed: the same operations on the same memory, and the next random numbers.
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -25,7 +25,9 @@ Batch = Tensor | tuple[Tensor, Tensor] | None  # rows [M, B]; a loader's (x, y);
 class Loss(NamedTuple):
     """Each [M]."""
 
-    minimised: Tensor  # mean NLL + kl_weight * KL / N, times the step's share (shares.py)
+    # mean NLL + kl_weight * KL / N, times the step's share (shares.py), without the prior's L2
+    # where the optimiser has that
+    minimised: Tensor
     nll: Tensor
     negative_elbo: Tensor  # N * NLL + KL in nats, the "KL loss" of the paper
 
@@ -59,6 +61,7 @@ class EagerStep:
         self.share_of = share_of
         self._loss_of = loss_of
         self._decay: float = optimizer.defaults["weight_decay"]
+        self._decoupled = isinstance(optimizer, torch.optim.AdamW)
 
     def __call__(self, batch: Batch, number: int, *, rate: float) -> None:
         for group in self.optimizer.param_groups:
@@ -72,21 +75,39 @@ class EagerStep:
         share = self.share_of(batch)
         self.recorder.step(loss.nll.detach(), loss.negative_elbo.detach(), number, share)
         for group in self.optimizer.param_groups:
-            group["weight_decay"] = self._decay * share
+            self._set_decay(group, share)
         if self.recorder.any_lost:
             self._freeze(self.recorder.lost_at >= 0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
+    def _set_decay(self, group: dict[str, Any], share: float) -> None:
+        """Weight decay and the prior's L2. Both are added to the gradient by Adam and SGD
+        themselves; AdamW keeps its decay apart."""
+        group["weight_decay"] = self._decay * share
+        own = group["params"]
+        if group["l2"] == 0:
+            return
+        for p in own:
+            if p.grad is None:  # the network does not use it, the prior holds all the same
+                p.grad = torch.zeros_like(p)
+        if self._decoupled:
+            for p in own:
+                p.grad.add_(p.detach(), alpha=share * group["l2"])
+        else:
+            group["weight_decay"] += share * group["l2"]
+
     def _freeze(self, lost: Tensor) -> None:
         """Members whose loss is no number stay where they are. (Inside a CUDA graph they go on, in
         vain: to look at them would make every step wait.)"""
-        for p in self.params.values():
-            if p.grad is not None:
-                p.grad[lost] = 0
-            for value in self.optimizer.state[p].values():
-                if isinstance(value, Tensor) and value.shape == p.shape:
-                    value[lost] = 0
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:  # what a step adds to it is taken away
+                    decay = 0.0 if self._decoupled else group["weight_decay"]
+                    p.grad[lost] = -decay * p.detach()[lost]
+                for value in self.optimizer.state[p].values():
+                    if isinstance(value, Tensor) and value.shape == p.shape:
+                        value[lost] = 0
 
     def restart(self) -> None:
         for state in self.optimizer.state.values():

@@ -1,7 +1,9 @@
-"""Each member's own program on a side stream of the GPU: for networks of large convolutions.
+"""Each member by itself, for networks of large convolutions or recurrent layers: on a side stream
+of the GPU, or on a CPU one after the other.
 
-One member's convolution of 64 channels or more keeps cuDNN's fast kernels busy, and the grouped one
-of all members does not reach their speed. Side by side on streams, members fill each other's gaps.
+One member's convolution of 64 channels or more keeps the fast kernels of cuDNN or oneDNN busy, and
+the grouped one of all members does not reach their speed. Side by side on streams, members fill
+each other's gaps.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,8 +19,8 @@ MOST = 16  # streams; more members take turns
 _streams: dict[torch.device, list[torch.cuda.Stream]] = {}
 
 
-class OnStreams:
-    """The outputs of a program, one member a stream. Gradients go back on the same streams."""
+class Apart:
+    """The outputs of a program. Gradients go back on the streams that the members had."""
 
     def __init__(self, program: Program, *, compiled: bool = False) -> None:
         self.program = program
@@ -38,17 +40,21 @@ class OnStreams:
         # unbind: its gradient is one stack, that of p[k] would be M tensors of all members
         own = {name: params[name].unbind() for name in self.program.names}
         whose = None if noise is None else noise.members.unbind()
+        held = [x[0], *(params[name] for name in self.program.names), *(noise or ())]
 
         def one(k: int) -> Tensor:
             mine = None if noise is None or whose is None else Noise(whose[k], noise.seed)
             return self._one({name: p[k] for name, p in own.items()}, x[k], mine)
 
-        return torch.stack(side_by_side(one, len(x), x[0].device))
+        return torch.stack(side_by_side(one, len(x), x[0].device, held))
 
 
-def side_by_side(one: Callable[[int], Tensor], count: int, device: torch.device) -> list[Tensor]:
+def side_by_side(
+    one: Callable[[int], Tensor], count: int, device: torch.device, held: Sequence[Tensor] = ()
+) -> list[Tensor]:
     """one(k) for each k, each on a side stream, all done when the current stream goes on; in turn
-    where there are no streams."""
+    where there are no streams. held: what was made on the current stream and is read on the others,
+    in the backward pass too: its memory must not be used again before they are done."""
     if device.type != "cuda":
         return [one(k) for k in range(count)]
     pool = _streams.setdefault(device, [])
@@ -58,6 +64,8 @@ def side_by_side(one: Callable[[int], Tensor], count: int, device: torch.device)
     outputs = []
     for stream in used:
         stream.wait_stream(now)
+        for t in held:
+            t.record_stream(stream)
     for k in range(count):
         with torch.cuda.stream(used[k % len(used)]):
             outputs.append(one(k))

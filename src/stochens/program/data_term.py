@@ -1,0 +1,166 @@
+"""The mean NLL of all members on their rows, by the fastest way that fits: the only place that
+chooses between kernels, a program and vmap. `fit` and the samplers take gradients of it.
+"""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stochens import objective
+from stochens.errors import InputError, Unsuited
+from stochens.kernels.fused import fused_nll
+from stochens.kernels.mlp import alone_on_the_cores
+from stochens.kernels.noise import words
+from stochens.kernels.resnet import resnet_nll
+from stochens.likelihoods import Likelihood
+from stochens.members import Engine, Params
+from stochens.program.choice import TRIED, Workload, auto_dtype, choose
+from stochens.program.program import Noise
+from stochens.randomness.noise import member_noise
+from stochens.randomness.seeds import NOISE, derive
+
+# (params [M, ...], rows [M, B] or None for all of the data, the number of the step, which inside a
+# CUDA graph is a tensor [1]) -> [M]
+DataTerm = Callable[[Params, Tensor | None, int | Tensor], Tensor]
+
+
+class Data(NamedTuple):
+    """In memory, on the device that computes."""
+
+    x: Tensor  # [N, ...]
+    y: Tensor  # [N, ...]
+    weights: Tensor | None = None  # [N], of mean 1
+
+
+class Way(NamedTuple):
+    """How the network may be run."""
+
+    engine: Engine  # what runs it where nothing else does
+    fast: bool = True  # whether kernels and programs may
+    compile: bool | None = False  # by torch.compile; None: where it is worth its time
+    bf16: bool | None = None  # None: by kernels, and by programs where `bf16_programs`
+    bf16_programs: bool = False
+    batch: int = 0  # examples of a member at a time; 0: all of the data
+    examples: float = 0.0  # of all members, in all of the work
+    own_rows: bool = False  # whether each member has rows of its own
+
+
+class Term(NamedTuple):
+    """The mean NLL of each member on its rows, and how it wants to be called."""
+
+    of: DataTerm
+    context: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    recordable: bool = False  # whether a CUDA graph can hold it
+    compiled: bool = False  # whether its first call compiles
+
+
+def data_term(
+    net: nn.Module,
+    likelihood: Likelihood,
+    data: Data,
+    members: tuple[int, ...],
+    seed: int,
+    way: Way,
+) -> Term:
+    """Of the network in the mode that it is in. Noise is a function of (seed, member, step),
+    whatever runs it and whoever the other members are."""
+    on_gpu = data.x.is_cuda
+    if way.fast and not way.compile:
+        kernel = _kernel(net, likelihood, data, members, seed, way)
+        if kernel is not None:
+            return kernel
+    chosen = None
+    if way.fast:
+        params = {name: p for name, p in net.named_parameters() if p.requires_grad}
+        wanted = way.bf16 or (way.bf16 is None and way.bf16_programs)
+        load = Workload(
+            batch=way.batch or len(data.x),
+            examples=way.examples,
+            own_rows=way.own_rows,
+            compile=way.compile,
+            engine=way.engine,
+            dtype=auto_dtype(params) if wanted else None,
+        )
+        chosen = choose(net, data.x[:TRIED], load)
+    mean_nll = objective.mean_nll(
+        net,
+        likelihood,
+        engine=way.engine,
+        bf16=bool(way.bf16),
+        compiled=bool(way.compile) if chosen is None else chosen.compiled,
+        weights=data.weights,
+        program=None if chosen is None else chosen.outputs,
+    )
+    noise_of = _noise_of(members, seed, data.x.device)
+
+    def by_program(params: Params, rows: Tensor | None, step: int | Tensor) -> Tensor:
+        return mean_nll(params, data.x, data.y, rows, noise_of(step))
+
+    def by_engine(params: Params, rows: Tensor | None, step: int | Tensor) -> Tensor:
+        return mean_nll(params, data.x, data.y, rows)
+
+    if chosen is not None:
+        return Term(by_program, recordable=on_gpu, compiled=chosen.compiled)
+    recordable = on_gpu and way.fast and way.engine == "vmap"
+    if way.compile:  # it takes the noise of torch
+        return Term(by_engine, recordable=recordable, compiled=True)
+    return Term(with_own_noise(by_engine, members, seed, data.x.device), recordable=recordable)
+
+
+def _kernel(
+    net: nn.Module,
+    likelihood: Likelihood,
+    data: Data,
+    members: tuple[int, ...],
+    seed: int,
+    way: Way,
+) -> Term | None:
+    """By a kernel for the whole network, where there is one."""
+    if data.weights is not None or way.engine != "vmap":  # kernels know no weights
+        return None
+    on = (net, likelihood, data.x, data.y, members, seed)
+    if (fused := fused_nll(*on)) is not None:
+        return Term(fused, alone_on_the_cores())
+    if way.bf16 is not False and (fused := resnet_nll(*on)) is not None:
+        return Term(fused, recordable=True)
+    return None
+
+
+def refuse_unfused(net: nn.Module, likelihood: Likelihood, data: Data) -> None:
+    """Where no kernel runs this network."""
+    if data.weights is not None:
+        raise InputError("engine='fused' knows no sample_weight; use engine='auto'")
+    if _kernel(net, likelihood, data, (0,), 0, Way("vmap")) is None:
+        raise Unsuited(
+            "engine='fused' runs chains of small Linear layers and activations on a CPU with a C++ "
+            "compiler, not this network; use engine='auto'"
+        )
+
+
+def with_own_noise(
+    term: Callable[[Params, Any, int | Tensor], Tensor],
+    members: tuple[int, ...],
+    seed: int,
+    device: torch.device,
+) -> Callable[[Params, Any, int | Tensor], Tensor]:
+    """The same with each member's own noise where vmap or a loop runs it."""
+    if device.type not in ("cpu", "cuda"):
+        return term
+    noise_of = _noise_of(members, seed, device)
+
+    def own(params: Params, batch: Any, step: int | Tensor) -> Tensor:
+        with member_noise(*noise_of(step), words):
+            return term(params, batch, step)
+
+    return own
+
+
+def _noise_of(
+    members: tuple[int, ...], seed: int, device: torch.device
+) -> Callable[[int | Tensor], Noise]:
+    ids = torch.tensor(members, device=device)
+    first = torch.tensor([derive(seed, NOISE, 1)], device=device)
+    return lambda step: Noise(ids, first + step)
