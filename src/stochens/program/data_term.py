@@ -16,7 +16,7 @@ from stochens.kernels.mlp import alone_on_the_cores
 from stochens.kernels.noise import words
 from stochens.kernels.resnet import resnet_nll
 from stochens.likelihoods import Likelihood
-from stochens.members import Engine, Params
+from stochens.members import Engine, Params, trainable
 from stochens.program.choice import TRIED, Workload, auto_dtype, choose
 from stochens.program.program import Noise
 from stochens.randomness.noise import member_noise
@@ -74,7 +74,6 @@ def data_term(
             return kernel
     chosen = None
     if way.fast:
-        params = {name: p for name, p in net.named_parameters() if p.requires_grad}
         wanted = way.bf16 or (way.bf16 is None and way.bf16_programs)
         load = Workload(
             batch=way.batch or len(data.x),
@@ -82,7 +81,7 @@ def data_term(
             own_rows=way.own_rows,
             compile=way.compile,
             engine=way.engine,
-            dtype=auto_dtype(params) if wanted else None,
+            dtype=auto_dtype(trainable(net)) if wanted else None,
         )
         chosen = choose(net, data.x[:TRIED], load)
     mean_nll = objective.mean_nll(
