@@ -3,6 +3,7 @@ chooses between kernels, a program and vmap. `fit` and the samplers take gradien
 """
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -121,10 +122,12 @@ def _kernel(
     if data.weights is not None or way.engine != "vmap":  # kernels know no weights
         return None
     on = (net, likelihood, data.x, data.y, members, seed)
+    # they make noise on outputs by themselves; that on weights is drawn before they run
+    own_noise = functools.partial(with_own_noise, members=members, seed=seed, device=data.x.device)
     if (fused := fused_nll(*on)) is not None:
-        return Term(fused, alone_on_the_cores())
+        return Term(own_noise(fused), alone_on_the_cores())
     if way.bf16 is not False and (fused := resnet_nll(*on)) is not None:
-        return Term(fused, recordable=True)
+        return Term(own_noise(fused), recordable=True)
     return None
 
 
