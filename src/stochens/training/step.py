@@ -124,7 +124,8 @@ class Replayed:
         self._number = torch.zeros(1, dtype=torch.int64, device=device)
         self._rates: list[tuple[Tensor, float]] = []
         for group in step.optimizer.param_groups:
-            group["lr"] = torch.zeros((), device=device)  # read by the graph at each replay
+            # read by the graph at each replay; fused optimisers want float32
+            group["lr"] = torch.zeros((), dtype=torch.float32, device=device)
             self._rates.append((group["lr"], group["factor"]))
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[int | None, tuple[torch.cuda.CUDAGraph, Tensor | None]] = {}
