@@ -216,7 +216,9 @@ def _rehearse(
                 )
 
 
-def _built(net: Callable[[int, int], nn.Module], n: int, m: int, dtype: torch.dtype) -> nn.Module:
+def _build_for(
+    net: Callable[[int, int], nn.Module], n: int, m: int, dtype: torch.dtype
+) -> nn.Module:
     try:
         inspect.signature(net).bind(n, m)
     except TypeError as error:
