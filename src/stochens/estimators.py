@@ -146,7 +146,7 @@ class _Ensemble(BaseEstimator, abc.ABC):  # type: ignore[misc]
                 "net must be a function (features, outputs) that builds an nn.Module, or one, got "
                 f"{self.net!r}"
             )
-        return functools.partial(_built, self.net, features, outputs, kind)
+        return functools.partial(_build_for, self.net, features, outputs, kind)
 
     def _validated(self, X: Any, *targets: Any, **options: Any) -> Any:
         """X [N, features] as float32 or float64, and y where it is given; remembers which."""
