@@ -17,11 +17,14 @@ from stochens.kernels.mlp import alone_on_the_cores
 from stochens.kernels.noise import words
 from stochens.kernels.resnet import resnet_nll
 from stochens.likelihoods import Likelihood
-from stochens.members import Engine, Params, trainable
-from stochens.program.choice import TRIED, Workload, auto_dtype, choose
+from stochens.members import Engine, Params
+from stochens.program.choice import TRIED, Workload, choose
+from stochens.program.precision import auto_dtype
 from stochens.program.program import Noise
 from stochens.randomness.noise import member_noise
 from stochens.randomness.seeds import NOISE, derive
+
+LOOKED_AT = 16  # examples that tell whether bfloat16 is enough
 
 # (params [M, ...], rows [M, B] or None for all of the data, the number of the step, which inside a
 # CUDA graph is a tensor [1]) -> [M]
@@ -75,14 +78,13 @@ def data_term(
             return kernel
     chosen = None
     if way.fast:
-        wanted = way.bf16 or (way.bf16 is None and way.bf16_programs)
         load = Workload(
             batch=way.batch or len(data.x),
             examples=way.examples,
             own_rows=way.own_rows,
             compile=way.compile,
             engine=way.engine,
-            dtype=auto_dtype(trainable(net)) if wanted else None,
+            dtype=_dtype(net, likelihood, data.x, way),
         )
         chosen = choose(net, data.x[:TRIED], load)
     mean_nll = objective.mean_nll(
@@ -108,6 +110,16 @@ def data_term(
     if way.compile:  # it takes the noise of torch
         return Term(by_engine, recordable=recordable, compiled=True)
     return Term(with_own_noise(by_engine, members, seed, data.x.device), recordable=recordable)
+
+
+def _dtype(net: nn.Module, likelihood: Likelihood, x: Tensor, way: Way) -> torch.dtype | None:
+    """What a program computes in; None: in the precision of the parameters."""
+    if way.bf16:
+        return torch.bfloat16
+    if way.bf16 is False or not way.bf16_programs:
+        return None
+    apart = x[:: max(1, len(x) // LOOKED_AT)][:LOOKED_AT]  # neighbours may be alike
+    return auto_dtype(net, apart, coarse=likelihood.coarse)
 
 
 def _kernel(
