@@ -117,9 +117,9 @@ def replace_batchnorm(
     and the new one divides by the moments of each example instead, so the two cannot agree at every
     x. The new weight and bias are those by which they do agree wherever an example has the moments
     that the running statistics state. FRN's threshold starts 6 standard deviations below the mean,
-    where it hardly cuts anything. So `fit(..., start="module")` begins near the trained network, and
-    needs some training to be as good. A norm as it was built becomes a new one as it is built.
-    Parameters stay frozen where they were, and FRN's threshold with the bias.
+    where it hardly cuts anything. So `fit(..., start="module")` begins nearer to what was trained
+    than with new norms, and needs training to be as good. A norm as it was built becomes a new one
+    as it is built. Parameters stay frozen where they were, and FRN's threshold with the bias.
 
     >>> replace_batchnorm(nn.BatchNorm2d(3))
     FRN(3, eps=1e-06)
@@ -159,29 +159,36 @@ def _start_from(norm: BatchNorm, new: FRN | nn.GroupNorm) -> None:
     m, s: running mean and standard deviation; g, r: mean and standard deviation of a group of
     channels, or 0 and the root mean square of the channel (FRN). All [C].
     """
-    zero = torch.zeros(norm.num_features, dtype=torch.float64)
-    w = zero + 1 if norm.weight is None else norm.weight.detach().cpu().double()
-    b = zero if norm.bias is None else norm.bias.detach().cpu().double()
-    mean, var = (t if t is None else t.cpu().double() for t in (norm.running_mean, norm.running_var))
-    told = mean is not None and var is not None and bool((mean != 0).any() or (var != 1).any())
-    if told or bool((w != 1).any() or (b != 0).any()):
-        weight, bias = w, b
-        if told and mean is not None and var is not None:
-            sd, square = (var + norm.eps).sqrt(), var + mean.square()
-            groups = norm.num_features if isinstance(new, FRN) else new.num_groups
-            of_group = [t.view(groups, -1).mean(1, keepdim=True) for t in (mean, square)]
-            g, square = (t.expand(groups, norm.num_features // groups).flatten() for t in of_group)
-            g = zero if isinstance(new, FRN) else g
-            weight = w * ((square - g.square()).clamp_min(0) + new.eps).sqrt() / sd
-            bias = b + w * (g - mean) / sd
-        new.weight.data.copy_(weight)
-        new.bias.data.copy_(bias)
-        if isinstance(new, FRN):  # below its values even where w = 0, or it would never learn
-            new.tau.data.copy_(b - BELOW * w.abs().clamp_min(1))
+    count = norm.num_features
+    w, b, mean, var = (
+        torch.full((count,), built, dtype=torch.float64) if t is None else t.detach().cpu().double()
+        for t, built in (
+            *((norm.weight, 1.0), (norm.bias, 0.0)),
+            *((norm.running_mean, 0.0), (norm.running_var, 1.0)),
+        )
+    )
     for name, of in (("weight", norm.weight), ("bias", norm.bias), ("tau", norm.bias)):
         p = getattr(new, name, None)
         if p is not None and of is not None:
             p.requires_grad_(of.requires_grad)
+    measured = bool((mean != 0).any() or (var != 1).any())
+    if not measured and bool((w == 1).all() and (b == 0).all()):
+        return  # as it was built
+    weight, bias = w, b
+    if measured:
+        groups = count if isinstance(new, FRN) else new.num_groups
+        g, square = (
+            t.view(groups, -1).mean(1, keepdim=True).expand(-1, count // groups).flatten()
+            for t in (mean, var + mean.square())
+        )
+        g = torch.zeros_like(g) if isinstance(new, FRN) else g
+        sd = (var + norm.eps).sqrt()
+        weight = w * ((square - g.square()).clamp_min(0) + new.eps).sqrt() / sd
+        bias = b + w * (g - mean) / sd
+    new.weight.data.copy_(weight)
+    new.bias.data.copy_(bias)
+    if isinstance(new, FRN):  # below its values even where w = 0, or it would never learn
+        new.tau.data.copy_(b - BELOW * w.abs().clamp_min(1))
 
 
 def _after(norm: nn.Module) -> list[nn.Module]:
