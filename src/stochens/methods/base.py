@@ -201,6 +201,10 @@ class StochasticLayer(nn.Module, abc.ABC):
     def noise_repr(self) -> str:
         return ""
 
+    def noise_words(self) -> str:
+        """Its own noise in a few words, without that of the layer inside, for `describe`."""
+        return f"{type(self).__name__}({self.noise_repr().removesuffix(', ')})"
+
 
 def of_likelihood(module: nn.Module, name: str) -> bool:
     """Whether a likelihood has added it, with a hook: a noise level, and no weight."""

@@ -134,6 +134,10 @@ class GaussianLayer(StochasticLayer):
     def noise_repr(self) -> str:
         return f"sigma={self.sigma}{', learned' if self.learn else ''}, "
 
+    def noise_words(self) -> str:
+        how = "learned, from " if self.learn else ""
+        return f"gaussian {how}{self.sigma:g} on weights"
+
 
 class GaussianOwn(GaussianLayer):
     """theta = omega + sigma * eps  for the parameters that a module holds itself, whatever it does
