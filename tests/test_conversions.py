@@ -280,10 +280,10 @@ def test_a_norm_whose_weight_starts_at_zero_still_learns(by: Any) -> None:
 def test_what_was_frozen_stays_frozen() -> None:
     for by, names in (("frn", ["weight", "bias", "tau"]), ("group", ["weight", "bias"])):
         norm = nn.BatchNorm2d(6).requires_grad_(False)
-        new: Any = replace_batchnorm(norm, by)  # type: ignore[arg-type]
+        new: Any = replace_batchnorm(norm, by)
         assert [n for n, p in new.named_parameters() if not p.requires_grad] == names
         norm.weight.requires_grad_(True)
-        again: Any = replace_batchnorm(norm, by)  # type: ignore[arg-type]
+        again: Any = replace_batchnorm(norm, by)
         assert [n for n, p in again.named_parameters() if p.requires_grad] == ["weight"]
 
 

@@ -350,7 +350,7 @@ class _ByName(type):
 
     def __instancecheck__(cls, instance: object) -> bool:
         kind = type(instance)
-        return f"{kind.__module__}.{kind.__qualname__}" == vars(cls)["stands_for"]
+        return bool(f"{kind.__module__}.{kind.__qualname__}" == vars(cls)["stands_for"])
 
 
 class TransposedLinear(nn.Module, metaclass=_ByName):

@@ -220,7 +220,7 @@ class Hidden(nn.Module):
 
 
 def test_parameters_that_no_called_module_holds_are_named(xor: Any) -> None:
-    with pytest.warns(PartialNoiseWarning, match=r"to lists\.0\.0, which .* takes\. stochens\.desc"):
+    with pytest.warns(PartialNoiseWarning, match=r"to lists\.0\.0, which .* takes\. stoch"):
         fit(Hidden, xor, "gaussian")
 
 

@@ -42,13 +42,17 @@ def warn_partial(
     by = " and ".join(rule.name for rule in rules)
     for what, names in without_noise(net, rules, few, skip=skip, output=output).items():
         if names:
-            more = f" and {len(names) - TOLD} more" if len(names) > TOLD else ""
-            told = ", ".join(names[:TOLD]) + more
-            words = what.format(by=by, told=told)
+            words = what.format(by=by, told=told(names))
             if what is UNKNOWN and not any(rule.everywhere for rule in rules):
                 words += "; gaussian gives noise to every parameter"
             words += ". stochens.describe(net, method) lists every layer with its noise"
             warnings.warn(words, PartialNoiseWarning, stacklevel=outside())
+
+
+def told(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = f" and {len(names) - TOLD} more" if len(names) > TOLD else ""
+    return ", ".join(names[:TOLD]) + more
 
 
 UNKNOWN = "{by} gives no noise to {told}, which stands in no layer that it takes"
@@ -103,9 +107,7 @@ def reason_without(
     return "normalisation" if isinstance(module, NORMS) and not norms else ""
 
 
-def called_layers(
-    net: nn.Module, layers: dict[str, StochasticLayer], few: Tensor
-) -> set[str]:
+def called_layers(net: nn.Module, layers: dict[str, StochasticLayer], few: Tensor) -> set[str]:
     """The names of those layers that a pass calls."""
     called: set[str] = set()
     hooks: dict[nn.Module, Callable[..., None]] = {
