@@ -118,8 +118,9 @@ def replace_batchnorm(
     x. The new weight and bias are those by which they do agree wherever an example has the moments
     that the running statistics state. FRN's threshold starts 6 standard deviations below the mean,
     where it hardly cuts anything. So `fit(..., start="module")` begins nearer to what was trained
-    than with new norms, and needs training to be as good. A norm as it was built becomes a new one
-    as it is built. Parameters stay frozen where they were, and FRN's threshold with the bias.
+    than with new norms, and needs training to be as good; fewer groups keep more. A norm as it was
+    built becomes a new one as it is built. Parameters stay frozen where they were, and FRN's
+    threshold with the bias.
 
     >>> replace_batchnorm(nn.BatchNorm2d(3))
     FRN(3, eps=1e-06)
