@@ -215,3 +215,42 @@ def test_its_program_gives_what_vmap_gives(trained: Any, data: Any) -> None:
         with seeded(2):
             off = distance_to_members(program, net, few, task)
         assert 0 < off <= allowed(trained)
+
+
+# -- transformers' ---------------------------------------------------------------------------------
+
+
+class Logits(nn.Module):
+    """Of a model that returns more than its logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x).logits
+
+
+def test_gpt2_has_noise_in_every_layer_and_a_program() -> None:
+    """Its linear layers are Conv1D, its embedding is tied, its cache begins with a tensor [0]."""
+    reason = "needs transformers: pip install 'stochens[pretrained]'"
+    transformers = pytest.importorskip("transformers", reason=reason)
+    sizes = {"n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 8, "vocab_size": 11}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+    rates = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    with seeded(0):
+        config = transformers.GPT2Config(**sizes, **ids, **rates)
+        net = Logits(transformers.GPT2LMHeadModel(config)).double()
+        x = torch.randint(1, 11, (3, 5))
+    told = {row.path: row for row in stochens.describe(net, "dropconnect").rows}
+    assert told["model.transformer.h.1.attn.c_attn"].kind == "Conv1D"
+    assert told["model.transformer.h.1.attn.c_attn"].noise == "dropconnect 0.1 on weights"
+    assert "weight is model.transformer.wte.weight" in told["model.lm_head"].notes
+    for method in ("dropconnect", "gaussian"):
+        assert not stochens.describe(net, method).unreached
+    noisy = stochens.stochastic(net, "dropout").train()
+    # Its code asks for a number of a tensor, which vmap cannot give: members one after the other.
+    task = Workload(batch=3, examples=1.0, own_rows=False, engine="loop")
+    with seeded(1):
+        off = distance_to_members(build(noisy, x), noisy, x, task)
+    assert 0 < off <= allowed(net)

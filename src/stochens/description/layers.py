@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from stochens.members import places_of
 from stochens.methods import Method, StochasticLayer, stochastic_layers
 from stochens.methods.base import of_likelihood
-from stochens.methods.partial import holder_of, holders_of, reason_without
+from stochens.methods.partial import NORMS, holder_of, holders_of, reason_without
 from stochens.methods.reach import weights
 from stochens.methods.swap import layers_of
 
@@ -68,7 +68,8 @@ def layer_rows(
         reason = reason_without(path, module, by, skip=skip, output=output) if by else ""
         noise, unreached = _noise(module, every, by, reason, called is None or path in called)
         others = [other for other in paths.get(module, ()) if other != path]
-        held = () if path in layers else [name for name in every if name in plain_names(module)]
+        known = path in layers or isinstance(module, NORMS)
+        held = () if known else [name for name in every if name in plain_names(module)]
         return LayerRow(
             path or ITSELF,
             type(module.plain if isinstance(module, StochasticLayer) else module).__name__,
