@@ -27,6 +27,7 @@ LIBRARY = [
     ["data"],
     ["kernels"],
     ["program"],
+    ["description"],
     ["posterior"],
     ["training"],
     ["samplers"],

@@ -11,6 +11,8 @@ from stochens import metrics
 from stochens.comparison import compare
 from stochens.conversions import freeze_batchnorm, keep_dropout, replace_batchnorm
 from stochens.data import Replicas
+from stochens.description.describe import describe
+from stochens.description.table import Description
 from stochens.errors import Failed, InputError
 from stochens.likelihoods import Categorical, Heteroscedastic, Homoscedastic
 from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular, stochastic
@@ -39,6 +41,7 @@ __all__ = [
     "MLP",
     "Auto",
     "Categorical",
+    "Description",
     "DropConnect",
     "Dropout",
     "Failed",
@@ -59,6 +62,7 @@ __all__ = [
     "StochasticEnsembleRegressor",
     "__version__",
     "compare",
+    "describe",
     "diagnose",
     "fit",
     "freeze_batchnorm",

@@ -345,6 +345,20 @@ ONNX_LOG = "torch.onnx._internal.exporter._registration"
 # Of other packages --------------------------------------------------------------------------------
 
 
+class _ByName(type):
+    """isinstance by the name of the class, so that its package need not be there."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        kind = type(instance)
+        return bool(f"{kind.__module__}.{kind.__qualname__}" == vars(cls)["stands_for"])
+
+
+class TransposedLinear(nn.Module, metaclass=_ByName):
+    """Hugging Face's Conv1D:  y = x W + b,  x [..., in], W [in, out], b [out]."""
+
+    stands_for = "transformers.pytorch_utils.Conv1D"
+
+
 def check_sample_weight(weights: Any, x: Any) -> Any:
     """float64 weights [N] for the rows of x [N, features], from weights or from one number."""
     import numpy as np

@@ -11,9 +11,13 @@ from torch.utils.data import DataLoader, Dataset
 from stochens import objective
 from stochens.checks import whole, whole_or_none, whole_seed
 from stochens.data import first_input, input_blocks, inputs
+from stochens.description.describe import description_of
+from stochens.description.layers import count_bytes
+from stochens.description.runs import what_predicts
+from stochens.description.table import Description
 from stochens.errors import InputError
 from stochens.likelihoods import Likelihood, Predicted
-from stochens.members import Builder, join, take
+from stochens.members import Builder, device_of, join, take
 from stochens.methods import MethodLike, stochastic_places
 from stochens.posterior import saved
 from stochens.posterior.export import Predictor, write
@@ -175,6 +179,28 @@ class Posterior(PosteriorFields):
     def kl(self, *, sigma: float = objective.SIGMA) -> objective.KL:
         """Every term of KL(q || prior), by name; `sigma` where a method has none of its own."""
         return objective.kl(self.net, self.params, self.prior_precision, sigma=sigma)
+
+    def summary(self) -> Description:
+        """A table of layers: their noise, their parameters and bytes, what is frozen, shared or
+        tied, and what runs predictions. `stochens.describe` gives it before training."""
+        few = None if self.inputs is None else self.inputs.example().to(device_of(self.params))
+        also, extra = "", 0
+        if self.low_rank is not None:
+            also = f"SWAG, a Gaussian of rank {self.low_rank.rank()} over all parameters"
+            extra = sum(count_bytes(part.values()) for part in self.low_rank)
+        if self.chains is not None:
+            also = f"draws of {self.chains.count} {self.chains.sampler.upper()} chains"
+        return description_of(
+            self.net.eval(),
+            self.recipe.methods,
+            few,
+            skip=self.recipe.skip,
+            output=self.recipe.output,
+            members=len(self),
+            runs=self.engine if few is None else what_predicts(self.net, few, self.engine),
+            also=also,
+            other_bytes=extra,
+        )
 
     def member(self, k: int) -> dict[str, Tensor]:
         """The k-th member as the plain network's own load_state_dict wants it, buffers and all.
