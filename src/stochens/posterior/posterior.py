@@ -23,6 +23,7 @@ from stochens.posterior.machines import predict_on_machines, refuse_unfit
 from stochens.posterior.reading import PIECE, Ahead, predict_blocks
 from stochens.posterior.shared_noise import noise_by_name, noise_requests
 from stochens.posterior.streaming import Ask, bytes_of_one, plan, predictive
+from stochens.prior import Centred, precisions
 from stochens.run.options import Run, matmul_precision, merge_run, refuse_moved
 from stochens.run.progress import Show
 
@@ -173,8 +174,15 @@ class Posterior(PosteriorFields):
     # -- what it is -----------------------------------------------------------------------------
 
     def kl(self, *, sigma: float = objective.SIGMA) -> objective.KL:
-        """Every term of KL(q || prior), by name; `sigma` where a method has none of its own."""
-        return objective.kl(self.net, self.params, self.prior_precision, sigma=sigma)
+        """Every term of KL(q || prior), by name; `sigma` where a method has none of its own.
+
+        Where members have priors of their own, each around its own start, it is the mean of their
+        KL(q_k || prior_k), and the terms of the mixture (ensembling, repulsive) are 0.
+        """
+        prior: float | Centred = self.prior_precision
+        if self.prior is not None:
+            prior = Centred(precisions(self.prior, self.net), self.prior_mean)
+        return objective.kl(self.net, self.params, prior, sigma=sigma)
 
     def member(self, k: int) -> dict[str, Tensor]:
         """The k-th member as the plain network's own load_state_dict wants it, buffers and all.
@@ -223,6 +231,7 @@ class Posterior(PosteriorFields):
         return dataclasses.replace(
             self,
             params=take(self.params, members),
+            prior_mean={n: t[members] if len(t) > 1 else t for n, t in self.prior_mean.items()},
             members=tuple(torch.tensor(self.members)[members].tolist()),
             low_rank=self.low_rank and self.low_rank.take(members),
             history=self.history and self.history.take(members),

@@ -16,6 +16,7 @@ from stochens.posterior.history import History
 from stochens.posterior.low_rank import LowRankGaussian
 from stochens.posterior.recipe import Inputs, Recipe, describe_part, rebuild_part
 from stochens.posterior.trials import Trials
+from stochens.prior import Prior
 from stochens.randomness.seeds import derive, seeded
 
 FORMAT = "stochens posterior 1"
@@ -33,6 +34,8 @@ def tensors(posterior: PosteriorFields) -> dict[str, Tensor]:
     # Copies, since one tensor may have several names, which safetensors refuses.
     shared = {name: t.clone() for name, t in shared_by_all(posterior.net).items()}
     kinds: dict[str, dict[str, Tensor]] = {"params": posterior.params, "shared": shared}
+    if posterior.prior_mean:
+        kinds["prior"] = posterior.prior_mean
     if posterior.history is not None:
         kinds["history"] = posterior.history._asdict()
     if posterior.low_rank is not None:
@@ -54,6 +57,7 @@ def _description(posterior: PosteriorFields) -> dict[str, Any]:
         "data_size": posterior.data_size,
         "sample_weight": posterior.sample_weight,
         "prior_precision": posterior.prior_precision,
+        "prior": posterior.prior and posterior.prior.description(),
         "seed": posterior.seed,
         "engine": posterior.engine,
         "chains": posterior.chains and posterior.chains.description(),
@@ -107,6 +111,8 @@ def read(
             data_size=about["data_size"],
             sample_weight=about.get("sample_weight"),
             prior_precision=about["prior_precision"],
+            prior=_prior(about.get("prior"), kinds),
+            prior_mean=kinds.get("prior", {}),
             seed=about["seed"],
             history=History(**kinds["history"]) if "history" in kinds else None,
             low_rank=_low_rank(kinds, names),
@@ -115,6 +121,10 @@ def read(
             inputs=inputs,
             trials=Trials.read(about.get("trials")),
         )
+
+
+def _prior(about: dict[str, Any] | None, kinds: dict[str, Params]) -> Prior | None:
+    return None if about is None else Prior.read(about, kinds.get("prior", {}))
 
 
 def _low_rank(kinds: dict[str, Params], names: list[str]) -> LowRankGaussian | None:

@@ -16,6 +16,7 @@ from stochens.members import Params, shared_by_all
 from stochens.posterior.recipe import Recipe, describe_fully
 from stochens.run.checkpoints import Checkpoints, Keeper, alone_in, as_read, digest, stoppable
 from stochens.training.loop import Collector, Settings
+from stochens.training.request import FitRequest
 
 # 1: noise was drawn otherwise; 2: one group of parameters; 3: kl_weight was called temperature, and
 # a short batch was a whole step
@@ -72,6 +73,17 @@ def identity(
             "data": digest(in_memory),
         }
     )
+
+
+def own_identity(request: FitRequest) -> dict[str, Any]:
+    """Likewise of options that came later: as before there were any, where they are not used."""
+    own: dict[str, Any] = {}
+    if request.bootstrap:
+        own["bootstrap"] = True
+    if request.prior is not None:
+        own["prior"] = request.prior.description()
+        own["prior means"] = digest(request.prior.given_means())
+    return as_read(own)
 
 
 def keeper(
