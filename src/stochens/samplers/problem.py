@@ -20,7 +20,6 @@ from stochens.members import (
     move,
     plain_attention,
     size,
-    take,
     trainable,
 )
 from stochens.methods import stochastic_layers
@@ -264,7 +263,7 @@ def _start(
     """Where each chain begins, [chains, ...], in the network's own order."""
     wanted, chains = trainable(net), len(ids)
     if isinstance(start, dict):
-        given = complete_params(take(start, slice(0, chains)), net, chains, adds)
+        given = complete_params(start, net, chains, adds)
     else:
         given = init(build, members=ids, seed=seed)
         if start == "prior":
