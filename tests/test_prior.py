@@ -341,7 +341,7 @@ def test_a_trained_member_is_the_posteriors_mode(case: str, optimizer: str) -> N
         (X, Y),
         method="regular",
         members=2,
-        epochs=400,
+        epochs=1000,
         batch_size=None,
         jitter=0.1,
         optimizer=optimizer,
@@ -352,17 +352,19 @@ def test_a_trained_member_is_the_posteriors_mode(case: str, optimizer: str) -> N
     torch.testing.assert_close(flat(posterior), mean.expand(2, 4), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:R-hat")  # of each chain there are few draws
 @pytest.mark.parametrize("case", LINEAR)
 def test_nuts_has_the_exact_posterior(case: str) -> None:
     """Mean and covariance within five standard errors of as many draws that depend on each other
     little: NUTS on a Gaussian has more than half of its draws effective."""
-    posterior = stochens.nuts(line(), (X, Y), samples=1000, warmup=400, **options_of(case))
-    _held_against(case, posterior, effective=2000)
+    posterior = stochens.nuts(line(), (X, Y), chains=40, samples=50, warmup=150, **options_of(case))
+    _held_against(case, posterior, effective=1000)
 
 
+@pytest.mark.filterwarnings("ignore:R-hat")  # of each chain there are few draws
 @pytest.mark.parametrize("case", ["mean", "all"])
 def test_hmc_has_the_exact_posterior(case: str) -> None:
-    posterior = stochens.hmc(line(), (X, Y), samples=1000, warmup=300, **options_of(case))
+    posterior = stochens.hmc(line(), (X, Y), chains=40, samples=50, warmup=100, **options_of(case))
     _held_against(case, posterior, effective=1000)
 
 
@@ -376,7 +378,7 @@ def test_langevin_has_the_exact_posterior(case: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_sgmcmc_has_the_exact_posterior(case: str) -> None:
     posterior = stochens.sgmcmc(
-        line(), (X, Y), chains=8, samples=1000, burn_in=1000, thin=10, lr=0.01, **options_of(case)
+        line(), (X, Y), chains=40, samples=50, burn_in=500, thin=20, lr=0.01, **options_of(case)
     )
     _held_against(case, posterior, effective=800)
     chains = posterior.chains
@@ -447,11 +449,14 @@ def test_a_member_is_the_same_in_any_blocks(tmp_path: Path) -> None:
     one = stochens.fit(network(), XY, **{**options, "members": 3})
     run = stochens.Run(chunk=1, checkpoint=tmp_path / "here")
     other = stochens.fit(network(), XY, run=run, **{**options, "members": 3})
-    assert torch.equal(one.params["0.weight"], other.params["0.weight"])
-    with pytest.raises(InputError, match="prior"):
-        stochens.fit(network(), XY, run=run, **{**options, "members": 3, "prior": Prior(3.0, "zero", "fan-in")})  # fmt: skip
+    for name, p in one.params.items():  # other blocks, other orders of sums
+        torch.testing.assert_close(other.params[name], p, rtol=1e-9, atol=1e-9)
+    for changed in (Prior(3.0), Prior(3.0, scale="fan-in")):
+        with pytest.raises(InputError, match="prior"):
+            stochens.fit(network(), XY, run=run, **{**options, "members": 3, "prior": changed})
 
 
+@pytest.mark.filterwarnings("ignore::stochens.samplers.diagnostics.SamplingWarning")
 def test_the_prior_of_chains_is_kept_and_gone_on_with(tmp_path: Path) -> None:
     options: dict[str, Any] = {"warmup": 50, "chains": 2, **options_of("all")}
     whole = stochens.nuts(line(), (X, Y), samples=60, **options)

@@ -329,7 +329,7 @@ def penalty_for(net: nn.Module, params: Params, prior: float | Centred) -> Penal
         with torch.no_grad():
             rest = l2(mixtures(net, at_mean), own)  # [1 or M], of the components that are dropped
     if sum(p.numel() for p in params.values()) > ALONE_FROM:
-        halves = 0.5 * torch.tensor(list(slopes.values())).to(found[0])  # [P]
+        halves = 0.5 * torch.tensor(list(slopes.values()), dtype=torch.float64).to(found[0])  # [P]
         return Penalty(
             lambda params: halves @ _squares(params, slopes, means) + rest, slopes, means
         )

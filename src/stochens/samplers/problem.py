@@ -157,7 +157,7 @@ class Problem(NamedTuple):
 
     def _prior_settings(self) -> dict[str, Any]:
         if self.prior is None:
-            return {}
+            return {"prior": None}  # said, so that a run with another one is not gone on with
         mean = self.coordinates.mean
         return {
             "prior": self.prior.description(),

@@ -205,8 +205,7 @@ def _identity(
     if own.start == "module":
         settings["begun"] = digest(trainable(plain))
     settings |= own_identity(own)
-    if own.jitter:
-        settings["jitter"] = own.jitter
+    settings["jitter"] = own.jitter or None
     if own.run.dtype is not None and own.run.precision != "float32":
         settings["precision"] = own.run.precision
     return settings

@@ -76,14 +76,17 @@ def identity(
 
 
 def own_identity(request: FitRequest) -> dict[str, Any]:
-    """Likewise of options that came later: as before there were any, where they are not used."""
-    own: dict[str, Any] = {}
-    if request.bootstrap:
-        own["bootstrap"] = True
-    if request.prior is not None:
-        own["prior"] = request.prior.description()
-        own["prior means"] = digest(request.prior.given_means())
-    return as_read(own)
+    """Likewise of options that came later: None, as where there were none, if they are not used."""
+    prior, means = request.prior, None
+    if prior is not None and prior.has_means:
+        means = digest(prior.given_means())
+    return as_read(
+        {
+            "bootstrap": request.bootstrap or None,
+            "prior": None if prior is None else prior.description(),
+            "prior means": means,
+        }
+    )
 
 
 def keeper(
