@@ -15,6 +15,7 @@ from stochens.posterior.fingerprint import differs, fingerprint
 from stochens.posterior.history import History
 from stochens.posterior.low_rank import LowRankGaussian
 from stochens.posterior.recipe import Inputs, Recipe, describe_part, rebuild_part
+from stochens.posterior.templates import as_members_have_it
 from stochens.posterior.trials import Trials
 from stochens.prior import Prior
 from stochens.randomness.seeds import derive, seeded
@@ -84,6 +85,7 @@ def read(
     with seeded(seed):
         # A module as it is: its weights are overwritten, and it need not be one that resets them.
         template = copy_network(net).cpu() if isinstance(net, nn.Module) else builder(net)()
+        template = as_members_have_it(template, params)
         for name in likelihood.adds()[:1]:
             if name in params:
                 template = likelihood.prepare(template, params[name])
