@@ -137,11 +137,11 @@ class Prior:
     def description(self) -> dict[str, Any]:
         """As JSON can hold it; means that are tensors are kept beside it."""
         return {
-            "precision": self.precision,
+            "precision": float(self.precision),
             "mean": self.mean if isinstance(self.mean, str) else "given",
             "scale": self.scale,
             "layers": {
-                pattern: own.description() if isinstance(own, Prior) else own
+                pattern: own.description() if isinstance(own, Prior) else float(own)
                 for pattern, own in self.layers.items()
             },
         }

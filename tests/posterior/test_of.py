@@ -16,12 +16,12 @@ IMAGES = torch.randn(16, 2, 5, 5, generator=torch.Generator().manual_seed(0))
 CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-6}  # float32, another order of sums
 
 
-def small(seed: int) -> nn.Module:
+def small(seed: int) -> Any:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
-def convolution(seed: int, *, affine: bool = True, same: bool = False) -> nn.Module:
+def convolution(seed: int, *, affine: bool = True, same: bool = False) -> Any:
     """With batch statistics of its own, unless they are the `same` for all."""
     torch.manual_seed(seed)
     norm = nn.BatchNorm2d(4, affine=affine, eps=0.1)
@@ -99,7 +99,7 @@ def test_what_is_frozen_and_the_same_is_there_once() -> None:
         net.requires_grad_(False)
     posterior = Posterior.of(nets, example=X)
     assert sorted(posterior.params) == ["2.bias", "2.weight"]
-    assert torch.equal(posterior.net[0].weight, nets[0][0].weight)
+    assert torch.equal(posterior.net.get_parameter("0.weight"), nets[0][0].weight)
     known = torch.stack([net(X).softmax(-1) for net in nets])
     torch.testing.assert_close(posterior.predict(X).probs, known, **CLOSE)
     alone = Posterior.of(nets[:1])  # frozen to be used
@@ -176,12 +176,12 @@ class Constant(nn.Module):
         self.hidden = value
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) * self.constant  # type: ignore[operator]
+        return self.layer(x) * self.constant
 
 
 class Hidden(Constant):
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) * self.hidden  # type: ignore[no-any-return]
+        return self.layer(x) * self.hidden
 
 
 def hidden(value: float) -> nn.Module:
@@ -190,7 +190,7 @@ def hidden(value: float) -> nn.Module:
     return net
 
 
-def tied(*, tie: bool) -> nn.Module:
+def tied(*, tie: bool) -> Any:
     net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     if tie:
         net[1].weight = net[0].weight

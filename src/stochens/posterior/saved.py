@@ -21,12 +21,16 @@ from stochens.prior import Prior
 from stochens.randomness.seeds import derive, seeded
 
 FORMAT = "stochens posterior 1"
+# With a prior that is more than a precision, which versions that know the first one only would not
+# see: kl() would be another there.
+WITH_PRIOR = "stochens posterior 2"
 
 
 def write(path: Any, posterior: PosteriorFields, *, overwrite: bool) -> None:
     """One folder of safetensors and JSON, whole or not there."""
+    kind = FORMAT if posterior.prior is None else WITH_PRIOR
     storage.write_folder(
-        path, FORMAT, tensors(posterior), _description(posterior), overwrite=overwrite
+        path, kind, tensors(posterior), _description(posterior), overwrite=overwrite
     )
 
 
@@ -72,7 +76,8 @@ def read(
 ) -> PosteriorFields:
     """The posterior, on the CPU, for the plain network that it belongs to; method and
     likelihood where they are the user's own."""
-    found, about = storage.read_folder(path, FORMAT)
+    kind = WITH_PRIOR if storage.format_of(path) == WITH_PRIOR else FORMAT
+    found, about = storage.read_folder(path, kind)
     kinds: dict[str, dict[str, Tensor]] = {}
     for key, tensor in found.items():
         kind, _, name = key.partition("/")

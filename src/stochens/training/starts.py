@@ -104,15 +104,10 @@ def _network(request: Request) -> nn.Module:
 
 
 def _is_state(start: Mapping[str, Tensor], request: Request) -> bool:
-    """Whether tensors by name are those of one network; else they are stacked."""
+    """Whether tensors by name are those of one network; else they are stacked, or do not fit."""
     own = trainable(_network(request))
-    common = [name for name in own if name in start]
-    if not common:
-        raise InputError(
-            f"start: no parameter of the network is in it; it has {', '.join(list(start)[:5])}, "
-            f"and the network {', '.join(list(own)[:5])}"
-        )
-    return start[common[0]].shape == own[common[0]].shape
+    common = next((name for name in own if name in start), None)
+    return common is not None and start[common].shape == own[common].shape
 
 
 def _at(request: R, state: Mapping[str, Tensor]) -> R:
