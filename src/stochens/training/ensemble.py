@@ -40,12 +40,12 @@ def train_ensemble(request: FitRequest) -> Posterior:
     if request.run.cluster is None:
         return train_here(request)
     ready = _prepare(request)
-    if request.prior is not None and request.prior.has_means and ready.prior is not None:
-        if not request.prior.needs_start and ready.prior(request.ids, request.seed).differs:
-            raise InputError(
-                "a prior's mean for each member is for one machine: blocks on several have some of "
-                "the members each; give one mean for all"
-            )
+    given = request.prior is not None and request.prior.has_means and not request.prior.needs_start
+    if given and ready.prior is not None and ready.prior(request.ids, request.seed).differs:
+        raise InputError(
+            "a prior's mean for each member is for one machine: blocks on several have some of the "
+            "members each; give one mean for all"
+        )
     each = member_bytes(ready.template, ready.few, batch_size=ready.at_once)
     blocks = over_machines(
         request.run.cluster, train_here, request, size=request.run.chunk, bytes_each=each
