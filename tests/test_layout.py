@@ -22,6 +22,7 @@ LIBRARY = [
     ["checks"],
     ["methods"],
     ["likelihoods"],
+    ["prior"],
     ["objective"],
     ["run"],
     ["data"],

@@ -20,6 +20,7 @@ from stochens.networks import FRN, MLP
 from stochens.posterior.joining import join_parts as join
 from stochens.posterior.posterior import Posterior, load
 from stochens.posterior.predictive import GaussianPredictive, Predictive
+from stochens.prior import Prior
 from stochens.run.cluster.connect import Ray
 from stochens.run.options import Run
 from stochens.samplers.diagnostics import diagnose
@@ -54,6 +55,7 @@ __all__ = [
     "Optimizer",
     "Posterior",
     "Predictive",
+    "Prior",
     "Ray",
     "Regular",
     "Replicas",

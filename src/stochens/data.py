@@ -39,6 +39,8 @@ class Source(NamedTuple):
     sets: int = 1
     weights: Tensor | None = None  # [N], of mean 1; None: all rows count the same
     total: float | None = None  # the sum of the weights as they were given
+    bootstrap: bool = False  # whether each member has its own resample (training/bootstrap.py)
+    odds: Tensor | None = None  # [N], of the rows in it; None: the same for all
 
     @property
     def examples(self) -> float:

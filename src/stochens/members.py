@@ -9,7 +9,7 @@ import copy
 import dataclasses
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -222,14 +222,28 @@ def _same_for_all(shared: dict[str, Tensor], fixed: dict[str, Tensor], own: Para
             )
 
 
-def init_from_prior(shapes: Params, *, members: Sequence[int], seed: int, sd: float) -> Params:
-    """theta_k ~ N(0, sd^2) for each member; `shapes` is any Params with the names and shapes."""
+def init_from_prior(
+    shapes: Params,
+    *,
+    members: Sequence[int],
+    seed: int,
+    sd: float | Mapping[str, float],
+    mean: Params | None = None,
+) -> Params:
+    """theta_k ~ N(mean, sd^2) for each member; `shapes` is any Params with the names and shapes.
+
+    sd: of all, or by name. mean: [1 or members, ...] by name; 0 where there is none.
+    """
     drawn = {name: p.new_empty(len(members), *p.shape[1:]) for name, p in shapes.items()}
     generator = torch.Generator()
     for row, member in enumerate(members):
         generator.manual_seed(member_seed(seed, member, INITIALISATION))
-        for p in drawn.values():
-            p[row] = sd * torch.randn(p.shape[1:], generator=generator, dtype=p.dtype)
+        for name, p in drawn.items():
+            own = sd if isinstance(sd, float) else sd[name]
+            p[row] = own * torch.randn(p.shape[1:], generator=generator, dtype=p.dtype)
+    for name, centre in (mean or {}).items():
+        if name in drawn:
+            drawn[name] += centre.to(drawn[name])
     return drawn
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,9 +25,11 @@ from stochens.posterior.export import Predictor, write
 from stochens.posterior.fields import PosteriorFields
 from stochens.posterior.low_rank import params_of_draw
 from stochens.posterior.machines import predict_on_machines, refuse_unfit
+from stochens.posterior.of import fields_of
 from stochens.posterior.reading import PIECE, Ahead, predict_blocks
 from stochens.posterior.shared_noise import noise_by_name, noise_requests
 from stochens.posterior.streaming import Ask, bytes_of_one, plan, predictive
+from stochens.prior import Centred, Prior, precisions
 from stochens.run.options import Run, matmul_precision, merge_run, refuse_moved
 from stochens.run.progress import Show
 
@@ -49,7 +52,57 @@ class Posterior(PosteriorFields):
     ['0.bias', '0.weight']
     """
 
+    @classmethod
+    def of(
+        cls,
+        networks: Sequence[nn.Module | Mapping[str, Tensor]],
+        *,
+        net: nn.Module | Builder | None = None,
+        likelihood: str | Likelihood = "categorical",
+        example: Any = None,
+        data_size: float = 0,
+        members: Sequence[int] | None = None,
+        prior_precision: float = 1.0,
+        prior: Prior | None = None,
+        device: torch.device | str = "cpu",
+    ) -> "Posterior":
+        """Networks that are trained already, as a posterior like any other.
+
+        networks: modules, or state dicts of `net`, with the same parameters and shapes.
+        likelihood: what their outputs mean, as in `fit`; of "gaussian" the noise must be given.
+        example: inputs [B, ...] of the kind that they take. A few are run through each network and
+            held against the posterior, and export knows the shape then.
+        data_size: N, on which they were trained; 0 where it is not known.
+        members: their numbers, where they are to be joined with others.
+        prior_precision, prior: for `kl`.
+
+        Batch norms are frozen. Where their statistics differ they are folded into the layer's
+        weight and bias, which each member has for itself; other buffers must be the same in all.
+        A network's own dropout is off; `keep_dropout` keeps it on.
+
+        >>> nets = [nn.Linear(2, 3) for _ in range(5)]
+        >>> posterior = Posterior.of(nets, example=torch.zeros(1, 2))
+        >>> posterior
+        Posterior(5 members, regular, N not known)
+        >>> posterior.predict(torch.zeros(4, 2)).probs.shape  # [S, B, C]
+        torch.Size([5, 4, 3])
+        """
+        fields = fields_of(
+            networks,
+            net,
+            likelihood,
+            example=example,
+            data_size=data_size,
+            members=members,
+            prior_precision=prior_precision,
+            prior=prior,
+        )
+        return cls(**vars(fields)).to(device)
+
     def __repr__(self) -> str:
+        if self.data_size == 0:
+            names = " + ".join(method.name for method in self.recipe.methods)
+            return f"Posterior({len(self)} members, {names}, N not known)"
         n = self.data_size if isinstance(self.data_size, int) else f"{self.data_size:.6g}"
         if self.chains is not None:
             sampler, count = self.chains.sampler.upper(), self.chains.count
@@ -177,8 +230,15 @@ class Posterior(PosteriorFields):
     # -- what it is -----------------------------------------------------------------------------
 
     def kl(self, *, sigma: float = objective.SIGMA) -> objective.KL:
-        """Every term of KL(q || prior), by name; `sigma` where a method has none of its own."""
-        return objective.kl(self.net, self.params, self.prior_precision, sigma=sigma)
+        """Every term of KL(q || prior), by name; `sigma` where a method has none of its own.
+
+        Where members have priors of their own, each around its own start, it is the mean of their
+        KL(q_k || prior_k), and the terms of the mixture (ensembling, repulsive) are 0.
+        """
+        prior: float | Centred = self.prior_precision
+        if self.prior is not None:
+            prior = Centred(precisions(self.prior, self.net), self.prior_mean)
+        return objective.kl(self.net, self.params, prior, sigma=sigma)
 
     def summary(self) -> Description:
         """A table of layers: their noise, their parameters and bytes, what is frozen, shared or
@@ -249,6 +309,7 @@ class Posterior(PosteriorFields):
         return dataclasses.replace(
             self,
             params=take(self.params, members),
+            prior_mean={n: t[members] if len(t) > 1 else t for n, t in self.prior_mean.items()},
             members=tuple(torch.tensor(self.members)[members].tolist()),
             low_rank=self.low_rank and self.low_rank.take(members),
             history=self.history and self.history.take(members),

@@ -15,6 +15,7 @@ from stochens.likelihoods import Likelihood
 from stochens.members import Builder, Params, flatten, size
 from stochens.posterior.chains import Chains
 from stochens.posterior.posterior import Posterior
+from stochens.prior import Prior
 from stochens.program.choice import TRIED, Workload
 from stochens.program.choice import choose as choose_program
 from stochens.randomness.seeds import SAMPLER, derive
@@ -29,11 +30,13 @@ from stochens.samplers.diagnostics import SamplingWarning, warn_of_trouble
 from stochens.samplers.driver import reasonable_step
 from stochens.samplers.driver import run as drive
 from stochens.samplers.engines import choose
-from stochens.samplers.problem import Problem, SamplerRequest, Start, prepare
+from stochens.samplers.problem import Problem, SamplerRequest, prepare
 from stochens.samplers.rounding import rounding_trouble
 from stochens.samplers.snapshot import Snapshot, check_continues, empty, find_snapshot, refuse_both
 from stochens.samplers.target import NetworkTarget, Target, unflatten
 from stochens.samplers.trajectory import STATS, Record, Rules, State, initial
+from stochens.training.request import Start
+from stochens.training.starts import settle_start
 
 ENGINES = ("auto", "fused", "vmap", "loop")
 MEMORY_SHARE = 0.25  # of what is free, for the activations of one gradient
@@ -73,6 +76,7 @@ def nuts(
     samples: int = 2000,
     warmup: int = 2000,
     prior_precision: float = 1.0,
+    prior: Prior | None = None,
     likelihood: str | Likelihood = "categorical",
     start: Start = "prior",
     target_accept: float = 0.8,
@@ -97,8 +101,10 @@ def nuts(
     net, data, likelihood: as in `fit`, but not a DataLoader. The network must not be stochastic.
     chains: how many, or which.
     samples, warmup: of each chain. Step size and diagonal mass are learned in the warm-up.
-    start: "prior", "default" (the layers' own), a Posterior (its first members, one for each
-        chain), or Params [chains, ...].
+    prior: as in `fit`; chains have one prior, so where its mean is "start" they have one start.
+    start: "prior", "reset" (the layers' own initialisation), or weights as in `fit`: "module", a
+        module, a state dict, a list of them, Params [chains, ...] or a Posterior (its first
+        members, one for each chain).
     target_accept: nearer to 1 makes smaller steps and fewer divergences.
     max_depth: a trajectory has at most 2^max_depth - 1 leapfrog steps.
     step_size: where the warm-up begins; searched for when None.
@@ -126,6 +132,7 @@ def nuts(
             members=chains,
             samples=samples,
             prior_precision=prior_precision,
+            prior=prior,
             likelihood=likelihood,
             start=start,
             step_size=step_size,
@@ -145,6 +152,7 @@ def hmc(
     samples: int = 200,
     warmup: int = 100,
     prior_precision: float = 1.0,
+    prior: Prior | None = None,
     likelihood: str | Likelihood = "categorical",
     start: Start = "prior",
     trajectory: float | None = None,
@@ -173,7 +181,8 @@ def hmc(
     torch.Size([4000, 40, 2])
     """
     positive(prior_precision=prior_precision)
-    length = math.pi / 2 * prior_precision**-0.5 if trajectory is None else trajectory
+    precision = prior.precision if isinstance(prior, Prior) else prior_precision
+    length = math.pi / 2 * precision**-0.5 if trajectory is None else trajectory
     positive(trajectory=length)
     whole(warmup=warmup, max_leapfrogs=max_leapfrogs)
     if not 0 <= jitter < 1:
@@ -196,6 +205,7 @@ def hmc(
             members=chains,
             samples=samples,
             prior_precision=prior_precision,
+            prior=prior,
             likelihood=likelihood,
             start=start,
             step_size=step_size,
@@ -207,6 +217,7 @@ def hmc(
 
 
 def _sample(request: HamiltonianRequest) -> Posterior:
+    request = settle_start(request)
     problem = prepare(request, engines=ENGINES)
     if problem.machines is None:
         return _sample_here(request, problem)
@@ -234,7 +245,7 @@ def _sample_here(request: HamiltonianRequest, problem: Problem) -> Posterior:
     keeping = kept_in(checkpoint, FORMAT, {**settings, **own}, every=run.every)
     with matmul_precision(run), keeping as keep:
         refuse_both(resume, keep.found, checkpoint)
-        snapshot = find_snapshot(resume, keep.found, settings)
+        snapshot = find_snapshot(resume, keep.found, settings, problem.coordinates)
         if snapshot is None:
             state = _beginning(problem, target, rules, request.step_size)
             record = empty(state, rules, request.samples)
@@ -262,6 +273,7 @@ def _target(problem: Problem) -> NetworkTarget:
         rows,
         problem.engine,
         _program(problem, rows),
+        problem.coordinates,
     )
 
 
@@ -277,7 +289,7 @@ def _settings(sampler: str, rules: Rules, problem: Problem) -> dict[str, Any]:
 
 
 def _beginning(problem: Problem, target: Target, rules: Rules, step_size: float | None) -> State:
-    q = flatten(problem.start)
+    q = problem.coordinates.w(flatten(problem.start))
     energy, g = target(q)
     _refuse_bad_start(problem, q, energy, g)
     keys = [derive(problem.seed, SAMPLER, chain) for chain in problem.ids]
@@ -295,6 +307,7 @@ def _refuse_bad_start(problem: Problem, q: Tensor, energy: Tensor, g: Tensor) ->
         return
     row = int((~fine).nonzero()[0])
     chain, density = problem.ids[row], -float(energy[row])
+    q = problem.coordinates.theta(q)
     here, slopes = (unflatten(t[row : row + 1], problem.shapes) for t in (q, g))
     for values, what in ((here, "is not finite there"), (slopes, "has no finite gradient there")):
         for name, value in values.items():
@@ -342,8 +355,8 @@ def _result(
         state={name: t.cpu() for name, t in kept.items()},
         settings=settings,
     )
-    params = unflatten(draws.reshape(-1, draws.shape[2]), problem.shapes)
-    posterior = problem.posterior(params, chains=chains)
+    theta = problem.coordinates.theta(draws.reshape(-1, draws.shape[2]))
+    posterior = problem.posterior(unflatten(theta, problem.shapes), chains=chains)
     if not whole_run:
         warnings.warn(
             f"stopped after {made} of {record.draws.shape[1]} draws of each chain, which are kept; "

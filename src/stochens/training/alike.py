@@ -32,10 +32,11 @@ def refuse_alike(
         return
     raise Unsuited(
         f"{_named(groups[0])} begin with the same parameters, see the same rows in each step and "
-        "have no noise, so that they would stay one network, with no uncertainty. Give a method "
-        "with noise (method='dropout'); or (x, y) in memory with a batch_size below "
-        f"N = {rows}, where each member has its own order of the rows; or a function that builds "
-        "each network anew"
+        "have no noise, so that they would stay one network, with no uncertainty. Give one of: a "
+        "method with noise (method='dropout'); bootstrap=True, each member its own resample of the "
+        f"data; (x, y) in memory with a batch_size below N = {rows}, each member its own order of "
+        "the rows; jitter=0.01, starts that differ by 1 %; start='reset' or a function that builds "
+        "each network anew, each member its own initialisation"
     )
 
 

@@ -33,6 +33,7 @@ from stochens.randomness.seeds import TRIALS, derive, seeded
 from stochens.run.checkpoints import digest
 from stochens.run.progress import live
 from stochens.training.ensemble import train_ensemble
+from stochens.training.folder import own_identity
 from stochens.training.outcomes import Outcome, open_outcomes
 from stochens.training.request import FitRequest
 from stochens.training.schedules import rate_for
@@ -203,6 +204,8 @@ def _identity(
     }
     if own.start == "module":
         settings["begun"] = digest(trainable(plain))
+    settings |= own_identity(own)
+    settings["jitter"] = own.jitter or None
     if own.run.dtype is not None and own.run.precision != "float32":
         settings["precision"] = own.run.precision
     return settings

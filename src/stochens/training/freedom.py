@@ -5,6 +5,7 @@ away, so that a noise learned from what is left is too small by sqrt(1 - gamma /
 """
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +21,19 @@ WIDEST = 3000  # of its rows or its columns: the eigenvalues of so many take sec
 
 
 def noise_too_small(
-    net: nn.Module, member: Params, like: GaussianLikelihood, data: Source, precision: float
+    net: nn.Module,
+    member: Params,
+    like: GaussianLikelihood,
+    data: Source,
+    precision: float,
+    each: Mapping[str, float] | None = None,
 ) -> float | None:
     """The true noise over the learned one, about, for a member's parameters (no member axis).
 
         gamma = sum_i s_i / (s_i + lambda noise^2),   noise^2 = learned^2 N / (N - gamma),
 
     s_i the eigenvalues of J J', J [N, D] the derivative of the mean at each row (MacKay, 1992).
+    With precisions of `each` parameter, lambda times those, J is divided by their roots.
     With one noise for each row, J is that of mean / noise. None: too large to look at. A DataLoader
     is read once more.
 
@@ -59,7 +66,10 @@ def noise_too_small(
         parts = [by_row(member, x, target) for target in range(targets)]
     except RuntimeError:  # what vmap or grad cannot run
         return None
-    jacobian = torch.cat([torch.cat([p.flatten(1) for p in part.values()], 1) for part in parts])
+    scale = {name: 1.0 if each is None else each[name] ** -0.5 for name in member}
+    jacobian = torch.cat(
+        [torch.cat([scale[n] * p.flatten(1) for n, p in part.items()], 1) for part in parts]
+    )
     if data.weights is not None:
         jacobian = jacobian * data.weights.sqrt().repeat(targets).unsqueeze(1)
     jacobian = jacobian * math.sqrt(data.examples / data.size)  # a row of weight w is w rows

@@ -30,7 +30,7 @@ from stochens.run.cluster.tasks import cut_evenly, run_pieces, runs
 from stochens.run.memory import SHARE, chosen_device, free_bytes
 from stochens.run.progress import Report
 from stochens.training.blocks import AllLost
-from stochens.training.request import Request
+from stochens.training.request import Request, Start
 
 LOCK_PATIENCE = 60.0  # seconds until a worker that lost its node has let go of its folder
 TOLD = 5  # failed blocks that are named with their reasons
@@ -87,7 +87,7 @@ def over_machines(
         request,
         data=packed_data(request.data),
         run=own,
-        start=start if isinstance(start, str) else "default",  # each block has its own part of it
+        start=start if isinstance(start, str) else "reset",  # each block has its own part of it
     )
     with contextlib.ExitStack() as stack:
         before, token = None, ""
@@ -177,9 +177,7 @@ def _name(which: str, ids: tuple[int, ...]) -> str:
     return f"{which} {ids[0]}" if len(ids) == 1 else f"{which} {ids[0]} to {ids[-1]}"
 
 
-def _part(
-    start: Params | Posterior | str | None, block: tuple[int, ...], ids: tuple[int, ...]
-) -> Params | Posterior | None:
+def _part(start: Start, block: tuple[int, ...], ids: tuple[int, ...]) -> Params | Posterior | None:
     """A block's rows of what was given to begin with."""
     rows = [ids.index(k) for k in block]
     if isinstance(start, Posterior):
