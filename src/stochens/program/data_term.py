@@ -18,6 +18,7 @@ from stochens.kernels.resnet import resnet_nll
 from stochens.likelihoods import Likelihood
 from stochens.members import Engine, Params, trainable
 from stochens.program.choice import TRIED, Workload, auto_dtype, choose
+from stochens.program.features import OnHost
 from stochens.program.program import Noise
 from stochens.randomness.noise import member_noise
 from stochens.randomness.seeds import NOISE, derive
@@ -30,7 +31,7 @@ DataTerm = Callable[[Params, Tensor | None, int | Tensor], Tensor]
 class Data(NamedTuple):
     """In memory, on the device that computes."""
 
-    x: Tensor  # [N, ...]
+    x: Tensor | OnHost  # [N, ...]
     y: Tensor  # [N, ...]
     weights: Tensor | None = None  # [N], of mean 1
 

@@ -15,6 +15,7 @@ from stochens.posterior.joining import join_posteriors
 from stochens.posterior.posterior import Posterior
 from stochens.posterior.recipe import Inputs, Recipe
 from stochens.program.data_term import Data, refuse_unfused
+from stochens.program.features import keep_features
 from stochens.run.memory import member_bytes, members_that_fit
 from stochens.run.options import matmul_precision
 from stochens.run.progress import log_to
@@ -142,18 +143,24 @@ def train_here(request: FitRequest) -> Posterior:
     """All members that are asked for, on this machine."""
     ready, run, ids = _prepare(request), request.run, request.ids
     template, settings, like = ready.template, ready.settings, ready.likelihood
-    together = saved_block_size(run.checkpoint, ids, run.chunk) or run.chunk
-    together = together or members_that_fit(
+    given = saved_block_size(run.checkpoint, ids, run.chunk) or run.chunk
+    together = given or members_that_fit(
         template, ready.few, batch_size=ready.at_once, device=settings.device
     )
+    data = ready.data.to(settings.device)
+    template.to(settings.device)
+    kept = None
+    if data.loader is None and run.way != "fused":
+        kept = keep_features(template.train(), data.x, ready.few, engine=settings.engine)
+    if kept is not None and given is None:
+        together = kept.members_that_fit(batch_size=ready.at_once, device=settings.device)
     if request.repulsion is not None and together < len(ids):
         raise InputError(
             f"repulsion couples all {len(ids)} members, but only {together} fit into memory at "
             "once; use fewer members or a smaller batch_size"
         )
 
-    data = ready.data.to(settings.device)
-    task = Task(template.to(settings.device), data, like, settings)
+    task = Task(template, data, like, settings, kept)
     if run.way == "fused":
         refuse_unfused(task.net, like, Data(data.x, data.y, data.weights))
     write_log = log_to(run.log)  # last, since a logger writes files as soon as it exists

@@ -19,6 +19,7 @@ from stochens.members import Engine, Params, flatten, size
 from stochens.posterior.history import History, Recorder
 from stochens.posterior.low_rank import LowRankGaussian
 from stochens.program.data_term import Data, Term, Way, data_term, with_own_noise
+from stochens.program.features import Kept
 from stochens.randomness.seeds import NOISE, member_seed, permutations, seeded
 from stochens.run.checkpoints import Keeper
 from stochens.run.progress import Bar, Log
@@ -73,6 +74,7 @@ class Task(NamedTuple):
     data: Source
     likelihood: Likelihood
     settings: Settings
+    kept: Kept | None = None  # features, where a part of the network is the same for all members
 
 
 class Watchers(NamedTuple):
@@ -101,7 +103,7 @@ class Trained(NamedTuple):
 def train(task: Task, start: Params, members: tuple[int, ...], watchers: Watchers) -> Trained:
     """Train one block of members: the loop itself. It goes on from what `watchers.keep` has found,
     and trains the tensors of `start` [M, ...] themselves."""
-    net, data, likelihood, settings = task
+    net, data, likelihood, settings, _ = task
     collector, bar, log, keep = watchers
     params = {name: p.detach().requires_grad_() for name, p in start.items()}
     share_of = Shares(data, settings.batch_size)
@@ -199,7 +201,7 @@ def _loss(
     penalty: objective.Penalty,
 ) -> LossOf:
     """What a step minimises and records."""
-    net, data, _, settings = task
+    net, data, _, settings, _ = task
     noise_gain = objective.stochasticity(objective.mixtures(net, params))
 
     def loss_of(params: Params, batch: Batch, step: int | Tensor) -> Loss:
@@ -229,7 +231,7 @@ def _l2(penalty: objective.Penalty, data: Source, settings: Settings) -> dict[st
 
 def _data_term(task: Task, members: tuple[int, ...]) -> Term:
     """The mean NLL of each member on its batch, [M]."""
-    net, data, likelihood, settings = task
+    net, data, likelihood, settings, kept = task
     if data.loader is not None:
         return _loader_term(task, members)
     way = Way(
@@ -242,13 +244,15 @@ def _data_term(task: Task, members: tuple[int, ...]) -> Term:
         examples=settings.epochs * data.size * len(members),
         own_rows=not all_at_once(data, settings.batch_size),
     )
-    on = Data(data.x, data.y, data.weights)
-    return data_term(net, likelihood, on, members, settings.seed, way)
+    net, x = (net, data.x) if kept is None else (kept.net, kept.x)
+    return data_term(
+        net, likelihood, Data(x, data.y, data.weights), members, settings.seed, way
+    )
 
 
 def _loader_term(task: Task, members: tuple[int, ...]) -> Term:
     """By the engine: batches of a loader come in other shapes and other memory each time."""
-    net, _, likelihood, settings = task
+    net, _, likelihood, settings, _ = task
     mean_nll = objective.mean_nll(
         net, likelihood, engine=settings.engine, bf16=bool(settings.bf16), check=True
     )

@@ -37,7 +37,7 @@ def build_network(
     """
     if isinstance(net, nn.Module):
         check_network(net)  # before it is copied, which a lazy layer does not bear
-    build, few = builder(net), telling_rows(x, FEW).cpu()
+    build, few = builder(net).then(stay_in_eval), telling_rows(x, FEW).cpu()
     plain = fresh(build, seed)
     plain = plain if dtype is None else plain.to(dtype)
     if refuse is not None:
@@ -47,6 +47,23 @@ def build_network(
     like.check_outputs(outputs, y)
     check_distribution(like, outputs)
     return Built(plain, build.then(lambda net: like.prepare(net, y)), few, outputs)
+
+
+def stay_in_eval(net: nn.Module) -> nn.Module:
+    """Frozen parts that come in eval mode stay in it while the rest is trained: their dropout is
+    off, so that they are one function of x for all members. The same module."""
+    inside: set[nn.Module] = set()
+    for module in net.modules():
+        frozen = [not p.requires_grad for p in module.parameters()]
+        if module not in inside and frozen and all(frozen) and not module.training:
+            inside.update(module.modules())
+            module.register_forward_pre_hook(_to_eval)
+    return net
+
+
+def _to_eval(module: nn.Module, args: tuple[object, ...]) -> None:
+    if module.training:  # whoever trains the network puts all of it into training mode
+        module.eval()
 
 
 def fresh(build: Builder, seed: int) -> nn.Module:
