@@ -60,7 +60,7 @@ def keep_features(net: nn.Module, x: Tensor, few: Tensor, *, engine: Engine) -> 
     cut = split(net, few.to(device), engine=engine)
     if cut is None:
         return None
-    features = features_of(cut, x, rows_at_once(net, few.to(device)))
+    features = features_of(cut, x, rows_at_once(net, few.to(device)), device)
     if features is None:
         return None
     where = "on the host" if isinstance(features, OnHost) else f"on {device.type}"
@@ -78,14 +78,15 @@ def rows_at_once(net: nn.Module, few: Tensor) -> int:
     return max(2, room // max(1, activation_bytes(net, few)))
 
 
-def features_of(cut: Split, x: Tensor, rows: int) -> Tensor | OnHost | None:
-    """Of x [N, ...] on the network's device, some rows at a time; None where no room is left."""
-    device = x.device
+def features_of(
+    cut: Split, x: Tensor, rows: int, device: torch.device
+) -> Tensor | OnHost | None:
+    """Of x [N, ...], some rows at a time, on the network's device; None where no room is left."""
     kept: Tensor | None = None
     top = 0
     while top < len(x):
         try:
-            part = cut.features(x[top : top + rows])
+            part = cut.features(x[top : top + rows].to(device))
         except torch.OutOfMemoryError:
             if rows <= 2:
                 raise
