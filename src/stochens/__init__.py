@@ -13,7 +13,16 @@ from stochens.conversions import freeze_batchnorm, keep_dropout, replace_batchno
 from stochens.data import Replicas
 from stochens.errors import Failed, InputError
 from stochens.likelihoods import Categorical, Heteroscedastic, Homoscedastic
-from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular, stochastic
+from stochens.methods import (
+    DropConnect,
+    Dropout,
+    Gaussian,
+    LastLayer,
+    LoRA,
+    NPDropout,
+    Regular,
+    stochastic,
+)
 from stochens.networks import FRN, MLP
 from stochens.posterior.joining import join_parts as join
 from stochens.posterior.posterior import Posterior, load
@@ -47,6 +56,8 @@ __all__ = [
     "Heteroscedastic",
     "Homoscedastic",
     "InputError",
+    "LastLayer",
+    "LoRA",
     "NPDropout",
     "Optimizer",
     "Posterior",

@@ -36,12 +36,13 @@ def warn_partial(
     Meant to be without is what options skip, the output layer, and normalisation where the method
     does not take it. few [B, ...]: inputs, to see which layers are called.
     """
+    asked = any(rule.freezes for rule in rules)  # what is frozen is meant to be
     rules = [rule for rule in rules if rule.applies_to]
     if not rules:
         return
     by = " and ".join(rule.name for rule in rules)
     for what, names in without_noise(net, rules, few, skip=skip, output=output).items():
-        if names:
+        if names and not (asked and what is FROZEN):
             more = f" and {len(names) - TOLD} more" if len(names) > TOLD else ""
             told = ", ".join(names[:TOLD]) + more
             words = what.format(by=by, told=told)
@@ -66,7 +67,8 @@ def without_noise(
     """The names, by what is said of them."""
 
     def meant(path: str, module: nn.Module) -> bool:
-        at_the_end = path == output and not any(rule.takes_output(path) for rule in rules)
+        wanted = any(rule.takes_output(path) or rule.names(path) for rule in rules)
+        at_the_end = path == output and not wanted
         norms = any(kind in rule.applies_to for rule in rules for kind in NORM)
         return (
             matches(skip, path)

@@ -26,10 +26,15 @@ from stochens.training.engines import choose_engine, place_for
 from stochens.training.folder import identity, saved_block_size
 from stochens.training.loop import Settings, Task, all_at_once
 from stochens.training.machines import local_device, members_to_check, over_machines
-from stochens.training.network import build_network
+from stochens.training.network import adapt_network, build_network
 from stochens.training.request import FitRequest
 from stochens.training.schedules import rate_for
-from stochens.training.starts import first_params, refuse_other_shapes, start_network
+from stochens.training.starts import (
+    first_params,
+    refuse_other_shapes,
+    start_adapters,
+    start_network,
+)
 from stochens.training.work import First, Work
 
 
@@ -70,11 +75,16 @@ def _prepare(request: FitRequest) -> _Prepared:
     given = _cast(source(request.data, request.sample_weight), like, request)
     if given.loader is not None and run.way == "compile":
         raise InputError("engine='compile' needs the data in memory, not a DataLoader")
-    plain, build, few, outputs = build_network(
-        start_network(request.net, start), like, given.x, given.y, request.seed, dtype=run.dtype
-    )
     patterns = (request.skip,) if isinstance(request.skip, str) else tuple(request.skip)
-    recipe = Recipe(methods=rules, skip=patterns, output=output_layer(plain, few))
+    net, last = request.net, None
+    if any(rule.freezes for rule in rules):
+        net, last = adapt_network(net, rules, given.x, patterns, request.seed)
+    begun_as_is = any(rule.begins_at_module for rule in rules)
+    net = start_adapters(net) if begun_as_is else start_network(net, start)
+    plain, build, few, outputs = build_network(
+        net, like, given.x, given.y, request.seed, dtype=run.dtype
+    )
+    recipe = Recipe(methods=rules, skip=patterns, output=last or output_layer(plain, few))
     template = stochastic(plain, rules, skip=recipe.skip, output=recipe.output)
     warn_partial(template, rules, few, skip=recipe.skip, output=recipe.output)
 

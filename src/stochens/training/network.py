@@ -1,6 +1,6 @@
 """A network that was found to fit its data: what training, and every sampler, begins with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from stochens.checks import check_network, probe_outputs, telling_rows
 from stochens.likelihoods import Likelihood, check_distribution
-from stochens.members import Builder, Factory, builder
+from stochens.members import Builder, Factory, builder, copy_network
+from stochens.methods import Method, output_layer
 from stochens.randomness.seeds import derive, seeded
 
 FEW = 4  # rows that it is tried on
@@ -47,6 +48,31 @@ def build_network(
     like.check_outputs(outputs, y)
     check_distribution(like, outputs)
     return Built(plain, build.then(lambda net: like.prepare(net, y)), few, outputs)
+
+
+def adapt_network(
+    net: nn.Module | Builder, rules: Sequence[Method], x: Tensor, skip: Sequence[str], seed: int
+) -> tuple[nn.Module, str | None]:
+    """The network with what its members own of it, and the name of its output layer.
+
+    Its own weights are the ones that all members share, so that a function that builds it is called
+    once. x [N, ...]: to see which layer comes last.
+    """
+    if isinstance(net, nn.Module):
+        own = copy_network(net).cpu()
+    else:
+        with seeded(derive(seed)):
+            own = builder(net)()
+    modes = {module: module.training for module in own.modules()}
+    try:
+        last = output_layer(own.eval(), telling_rows(x, FEW).cpu())
+    except Exception:  # said better by the probe that follows
+        last = None
+    for module, mode in modes.items():
+        module.training = mode
+    for rule in rules:
+        own = rule.adapt(own, skip=skip, output=last)
+    return own, last
 
 
 def stay_in_eval(net: nn.Module) -> nn.Module:
