@@ -9,6 +9,7 @@ that other methods put noise on them as on any layer.
 import dataclasses
 import logging
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -65,10 +66,10 @@ class LoRALayer(nn.Module):
             self.lora_A = InputDropoutLayer(self.lora_A, rate)
         self.nf, self.nx = self.out_features, self.in_features  # Conv1D's names for them
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         weight = self.weight.mT if self.transposed else self.weight
-        adapted: Tensor = self.lora_B(self.lora_A(x))
-        return F.linear(x, weight, self.bias) + self.scale * adapted
+        adapted: Tensor = self.lora_B(self.lora_A(input))
+        return F.linear(input, weight, self.bias) + self.scale * adapted
 
     def merged(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """W + (alpha / rank) B A, of one member, as the plain layer has it."""
@@ -239,13 +240,11 @@ def _read_peft(state: Mapping[str, Tensor], own: Params) -> Params:
     """One member's parameters, by our names, from peft's."""
     found: Params = {}
     for key, value in state.items():
-        name = key.removeprefix("base_model.model.")
-        parts = [part for part in name.split(".") if part != "modules_to_save"]
-        for at in range(len(parts) - 1, 0, -1):  # the adapter's name, "default"
-            if ".".join(parts) not in own and parts[at] != "weight" and parts[at] != "bias":
-                shorter = ".".join(parts[:at] + parts[at + 1 :])
-                parts = shorter.split(".") if shorter in own else parts
-        name = ".".join(parts)
+        # the adapter's own name, "default", stands in some of them
+        name = re.sub(r"\.modules_to_save\.[^.]+\.", ".", key.removeprefix("base_model.model."))
+        name = re.sub(r"\.(lora_[AB])\.[^.]+\.weight$", r".\1.weight", name)
+        ends = [one for one in own if one.endswith(f".{name}")]  # of a network inside another
+        name = ends[0] if name not in own and len(ends) == 1 else name
         if name not in own:
             known = ", ".join(n for n in own if n.endswith("lora_A.weight"))
             raise InputError(
