@@ -7,7 +7,6 @@ that other methods put noise on them as on any layer.
 """
 
 import dataclasses
-import logging
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,12 +20,11 @@ from stochens.errors import InputError, Unsuited, did_you_mean
 from stochens.members import Params
 from stochens.methods.base import Method, Mixture, StochasticLayer, check_rate, zeros_like
 from stochens.methods.freezing import exchange, freeze_but, switch_off_fast_path
+from stochens.methods.lora_attention import PROJECTIONS, LoRAAttention, has_one_matrix
 from stochens.methods.nodes import by_node
 from stochens.methods.patterns import matches
 from stochens.private_names import hooks_of, pre_hooks_of
 from stochens.randomness.noise import bernoulli
-
-log = logging.getLogger("stochens")
 
 # Last names of the projections to queries and values, and of those that make both at once: what
 # peft adapts where it knows a network. Elsewhere all linear layers but the output are adapted, which
@@ -123,9 +121,11 @@ class LoRA(Method):
     part in training. Defaults are those of peft 0.21.
 
     layers: patterns of the layers with adapters, by name ("encoder.*.query") or by its end
-        ("query"); nn.Linear, and Hugging Face's Conv1D. If empty, queries and values of attention
-        where they have one of the usual names, else every linear layer but the output.
-    dropout: the rate at which inputs of A are dropped, in training and prediction (lora_dropout).
+        ("query"): nn.Linear, Hugging Face's Conv1D, and nn.MultiheadAttention. If empty, queries
+        and values of attention where they have one of the usual names, or nn.MultiheadAttention;
+        else every linear layer but the output.
+    dropout: the rate at which inputs of A are dropped, in training and prediction (lora_dropout);
+        not for nn.MultiheadAttention.
     head: whether the output layer, from where it is, is each member's own too (modules_to_save).
 
     Other methods go on the adapters and the output layer: [LoRA(8), Gaussian(0.01)] has noise on A,
@@ -167,15 +167,23 @@ class LoRA(Method):
             self._refuse_other(found)
             return net
         chosen = self._chosen(net, skip, output)
-        tell_of_attention(net)
         head = () if output is None or not self.head else (output,)
         freeze_but(net, head)
-        rank, alpha, rate = self.rank, self.alpha, self.dropout
-        swapped = {layer: LoRALayer(layer, rank, alpha, rate) for layer in chosen.values()}
+        swapped = {layer: self._adapter(layer, path) for path, layer in chosen.items()}
         switch_off_fast_path(net)
         return exchange(net, swapped)
 
-    def _refuse_other(self, found: dict[str, LoRALayer]) -> None:
+    def _adapter(self, layer: nn.Module, path: str) -> nn.Module:
+        if not isinstance(layer, nn.MultiheadAttention):
+            return LoRALayer(layer, self.rank, self.alpha, self.dropout)
+        if self.dropout > 0:
+            raise Unsuited(
+                f"lora has no dropout of inputs for nn.MultiheadAttention, which {path!r} is; give "
+                "dropout=0, or layers= without it"
+            )
+        return LoRAAttention(layer, self.rank, self.alpha)
+
+    def _refuse_other(self, found: dict[str, LoRALayer | LoRAAttention]) -> None:
         for path, layer in found.items():
             if (layer.rank, layer.scale) != (self.rank, self.alpha / self.rank):
                 raise Unsuited(
@@ -195,7 +203,11 @@ class LoRA(Method):
                     self._refuse_pattern(pattern, net, list(able))
             return {p: x for p, x in able.items() if any(_names(one, p) for one in self.layers)}
         able.pop(output or "", None)
-        usual = {p: x for p, x in able.items() if p.rpartition(".")[2] in TARGETS}
+        usual = {
+            path: layer
+            for path, layer in able.items()
+            if path.rpartition(".")[2] in TARGETS or isinstance(layer, nn.MultiheadAttention)
+        }
         if not able:
             raise Unsuited(
                 "lora found no linear layer to adapt beside the output layer "
@@ -242,6 +254,7 @@ def _read_peft(state: Mapping[str, Tensor], own: Params) -> Params:
     for key, value in state.items():
         # the adapter's own name, "default", stands in some of them
         name = re.sub(r"\.modules_to_save\.[^.]+\.", ".", key.removeprefix("base_model.model."))
+        name = name.replace(".base_layer.", ".")  # of attention's last projection
         name = re.sub(r"\.(lora_[AB])\.[^.]+\.weight$", r".\1.weight", name)
         ends = [one for one in own if one.endswith(f".{name}")]  # of a network inside another
         name = ends[0] if name not in own and len(ends) == 1 else name
@@ -267,24 +280,29 @@ def _names(pattern: str, path: str) -> bool:
     return matches((pattern, f"*.{pattern}"), path)
 
 
-def lora_layers(net: nn.Module) -> Iterator[tuple[str, LoRALayer]]:
+def lora_layers(net: nn.Module) -> Iterator[tuple[str, LoRALayer | LoRAAttention]]:
     """Those that the network has, by name."""
-    yield from ((p, layer) for p, layer in net.named_modules() if isinstance(layer, LoRALayer))
+    for path, layer in net.named_modules():
+        if isinstance(layer, (LoRALayer, LoRAAttention)):
+            yield path, layer
 
 
 def adaptable(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Linear layers that are called, and are nothing more than that; each once."""
-    inside = {
+    inside = {  # called by nobody: attention reads its weights
         part
         for module in net.modules()
         if isinstance(module, nn.MultiheadAttention)
         for part in module.modules()
+        if part is not module
     }
     for path, module in net.named_modules():
         linear = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
         plain = {n for n, _ in module.named_parameters()} <= {"weight", "bias"}
         extra = hooks_of(module) or pre_hooks_of(module)
         if (linear or is_conv1d(module)) and plain and not extra and module not in inside:
+            yield path, module
+        if has_one_matrix(module) and not extra:
             yield path, module
 
 
@@ -293,16 +311,6 @@ def is_conv1d(module: nn.Module) -> bool:
     own = dict(module.named_parameters(recurse=False))
     shaped = own.keys() == {"weight", "bias"} and own["weight"].dim() == 2
     return type(module).__name__ == "Conv1D" and shaped and own["bias"].shape == own["weight"].shape[1:]
-
-
-def tell_of_attention(net: nn.Module) -> None:
-    names = [p for p, m in net.named_modules() if isinstance(m, nn.MultiheadAttention)]
-    if names:
-        log.warning(
-            "lora leaves nn.MultiheadAttention as it is: its projections are no layers of their "
-            "own (%s); linear layers beside it get adapters",
-            ", ".join(names[:4]) + (" and more" if len(names) > 4 else ""),
-        )
 
 
 def begin_adapters(net: nn.Module) -> None:
@@ -315,8 +323,11 @@ def merge_adapters(net: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor
     """The state of one member without adapters: W + (alpha / rank) B A in the place of W."""
     merged = dict(state)
     for path, layer in net.named_modules(remove_duplicate=False):
-        if isinstance(layer, LoRALayer):
+        if not isinstance(layer, (LoRALayer, LoRAAttention)):
+            continue
+        own = PROJECTIONS if isinstance(layer, LoRAAttention) else {"": "weight"}
+        for inside, name in own.items():
             prefix = f"{path}." if path else ""
-            a, b = (merged.pop(f"{prefix}lora_{part}.weight") for part in "AB")
-            merged[f"{prefix}weight"] = layer.merged(merged[f"{prefix}weight"], a, b)
+            a, b = (merged.pop(f"{prefix}{inside}lora_{part}.weight") for part in "AB")
+            merged[prefix + name] = layer.merged(merged[prefix + name], a, b)
     return merged
