@@ -252,9 +252,14 @@ def _read_peft(state: Mapping[str, Tensor], own: Params) -> Params:
     """One member's parameters, by our names, from peft's."""
     found: Params = {}
     for key, value in state.items():
+        if ".base_layer.out_proj.lora_" in key:
+            raise InputError(
+                f"{key!r} is of nn.MultiheadAttention's output, whose adapter peft (0.21) counts "
+                "twice when it predicts. To get its predictions, give the adapter with lora_B.weight "
+                "of such layers times 2 and '.base_layer' taken out of their names"
+            )
         # the adapter's own name, "default", stands in some of them
         name = re.sub(r"\.modules_to_save\.[^.]+\.", ".", key.removeprefix("base_model.model."))
-        name = name.replace(".base_layer.", ".")  # of attention's last projection
         name = re.sub(r"\.(lora_[AB])\.[^.]+\.weight$", r".\1.weight", name)
         ends = [one for one in own if one.endswith(f".{name}")]  # of a network inside another
         name = ends[0] if name not in own and len(ends) == 1 else name
