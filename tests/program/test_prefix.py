@@ -1,7 +1,6 @@
 """A frozen backbone is computed once, and nothing changes by that but the time."""
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -62,11 +61,10 @@ class Net(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def fresh_count() -> Iterator[None]:
+def fresh_count() -> None:
     global rows_seen
     torch.manual_seed(0)
     rows_seen = 0
-    yield
 
 
 def data(n: int = N) -> tuple[Tensor, Tensor]:
@@ -122,7 +120,8 @@ def test_the_backbone_is_in_memory_once() -> None:
     assert cut is not None
     here = {p.data_ptr() for p in net.parameters()}
     held = [*cut.prefix.buffers(), *cut.rest.buffers(), *cut.rest.parameters()]
-    assert held and all(t.data_ptr() in here for t in held)
+    assert held
+    assert all(t.data_ptr() in here for t in held)
     posterior = fit(Net(), data(), members=MEMBERS)
     assert not any(name.startswith("backbone") for name in posterior.params)
 
@@ -307,14 +306,23 @@ def test_a_file_where_memory_is_short(tmp_path: Any, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(features, "ACTIVATIONS", 0)  # two rows at a time
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(features.tempfile, "tempdir", None)
-    made = []
-    monkeypatch.setattr(features, "mapped", lambda *a: made.append(mapped(*a)) or made[-1])
+    made: list[Tensor] = []
+
+    def noted(*shape_and_type: Any) -> Tensor:
+        made.append(mapped(*shape_and_type))
+        return made[-1]
+
+    monkeypatch.setattr(features, "mapped", noted)
     net, (x, _) = stochastic(Net(), "dropout").train(), data()
     plenty = keep_features(net, x, x[:4], engine="vmap")
     monkeypatch.setattr(features, "free_bytes", lambda device: 100)
     kept = keep_features(net, x, x[:4], engine="vmap")
-    assert plenty is not None and kept is not None and len(made) == 1
-    assert torch.equal(kept.x, plenty.x)  # type: ignore[arg-type]
+    assert plenty is not None
+    assert kept is not None
+    assert len(made) == 1
+    assert isinstance(kept.x, Tensor)
+    assert isinstance(plenty.x, Tensor)
+    assert torch.equal(kept.x, plenty.x)
     assert not list(tmp_path.iterdir())
 
 
@@ -337,5 +345,7 @@ def test_rows_come_from_the_host() -> None:
     assert isinstance(here, Tensor)
     host = OnHost(here, torch.device("cpu"))
     rows = torch.tensor([[3, 1], [0, 5]])
-    assert torch.equal(host[rows], here[rows]) and torch.equal(host[:4], here[:4])
-    assert len(host) == N and host.shape == here.shape
+    assert torch.equal(host[rows], here[rows])
+    assert torch.equal(host[:4], here[:4])
+    assert len(host) == N
+    assert host.shape == here.shape

@@ -15,10 +15,7 @@ def freeze_but(net: nn.Module, kept: Sequence[str]) -> None:
     below = [path for path, _ in net.named_modules() if path and matches(kept, path)]
     everything = "" in kept
     free = {
-        id(p)
-        for path in below
-        for p in net.get_submodule(path).parameters()
-        if p.requires_grad
+        id(p) for path in below for p in net.get_submodule(path).parameters() if p.requires_grad
     }
     for name, p in net.named_parameters():
         own = id(p) in free or everything or of_likelihood(net, name)

@@ -27,8 +27,8 @@ from stochens.private_names import hooks_of, pre_hooks_of
 from stochens.randomness.noise import bernoulli
 
 # Last names of the projections to queries and values, and of those that make both at once: what
-# peft adapts where it knows a network. Elsewhere all linear layers but the output are adapted, which
-# it calls "all-linear".
+# peft adapts where it knows a network. Elsewhere all linear layers but the output are adapted: its
+# "all-linear".
 TARGETS = (
     *("q", "v", "query", "value", "q_proj", "v_proj", "q_lin", "v_lin", "query_proj", "value_proj"),
     *("c_attn", "qkv", "qkv_proj", "query_key_value", "Wqkv"),
@@ -255,8 +255,8 @@ def _read_peft(state: Mapping[str, Tensor], own: Params) -> Params:
         if ".base_layer.out_proj.lora_" in key:
             raise InputError(
                 f"{key!r} is of nn.MultiheadAttention's output, whose adapter peft (0.21) counts "
-                "twice when it predicts. To get its predictions, give the adapter with lora_B.weight "
-                "of such layers times 2 and '.base_layer' taken out of their names"
+                "twice when it predicts. To get its predictions, give the adapter with "
+                "lora_B.weight of such layers times 2 and '.base_layer' taken out of their names"
             )
         # the adapter's own name, "default", stands in some of them
         name = re.sub(r"\.modules_to_save\.[^.]+\.", ".", key.removeprefix("base_model.model."))
@@ -315,7 +315,11 @@ def is_conv1d(module: nn.Module) -> bool:
     """Whether it is Hugging Face's linear layer with W [in, out], which GPT-2 has."""
     own = dict(module.named_parameters(recurse=False))
     shaped = own.keys() == {"weight", "bias"} and own["weight"].dim() == 2
-    return type(module).__name__ == "Conv1D" and shaped and own["bias"].shape == own["weight"].shape[1:]
+    return (
+        type(module).__name__ == "Conv1D"
+        and shaped
+        and own["bias"].shape == own["weight"].shape[1:]
+    )
 
 
 def begin_adapters(net: nn.Module) -> None:

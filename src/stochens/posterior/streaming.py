@@ -104,13 +104,14 @@ def predictive(posterior: PosteriorFields, x: Tensor, ask: Ask, *, first_row: in
         of_rows=ask.all_rows,
     )
     layers = stochastic_layers(net).values()
-    whole, again = x, draws * math.ceil(members / chunk)  # passes over x
+    again = draws * math.ceil(members / chunk)  # passes over x
     shared = any(layer.shared_by_batch() for layer in layers)
     apart = (1,) if shared else ()  # noise on outputs has no numbers of what batches share
     net.eval()
-    requests = (noise_requests(net, whole[:1]) if ask.shared_noise else None) or None
+    requests = (noise_requests(net, x[:1]) if ask.shared_noise else None) or None
+    given: Tensor | OnHost = x
     if again > 1:
-        net, x = _behind_frozen(net, whole, rows, device, engine)
+        net, given = _behind_frozen(net, x, rows, device, engine)
     with torch.no_grad():
         for number in range(draws):
             theta = params_of_draw(params, posterior.low_rank, number, seed=seed)
@@ -122,7 +123,7 @@ def predictive(posterior: PosteriorFields, x: Tensor, ask: Ask, *, first_row: in
                 for top in range(0, len(x), rows):
                     place = first_row + top
                     stream = derive(seed, PREDICTION, number, first, place, *apart)
-                    part = _padded(x[top : top + rows], rows).to(device)
+                    part = _padded(given[top : top + rows], rows).to(device)
                     mine = own and [t[first : first + chunk].to(device) for t in own]
                     outputs = _forward(net, block, part, stream, same, ask.bf16, engine, mine)
                     at = slice(top, min(top + rows, len(x)))
@@ -135,7 +136,7 @@ def _behind_frozen(
     net: nn.Module, x: Tensor, rows: int, device: torch.device, engine: Engine
 ) -> tuple[nn.Module, Tensor | OnHost]:
     """The part of the network that members change, and its inputs: what comes before is computed
-    once for x [B, ...], and not in every pass over it. Both as they are, where nothing is frozen."""
+    once for x [B, ...], and not in every pass over it. Where nothing is frozen: as they are."""
     if not has_frozen(net):
         return net, x
     held = _cuts.get(net)

@@ -4,7 +4,7 @@ chooses between kernels, a program and vmap. `fit` and the samplers take gradien
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -97,10 +97,10 @@ def data_term(
     noise_of = _noise_of(members, seed, data.x.device)
 
     def by_program(params: Params, rows: Tensor | None, step: int | Tensor) -> Tensor:
-        return mean_nll(params, data.x, data.y, rows, noise_of(step))
+        return mean_nll(params, _inputs(data, rows), data.y, rows, noise_of(step))
 
     def by_engine(params: Params, rows: Tensor | None, step: int | Tensor) -> Tensor:
-        return mean_nll(params, data.x, data.y, rows)
+        return mean_nll(params, _inputs(data, rows), data.y, rows)
 
     if chosen is not None:
         return Term(by_program, recordable=on_gpu, compiled=chosen.compiled)
@@ -108,6 +108,13 @@ def data_term(
     if way.compile:  # it takes the noise of torch
         return Term(by_engine, recordable=recordable, compiled=True)
     return Term(with_own_noise(by_engine, members, seed, data.x.device), recordable=recordable)
+
+
+def _inputs(data: Data, rows: Tensor | None) -> Tensor:
+    """x, whose rows come from the host when they are taken, or at once where all are wanted."""
+    if isinstance(data.x, OnHost) and rows is None:
+        return data.x[:]
+    return cast(Tensor, data.x)
 
 
 def _kernel(
@@ -120,6 +127,8 @@ def _kernel(
 ) -> Term | None:
     """By a kernel for the whole network, where there is one."""
     if data.weights is not None or way.engine != "vmap":  # kernels know no weights
+        return None
+    if isinstance(data.x, OnHost):
         return None
     on = (net, likelihood, data.x, data.y, members, seed)
     if (fused := fused_nll(*on)) is not None:

@@ -78,9 +78,7 @@ def rows_at_once(net: nn.Module, few: Tensor) -> int:
     return max(2, room // max(1, activation_bytes(net, few)))
 
 
-def features_of(
-    cut: Split, x: Tensor, rows: int, device: torch.device
-) -> Tensor | OnHost | None:
+def features_of(cut: Split, x: Tensor, rows: int, device: torch.device) -> Tensor | OnHost | None:
     """Of x [N, ...], some rows at a time, on the network's device; None where no room is left."""
     kept: Tensor | None = None
     top = 0
@@ -131,9 +129,9 @@ def mapped(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     handle, path = tempfile.mkstemp(prefix="stochens-features-")
     os.close(handle)
     try:
-        return torch.from_file(
-            path, shared=True, size=math.prod(shape), dtype=dtype
-        ).view(tuple(shape))
+        return torch.from_file(path, shared=True, size=math.prod(shape), dtype=dtype).view(
+            tuple(shape)
+        )
     finally:
         try:
             os.unlink(path)  # the mapping holds what is in it, and nothing is left behind

@@ -245,9 +245,7 @@ def _data_term(task: Task, members: tuple[int, ...]) -> Term:
         own_rows=not all_at_once(data, settings.batch_size),
     )
     net, x = (net, data.x) if kept is None else (kept.net, kept.x)
-    return data_term(
-        net, likelihood, Data(x, data.y, data.weights), members, settings.seed, way
-    )
+    return data_term(net, likelihood, Data(x, data.y, data.weights), members, settings.seed, way)
 
 
 def _loader_term(task: Task, members: tuple[int, ...]) -> Term:
