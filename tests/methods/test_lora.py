@@ -460,7 +460,7 @@ def test_last_layers_are_members_of_their_own_on_one_network() -> None:
     net, (x, _) = mlp(), data()
     posterior = fit(net, LastLayer(), lr=1e-9, epochs=1)
     assert set(posterior.params) == {"4.weight", "4.bias"}
-    features = nn.Sequential(*net[:4])(x)
+    features = nn.Sequential(*list(net)[:4])(x)
     for k, probs in enumerate(posterior.predict(x).probs):
         own = (posterior.params[name][k] for name in ("4.weight", "4.bias"))
         expected = nn.functional.linear(features, *own).softmax(1)

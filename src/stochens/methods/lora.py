@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stochens.errors import InputError, Unsuited, did_you_mean
-from stochens.members import Params
+from stochens.members import Params, copy_network
 from stochens.methods.base import Method, Mixture, StochasticLayer, check_rate, zeros_like
 from stochens.methods.freezing import exchange, freeze_but, switch_off_fast_path
 from stochens.methods.lora_attention import PROJECTIONS, LoRAAttention, has_one_matrix
@@ -239,9 +239,9 @@ class LoRA(Method):
         >>> LoRA(3).params_of(net, [state, state])["0.lora_A.weight"].shape
         torch.Size([2, 3, 2])
         """
-        from stochens.methods.swap import stochastic  # which knows all methods, and so this one
-
-        template = stochastic(net, self, output=output)
+        holders = [p for p, m in net.named_modules() if any(True for _ in m.parameters(False))]
+        last = output if output is not None else next(reversed(holders), None)
+        template = self.adapt(copy_network(net), skip=(), output=last)
         own = {n: p.detach() for n, p in template.named_parameters() if p.requires_grad}
         states = [adapters] if isinstance(adapters, Mapping) else list(adapters)
         members = [_read_peft(state, own) for state in states]
