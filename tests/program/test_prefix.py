@@ -14,6 +14,7 @@ from stochens.posterior import streaming
 from stochens.program import features
 from stochens.program.features import OnHost, features_of, keep_features, mapped
 from stochens.program.prefix import split
+from stochens.program.program import Noise, build
 from stochens.samplers import problem as sampler_problem
 from stochens.training import ensemble
 
@@ -172,6 +173,22 @@ def test_chains_are_the_same(sampler: str, monkeypatch: pytest.MonkeyPatch) -> N
     ours = draw(net, data(), seed=1, run=run, **options)
     whole(monkeypatch)
     same(ours, draw(net, data(), seed=1, run=run, **options))
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_rest_runs_in_another_precision(method: Any, dtype: torch.dtype) -> None:
+    """As programs on a GPU do, in bfloat16."""
+    net, (x, _) = stochastic(Net(), method).train(), data()
+    cut = split(net, x[:4])
+    assert cut is not None
+    params = {name: p.detach().expand(2, *p.shape).clone() for name, p in trainable(net).items()}
+    kept = cut.features(x)
+    ids = torch.tensor([0, 1])
+    noise = Noise(ids, ids[:1])
+    ours = build(cut.rest, kept, dtype=dtype)(params, kept, noise)
+    theirs = build(net, x)(params, x, noise)
+    assert (ours - theirs).norm() < (0.05 if dtype == torch.bfloat16 else 1e-5) * theirs.norm()
 
 
 class Skips(nn.Module):

@@ -322,7 +322,9 @@ def _rest(
         if _is_batch(node, batch):
             made[node] = graph.call_function(length, (features,))
         elif node.target in NOISE:
-            made[node] = _draw(graph, node, features, made)
+            made[node] = _draw(graph, node, features, made, values[0].meta["val"].dtype)
+        elif node.kwargs.get("dtype") == values[0].meta["val"].dtype and not _takes_tensors(node):
+            made[node] = _make(graph, node, features, made)
         else:
             made[node] = graph.node_copy(node, made.__getitem__)
         names.append(node.name)
@@ -357,7 +359,28 @@ def _unpack(
         first = last
 
 
-def _draw(graph: fx.Graph, node: fx.Node, like: fx.Node, made: dict[fx.Node, fx.Node]) -> fx.Node:
+# The rest may run in another precision than it was traced in: noise and constants that are made in
+# a pass have the type of the features, where they had it in the trace.
+
+
+def _takes_tensors(node: fx.Node) -> bool:
+    return any(isinstance(n.meta.get("val"), Tensor) for n in node.all_input_nodes)
+
+
+def _make(graph: fx.Graph, node: fx.Node, like: fx.Node, made: dict[fx.Node, fx.Node]) -> fx.Node:
+    given: Any = fx.map_arg((node.args, dict(node.kwargs)), made.__getitem__)
+    args, kwargs = given[0], {name: v for name, v in given[1].items() if name != "dtype"}
+    target: Any = node.target
+    return graph.call_function(make, (like, target, *args), kwargs)
+
+
+def _draw(
+    graph: fx.Graph,
+    node: fx.Node,
+    like: fx.Node,
+    made: dict[fx.Node, fx.Node],
+    dtype: torch.dtype,
+) -> fx.Node:
     """Noise as layers ask for it. What is fresh for each example has their number in its shape."""
     *_, shape, last = node.args
     fresh = any(isinstance(n, fx.Node) for n in shape)  # type: ignore[union-attr]
@@ -365,7 +388,8 @@ def _draw(graph: fx.Graph, node: fx.Node, like: fx.Node, made: dict[fx.Node, fx.
     if node.target is NOISE[0]:
         keep = (last + 2**31) / 2**32  # type: ignore[operator]
         return graph.call_function(mask, (like, lengths, keep, fresh))
-    return graph.call_function(normal_numbers, (like, lengths, last, fresh))
+    wanted = None if last == dtype else last
+    return graph.call_function(normal_numbers, (like, lengths, wanted, fresh))
 
 
 # What the graphs call.
@@ -389,8 +413,15 @@ def mask(like: Tensor, shape: Sequence[int], keep: float, fresh: bool) -> Tensor
     return bernoulli(keep, tuple(shape), like, fresh=fresh)
 
 
-def normal_numbers(like: Tensor, shape: Sequence[int], dtype: torch.dtype, fresh: bool) -> Tensor:
-    return normal(torch.empty(tuple(shape), dtype=dtype, device=like.device), fresh=fresh)
+def normal_numbers(
+    like: Tensor, shape: Sequence[int], dtype: torch.dtype | None, fresh: bool
+) -> Tensor:
+    empty = torch.empty(tuple(shape), dtype=dtype or like.dtype, device=like.device)
+    return normal(empty, fresh=fresh)
+
+
+def make(like: Tensor, target: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    return target(*args, dtype=like.dtype, **kwargs)
 
 
 # -- whether it is right --------------------------------------------------------------------------
