@@ -15,7 +15,16 @@ from stochens.description.describe import describe
 from stochens.description.table import Description
 from stochens.errors import Failed, InputError
 from stochens.likelihoods import Categorical, Heteroscedastic, Homoscedastic
-from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, Regular, stochastic
+from stochens.methods import (
+    DropConnect,
+    Dropout,
+    Gaussian,
+    LastLayer,
+    LoRA,
+    NPDropout,
+    Regular,
+    stochastic,
+)
 from stochens.networks import FRN, MLP
 from stochens.posterior.joining import join_parts as join
 from stochens.posterior.posterior import Posterior, load
@@ -51,6 +60,8 @@ __all__ = [
     "Heteroscedastic",
     "Homoscedastic",
     "InputError",
+    "LastLayer",
+    "LoRA",
     "NPDropout",
     "Optimizer",
     "Posterior",

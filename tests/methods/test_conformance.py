@@ -1,6 +1,7 @@
 """Every method through one contract, on every kind of layer.
 
-A new method adds a row to METHODS, a new kind of layer a row to NETWORKS.
+A new method adds a row to METHODS, a new kind of layer a row to NETWORKS. Methods by which members
+own a part of the network stand in ADAPTERS: they take not every network.
 """
 
 import copy
@@ -15,9 +16,12 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from stochens import FRN, InputError, methods, objective
+from stochens.errors import Unsuited
 from stochens.members import Engine, Params, forward, init, trainable
-from stochens.methods import DropConnect, Dropout, Gaussian, NPDropout, stochastic
+from stochens.methods import DropConnect, Dropout, Gaussian, LastLayer, LoRA, NPDropout, stochastic
+from stochens.methods.swap import layers_of
 from stochens.randomness.seeds import seeded
+from stochens.training.starts import start_adapters
 
 METHODS: dict[str, Any] = {
     "regular": "regular",
@@ -31,6 +35,16 @@ METHODS: dict[str, Any] = {
     "dropout+gaussian": [Dropout(0.3), Gaussian(0.2)],
     "np-dropout+gaussian-learned": [NPDropout(), Gaussian(0.2, learn=True)],
     "dropconnect+gaussian": [DropConnect(0.3), Gaussian(0.2)],
+}
+ADAPTERS: dict[str, Any] = {
+    "lora": LoRA(2),
+    "lora-dropout": LoRA(2, alpha=1.0, dropout=0.3),
+    "lora+dropout": [LoRA(2), Dropout(0.3)],
+    "lora+np-dropout": [LoRA(8, head=False), NPDropout()],
+    "lora+gaussian": [LoRA(2), Gaussian(0.2)],
+    "lora-dropout+gaussian-learned": [LoRA(2, dropout=0.3), Gaussian(0.2, learn=True)],
+    "last-layer": LastLayer(),
+    "last-layer+gaussian-learned": [LastLayer(), Gaussian(0.2, learn=True)],
 }
 M, B = 2, 4
 NOWHERE = "(none)"  # as the name of the output layer: every layer gets noise
@@ -254,7 +268,7 @@ class Case(NamedTuple):
 
     @property
     def noisy(self) -> bool:
-        return self.name != "regular"
+        return self.name not in ("regular", "lora", "last-layer")
 
 
 @functools.cache
@@ -269,10 +283,19 @@ def inputs_of(row: Row) -> Tensor:
 
 def make(network: str, method: Any) -> tuple[nn.Module, Params]:
     """The stochastic network, and omega [M, ...]."""
-    row = NETWORKS[network]
+    row, build = NETWORKS[network], None
+    rules = methods.resolve(method)
     with seeded(2):
-        net = stochastic(row.build(), method, output=row.output)
-    params = methods.start(net, members_of(network, 0), members_of(network, 1))
+        plain = row.build()
+        net = stochastic(plain, method, output=row.output)
+    first, second = members_of(network, 0), members_of(network, 1)
+    if any(rule.freezes for rule in rules):
+        output = row.output or next(reversed(layers_of(plain)), None)
+        for rule in rules:
+            plain = rule.adapt(plain, skip=(), output=output)
+        build = start_adapters(plain)
+        first, second = (init(build, members=range(M), seed=0, purpose=k) for k in (0, 1))
+    params = methods.start(net, first, second)
     with seeded(3):  # off their start, where the two sets of a normalisation are the same
         for p in trainable(net).values():
             p.data += 0.3 * torch.randn_like(p)
@@ -282,7 +305,12 @@ def make(network: str, method: Any) -> tuple[nn.Module, Params]:
 @functools.cache
 def case_of(network: str, method: str) -> "Case":
     row = NETWORKS[network]
-    return Case(method, row, *make(network, METHODS[method]), inputs_of(row))
+    if method in METHODS:
+        return Case(method, row, *make(network, METHODS[method]), inputs_of(row))
+    try:
+        return Case(method, row, *make(network, ADAPTERS[method]), inputs_of(row))
+    except Unsuited as error:
+        pytest.skip(f"{method} does not take this network: {error}")
 
 
 @pytest.fixture(params=METHODS)
@@ -290,9 +318,14 @@ def method(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(params=[*METHODS, *ADAPTERS])
+def any_method(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(params=NETWORKS)
-def case(request: pytest.FixtureRequest, method: str) -> Case:
-    return case_of(str(request.param), method)
+def case(request: pytest.FixtureRequest, any_method: str) -> Case:
+    return case_of(str(request.param), any_method)
 
 
 def run(case: Case, seed: int, *, params: Params | None = None, engine: Engine | None = None):
@@ -414,7 +447,7 @@ def test_regular_members_are_the_plain_network(network: str) -> None:
             torch.testing.assert_close(outputs[k], plain(case.x), **within)
 
 
-@pytest.mark.parametrize("rule", METHODS.values())
+@pytest.mark.parametrize("rule", [*METHODS.values(), *ADAPTERS.values()])
 def test_a_layer_with_two_names_is_left_as_it_was(rule: Any) -> None:
     net = stochastic(registered_twice(), rule)
     one = {name: p.detach()[None] for name, p in net.named_parameters()}
@@ -569,7 +602,8 @@ def test_gaussian_draws_the_weights_of_layers_not_linear_in_them(
 
 
 def test_layers_may_be_called_by_keyword() -> None:
-    for name, rule in METHODS.items():
+    rules = METHODS | {name: rule for name, rule in ADAPTERS.items() if "lora" in name}
+    for name, rule in rules.items():
         net = stochastic(nn.Linear(3, 2), rule, output=NOWHERE)
         with seeded(0):
             y = net(input=torch.ones(4, 3))

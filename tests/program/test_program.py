@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.methods.test_conformance import METHODS, NETWORKS, B, Case, M, case_of, wide
+from tests.methods.test_conformance import ADAPTERS, METHODS, NETWORKS, B, Case, M, case_of, wide
 from tests.tolerance import close
 from torch import Tensor, nn
 
@@ -37,7 +37,7 @@ def assert_same(ours: list[Tensor], theirs: list[Tensor]) -> None:
         torch.testing.assert_close(a, b, **close(torch.float64, terms=100, depth=20, scale=scale))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, *ADAPTERS])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_program_is_vmap_is_loop(network: str, method: str) -> None:
     case: Case = wide(case_of(network, method))

@@ -4,6 +4,8 @@ from stochens.methods.base import Method, Mixture, StochasticLayer
 from stochens.methods.dropconnect import DropConnect
 from stochens.methods.dropout import Dropout
 from stochens.methods.gaussian import Gaussian
+from stochens.methods.last_layer import LastLayer
+from stochens.methods.lora import LoRA, begin_adapters, lora_layers, merge_adapters
 from stochens.methods.np_dropout import NPDropout
 from stochens.methods.registry import METHODS, MethodLike, resolve
 from stochens.methods.regular import Regular
@@ -20,12 +22,17 @@ __all__ = [
     "DropConnect",
     "Dropout",
     "Gaussian",
+    "LastLayer",
+    "LoRA",
     "Method",
     "MethodLike",
     "Mixture",
     "NPDropout",
     "Regular",
     "StochasticLayer",
+    "begin_adapters",
+    "lora_layers",
+    "merge_adapters",
     "output_layer",
     "resolve",
     "start",

@@ -7,7 +7,7 @@ averaging, prediction and saving never mention a method.
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -65,6 +65,7 @@ class StochasticLayer(nn.Module, abc.ABC):
     noise_on_weights: ClassVar[bool] = False  # whether `draw` draws, once for a whole batch
     # Whether `draw`, `output_rate` and a sigma are all its noise, so that a kernel can apply it
     fusable: bool = False
+    masks_inputs: ClassVar[bool] = False  # whether noise is on what goes in
     output_rate: float = 0.0  # the drop rate of outputs
 
     def __init__(self, layer: nn.Module) -> None:
@@ -150,6 +151,13 @@ class StochasticLayer(nn.Module, abc.ABC):
     @abc.abstractmethod
     def mixtures(self, omega: Params) -> list[Mixture]:
         """The layer's family, from its stacked parameters [M, ...]."""
+
+    def nodes(self, values: Params) -> list[Tensor]:
+        """Stacked values of the plain layer's parameters as blocks [M, N, D], one for each of the
+        `mixtures`, in their order."""
+        if isinstance(self.inner, StochasticLayer):
+            return self.inner.nodes(values)
+        return by_node(self.plain, values)
 
     def start(self, first: Params, second: Params) -> Params:
         """omega's starting values [M, ...], from two initialisations of the plain layer.
@@ -244,20 +252,31 @@ class Method(abc.ABC):
     """A rule for which layers become stochastic, and how. Options are its fields.
 
     `skip`: name patterns of layers that stay as they are ("head", "encoder.*").
+    `layers`: name patterns of the only layers that it takes, the output layer and frozen ones too
+    where they match; empty: all that it can.
     """
 
     skip: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
 
     name: ClassVar[str]
     applies_to: ClassVar[tuple[type[nn.Module], ...]]
     output_hint: ClassVar[str] = ""  # how to put noise on the output layer
     goes_on_noise: ClassVar[bool] = False  # whether it may wrap a layer that is stochastic already
     everywhere: ClassVar[bool] = False  # whether it reaches the parameters of any other module too
+    freezes: ClassVar[bool] = False  # whether members own a part of the network, by `adapt`
+    begins_at_module: ClassVar[bool] = False  # whether what they own of the network begins as it is
 
     def __post_init__(self) -> None:
-        given: object = self.skip  # one pattern may come as a plain string, or a list from JSON
-        skip = (given,) if isinstance(given, str) else tuple(self.skip)
-        object.__setattr__(self, "skip", skip)
+        for field in ("skip", "layers"):
+            given: object = getattr(self, field)  # a plain string, or a list from JSON
+            patterns = (given,) if isinstance(given, str) else tuple(getattr(self, field))
+            object.__setattr__(self, field, patterns)
+
+    def adapt(self, net: nn.Module, *, skip: Sequence[str], output: str | None) -> nn.Module:
+        """The network with what this method adds to it and freezes, before any noise; once more is
+        no more. It may change the network, which is a copy."""
+        return net
 
     @abc.abstractmethod
     def wrap(self, layer: nn.Module, path: str) -> nn.Module:
@@ -277,15 +296,20 @@ class Method(abc.ABC):
 
     def declines(self, path: str) -> bool:
         """Whether the options say that this layer gets no noise."""
-        return matches(self.skip, path)
+        return matches(self.skip, path) or (bool(self.layers) and not self.names(path))
+
+    def names(self, path: str) -> bool:
+        """Whether `layers` names it."""
+        return matches(self.layers, path)
 
     def takes_output(self, path: str) -> bool:
         """Whether the output layer, which is at `path`, gets noise too."""
         return False
 
     def options(self) -> dict[str, Any]:
-        """The fields, as JSON can hold them."""
-        return dataclasses.asdict(self)
+        """The fields, as JSON can hold them; `layers` where there are any, as in older files."""
+        found = dataclasses.asdict(self)
+        return found if self.layers else {k: v for k, v in found.items() if k != "layers"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,7 +319,7 @@ class Rated(Method):
     A layer named in `rates` is noisy even if it is the output layer.
     """
 
-    output_hint: ClassVar[str] = " unless it is named in rates"
+    output_hint: ClassVar[str] = " unless it is named in rates or layers"
 
     p: float = 0.1
     rates: Mapping[str, float] = dataclasses.field(default_factory=dict)

@@ -73,7 +73,7 @@ class Dropout(Rated):
     KL counts a channel as one node in both cases.
 
     >>> Dropout(0.2, rates={"features.*": 0.05})
-    Dropout(skip=(), p=0.2, rates={'features.*': 0.05}, node='position')
+    Dropout(skip=(), layers=(), p=0.2, rates={'features.*': 0.05}, node='position')
     """
 
     node: str = "position"

@@ -31,7 +31,6 @@ from stochens.methods.base import (
     owner_of,
     register,
 )
-from stochens.methods.nodes import by_node
 from stochens.methods.reach import LISTS, own_parameters
 from stochens.private_names import (
     TransposedLinear,
@@ -59,7 +58,8 @@ class GaussianLayer(StochasticLayer):
         super().__init__(layer)
         self.sigma = sigma
         self.learn = learn
-        self.local = enters_linearly(self.plain)
+        masked = isinstance(layer, StochasticLayer) and layer.masks_inputs
+        self.local = enters_linearly(self.plain) and not masked
         inner = layer.fusable if isinstance(layer, StochasticLayer) else True
         self.fusable = self.local and inner
         for name in self.noisy if learn else ():
@@ -116,7 +116,7 @@ class GaussianLayer(StochasticLayer):
 
     def mixtures(self, omega: Params) -> list[Mixture]:
         """The inner layer's components, each with this sigma."""
-        sigmas = by_node(self.plain, self.stacked_sigmas(omega))
+        sigmas = self.nodes(self.stacked_sigmas(omega))
         return [
             inner._replace(sigma=sigma.reshape(inner.means[0].shape))
             for inner, sigma in zip(self.inner_mixtures(omega), sigmas, strict=True)

@@ -104,7 +104,7 @@ class NPDropout(Method):
     output: bool = False
 
     name: ClassVar[str] = "np-dropout"
-    output_hint: ClassVar[str] = " unless output=True"
+    output_hint: ClassVar[str] = " unless output=True, or it is named in layers"
     applies_to: ClassVar[tuple[type[nn.Module], ...]] = (
         LINEAR + LOOKUP + ATTENTION + RECURRENT + NORM
     )

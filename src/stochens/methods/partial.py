@@ -36,12 +36,13 @@ def warn_partial(
     Meant to be without is what options skip, the output layer, and normalisation where the method
     does not take it. few [B, ...]: inputs, to see which layers are called.
     """
+    asked = any(rule.freezes for rule in rules)  # what is frozen is meant to be
     rules = [rule for rule in rules if rule.applies_to]
     if not rules:
         return
     by = " and ".join(rule.name for rule in rules)
     for what, names in without_noise(net, rules, few, skip=skip, output=output).items():
-        if names:
+        if names and not (asked and what is FROZEN):
             words = what.format(by=by, told=told(names))
             if what is UNKNOWN and not any(rule.everywhere for rule in rules):
                 words += "; gaussian gives noise to every parameter"
@@ -101,7 +102,8 @@ def reason_without(
     """Why a layer is meant to have no noise, or nothing where it is not."""
     if matches(skip, path) or all(rule.declines(path) for rule in rules):
         return "left out by the options"
-    if path == output and not any(rule.takes_output(path) for rule in rules):
+    wanted = any(rule.takes_output(path) or rule.names(path) for rule in rules)
+    if path == output and not wanted:
         return "output layer"
     norms = any(kind in rule.applies_to for rule in rules for kind in NORM)
     return "normalisation" if isinstance(module, NORMS) and not norms else ""

@@ -7,11 +7,14 @@ from stochens.methods.base import Method
 from stochens.methods.dropconnect import DropConnect
 from stochens.methods.dropout import Dropout
 from stochens.methods.gaussian import Gaussian
+from stochens.methods.last_layer import LastLayer
+from stochens.methods.lora import LoRA
 from stochens.methods.np_dropout import NPDropout
 from stochens.methods.regular import Regular
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (Regular, Dropout, DropConnect, NPDropout, Gaussian)
+    method.name: method
+    for method in (Regular, Dropout, DropConnect, NPDropout, Gaussian, LoRA, LastLayer)
 }
 PAPER_NAMES = {"SE1": "dropout", "SE2": "dropconnect", "SE3": "np-dropout"}
 FUNCTIONS = ("langevin", "multiswa", "multiswag", "nuts", "hmc", "sgmcmc")  # stochens.langevin, ...

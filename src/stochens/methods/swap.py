@@ -37,7 +37,10 @@ def stochastic(
     net = copy_network(net)
     skip = (skip,) if isinstance(skip, str) else tuple(skip)
     output = output if output is not None else next(reversed(layers_of(net)), None)
-    for rule in resolve(method):
+    rules = resolve(method)
+    for rule in rules:
+        net = rule.adapt(net, skip=skip, output=output)
+    for rule in rules:
         net = _apply(rule, net, skip=skip, output=output)
     if stochastic_layers(net):
         for module in net.modules():  # its fast path, off without this flag, reads past our layers
@@ -63,14 +66,19 @@ def _apply(rule: Method, net: nn.Module, *, skip: tuple[str, ...], output: str |
     others = owners(net, layers)  # modules of other kinds, of which few methods know
     refuse_unmatched((*skip, *rule.skip), [*layers, *filter(None, others)])
     refuse_unmatched(rule.patterns(), list(taken))
+    if rule.applies_to:
+        reached = [*taken, *filter(None, others)] if rule.everywhere else list(taken)
+        refuse_unmatched(rule.layers, reached)
+    only = rule.layers if rule.applies_to else ()
     swapped: dict[nn.Module, nn.Module] = {}
     frozen: list[str] = []
     for path, layer in taken.items():
-        if matches((*skip, *rule.skip), path):
+        if matches((*skip, *rule.skip), path) or (only and not rule.names(path)):
             continue
-        if path == output and not rule.takes_output(path):
+        if path == output and not (rule.takes_output(path) or rule.names(path)):
             continue
-        if not any(p.requires_grad for p in layer.parameters()) and not rule.asks_for(path):
+        asked = rule.asks_for(path) or rule.names(path)
+        if not any(p.requires_grad for p in layer.parameters()) and not asked:
             frozen.append(path)
             continue
         if isinstance(layer, StochasticLayer) and (layer.last or not rule.goes_on_noise):
@@ -84,6 +92,7 @@ def _apply(rule: Method, net: nn.Module, *, skip: tuple[str, ...], output: str |
         for path, module in others.items()
         if rule.everywhere
         and not matches((*skip, *rule.skip), path)
+        and (not only or rule.names(path))
         and any(p.requires_grad for p in weights(module).values())
     }
     if not swapped and not wanted and rule.applies_to:

@@ -19,7 +19,7 @@ from stochens.description.table import Description
 from stochens.errors import InputError
 from stochens.likelihoods import Likelihood, Predicted
 from stochens.members import Builder, device_of, join, take
-from stochens.methods import MethodLike, stochastic_places
+from stochens.methods import MethodLike, merge_adapters, stochastic_places
 from stochens.posterior import saved
 from stochens.posterior.export import Predictor, write
 from stochens.posterior.fields import PosteriorFields
@@ -265,7 +265,8 @@ class Posterior(PosteriorFields):
     def member(self, k: int) -> dict[str, Tensor]:
         """The k-th member as the plain network's own load_state_dict wants it, buffers and all.
 
-        Where a method trains two sets or a sigma, these are the first set and the mean. To hand a
+        Where a method trains two sets or a sigma, these are the first set and the mean; an adapter
+        is part of its layer's weight. To hand a
         member to those who have no stochens:
 
             safetensors.torch.save_file(posterior.member(k), "member.safetensors")
@@ -284,6 +285,7 @@ class Posterior(PosteriorFields):
             prefix = f"{path}." if path else ""
             plain = {prefix + name for name in layer.plain.state_dict()}
             one = {n: p for n, p in one.items() if not n.startswith(prefix) or n in plain}
+        one = merge_adapters(self.net, one)
         for name in self.likelihood.adds():
             del one[name]  # the likelihood's, not the network's
         return one

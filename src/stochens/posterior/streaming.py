@@ -1,6 +1,7 @@
 """Prediction in batches: some members and some rows of x at a time, as memory allows."""
 
 import contextlib
+import math
 import weakref
 from collections.abc import Callable
 from typing import NamedTuple
@@ -21,6 +22,8 @@ from stochens.posterior.predictive import Sums
 from stochens.posterior.shared_noise import noise_of_draw, noise_requests
 from stochens.private_names import changes
 from stochens.program.choice import TRIED, Workload, choose
+from stochens.program.features import OnHost, features_of
+from stochens.program.prefix import Part, Split, has_frozen, split
 from stochens.randomness.noise import same_noise
 from stochens.randomness.seeds import PREDICTION, derive, seeded
 from stochens.run.memory import activation_bytes, free_bytes
@@ -101,10 +104,14 @@ def predictive(posterior: PosteriorFields, x: Tensor, ask: Ask, *, first_row: in
         of_rows=ask.all_rows,
     )
     layers = stochastic_layers(net).values()
+    again = draws * math.ceil(members / chunk)  # passes over x
     shared = any(layer.shared_by_batch() for layer in layers)
     apart = (1,) if shared else ()  # noise on outputs has no numbers of what batches share
     net.eval()
     requests = (noise_requests(net, x[:1]) if ask.shared_noise else None) or None
+    given: Tensor | OnHost = x
+    if again > 1:
+        net, given = _behind_frozen(net, x, rows, device, engine)
     with torch.no_grad():
         for number in range(draws):
             theta = params_of_draw(params, posterior.low_rank, number, seed=seed)
@@ -116,13 +123,33 @@ def predictive(posterior: PosteriorFields, x: Tensor, ask: Ask, *, first_row: in
                 for top in range(0, len(x), rows):
                     place = first_row + top
                     stream = derive(seed, PREDICTION, number, first, place, *apart)
-                    part = _padded(x[top : top + rows], rows).to(device)
+                    part = _padded(given[top : top + rows], rows).to(device)
                     mine = own and [t[first : first + chunk].to(device) for t in own]
                     outputs = _forward(net, block, part, stream, same, ask.bf16, engine, mine)
                     at = slice(top, min(top + rows, len(x)))
                     got = outputs[:, : at.stop - at.start]  # [m, b, C] of [m, rows, C]
                     sums.add(got, rows=at, first_draw=number * members + first)
     return sums.result()
+
+
+def _behind_frozen(
+    net: nn.Module, x: Tensor, rows: int, device: torch.device, engine: Engine
+) -> tuple[nn.Module, Tensor | OnHost]:
+    """The part of the network that members change, and its inputs: what comes before is computed
+    once for x [B, ...], and not in every pass over it. Where nothing is frozen: as they are."""
+    if not has_frozen(net):
+        return net, x
+    held = _cuts.get(net)
+    if held is None or not held.holds(net):
+        shared = shared_by_all(net)
+        held = _Cuts({}, shared, [changes(t) for t in shared.values()])
+        _cuts[net] = held
+    key = (tuple(x.shape[1:]), x.dtype)
+    if key not in held.by_input:
+        held.by_input[key] = split(net, x[:TRIED].to(device), engine=engine)
+    cut = held.by_input[key]
+    features = None if cut is None else features_of(cut, x, max(2, rows), device)
+    return (net, x) if cut is None or features is None else (cut.rest, features)
 
 
 Outputs = Callable[[Params, Tensor], Tensor]
@@ -136,19 +163,38 @@ class _Traced(NamedTuple):
     changed: list[Callable[[], bool]]
 
     def holds(self, net: nn.Module) -> bool:
-        now = shared_by_all(net)
-        same = now.keys() == self.shared.keys() and all(
-            now[name].data_ptr() == t.data_ptr() for name, t in self.shared.items()
-        )
-        return same and not any(changed() for changed in self.changed)
+        return _unchanged(net, self.shared, self.changed)
+
+
+class _Cuts(NamedTuple):
+    """A network behind its frozen part, by shape and type of an example, and likewise."""
+
+    by_input: dict[tuple[tuple[int, ...], torch.dtype], Split | None]
+    shared: dict[str, Tensor]
+    changed: list[Callable[[], bool]]
+
+    def holds(self, net: nn.Module) -> bool:
+        return _unchanged(net, self.shared, self.changed)
+
+
+def _unchanged(
+    net: nn.Module, shared: dict[str, Tensor], changed: list[Callable[[], bool]]
+) -> bool:
+    now = shared_by_all(net)
+    same = now.keys() == shared.keys() and all(
+        now[name].data_ptr() == t.data_ptr() for name, t in shared.items()
+    )
+    return same and not any(one() for one in changed)
 
 
 _traced: weakref.WeakKeyDictionary[nn.Module, _Traced] = weakref.WeakKeyDictionary()
+_cuts: weakref.WeakKeyDictionary[nn.Module, _Cuts] = weakref.WeakKeyDictionary()
 
 
 def _program(net: nn.Module, x: Tensor, engine: Engine) -> Outputs | None:
     """The program of a network without noise, on a GPU; it is traced once."""
-    if not x.is_cuda or stochastic_layers(net):
+    noisy = bool(stochastic_layers(net)) or (isinstance(net, Part) and net.noisy)
+    if not x.is_cuda or noisy:
         return None
     if net not in _traced or not _traced[net].holds(net):
         work = Workload(len(x), 0.0, own_rows=False, compile=False, engine=engine)

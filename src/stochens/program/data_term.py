@@ -5,7 +5,7 @@ chooses between kernels, a program and vmap. `fit` and the samplers take gradien
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from stochens.kernels.resnet import resnet_nll
 from stochens.likelihoods import Likelihood
 from stochens.members import Engine, Params
 from stochens.program.choice import TRIED, Workload, choose
+from stochens.program.features import OnHost
 from stochens.program.precision import auto_dtype
 from stochens.program.program import Noise
 from stochens.randomness.noise import member_noise
@@ -34,7 +35,7 @@ DataTerm = Callable[[Params, Tensor | None, int | Tensor], Tensor]
 class Data(NamedTuple):
     """In memory, on the device that computes."""
 
-    x: Tensor  # [N, ...]
+    x: Tensor | OnHost  # [N, ...]
     y: Tensor  # [N, ...]
     weights: Tensor | None = None  # [N], of mean 1
 
@@ -99,10 +100,10 @@ def data_term(
     noise_of = _noise_of(members, seed, data.x.device)
 
     def by_program(params: Params, rows: Tensor | None, step: int | Tensor) -> Tensor:
-        return mean_nll(params, data.x, data.y, rows, noise_of(step))
+        return mean_nll(params, _inputs(data, rows), data.y, rows, noise_of(step))
 
     def by_engine(params: Params, rows: Tensor | None, step: int | Tensor) -> Tensor:
-        return mean_nll(params, data.x, data.y, rows)
+        return mean_nll(params, _inputs(data, rows), data.y, rows)
 
     if chosen is not None:
         return Term(by_program, recordable=on_gpu, compiled=chosen.compiled)
@@ -112,7 +113,9 @@ def data_term(
     return Term(with_own_noise(by_engine, members, seed, data.x.device), recordable=recordable)
 
 
-def _dtype(net: nn.Module, likelihood: Likelihood, x: Tensor, way: Way) -> torch.dtype | None:
+def _dtype(
+    net: nn.Module, likelihood: Likelihood, x: Tensor | OnHost, way: Way
+) -> torch.dtype | None:
     """What a program computes in; None: in the precision of the parameters."""
     if way.bf16:
         return torch.bfloat16
@@ -120,6 +123,13 @@ def _dtype(net: nn.Module, likelihood: Likelihood, x: Tensor, way: Way) -> torch
         return None
     apart = x[:: max(1, len(x) // LOOKED_AT)][:LOOKED_AT]  # neighbours may be alike
     return auto_dtype(net, apart, coarse=likelihood.coarse)
+
+
+def _inputs(data: Data, rows: Tensor | None) -> Tensor:
+    """x, whose rows come from the host when they are taken, or at once where all are wanted."""
+    if isinstance(data.x, OnHost) and rows is None:
+        return data.x[:]
+    return cast(Tensor, data.x)
 
 
 def _kernel(
@@ -132,6 +142,8 @@ def _kernel(
 ) -> Term | None:
     """By a kernel for the whole network, where there is one."""
     if data.weights is not None or way.engine != "vmap":  # kernels know no weights
+        return None
+    if isinstance(data.x, OnHost):
         return None
     on = (net, likelihood, data.x, data.y, members, seed)
     # they make noise on outputs by themselves; that on weights is drawn before they run

@@ -41,7 +41,7 @@ class Program:
         self.grouped = any(_is_grouped(n) for n in traced.graph.nodes)
         self.recurrent = any(_name(n.target).startswith(RECURRENT) for n in traced.graph.nodes)
         self._net = copy_network(net)  # in the mode that it is in now
-        like = _inputs(traced)[0].meta["val"]
+        like = placeholders(traced)[0].meta["val"]
         self._example = torch.zeros(0, dtype=like.dtype, device=like.device)
         self._graphs = [graphs_of(traced)]
 
@@ -147,7 +147,7 @@ def fresh_noise(members: int, device: torch.device) -> Noise:
     return Noise(torch.arange(members, device=device), seed)
 
 
-def _inputs(traced: Traced) -> list[fx.Node]:
+def placeholders(traced: Traced) -> list[fx.Node]:
     """x, the parameters, member and seed."""
     nodes = [node for node in traced.graph.nodes if node.op == "placeholder"]
     return nodes[len(traced.constants) :]
@@ -171,7 +171,7 @@ def graphs_of(traced: Traced) -> Graphs:
         stack(traced, Stacker(alone=True), own_rows=False),
         traced.least,
         traced.most,
-        [int(length) for length in _inputs(traced)[0].meta["val"].shape[1:]],
+        [int(length) for length in placeholders(traced)[0].meta["val"].shape[1:]],
     )
 
 
@@ -180,7 +180,7 @@ def stack(traced: Traced, s: Stacker, *, own_rows: bool) -> fx.GraphModule:
 
     own_rows: whether x is [M, B, ...]."""
     found: dict[fx.Node, Value] = {}
-    for k, node in enumerate(inputs := _inputs(traced)):
+    for k, node in enumerate(inputs := placeholders(traced)):
         shared = (k == 0 and not own_rows) or k == len(inputs) - 1 or s.alone
         held = s.graph.placeholder(node.name)
         found[node] = Value(held, "shared" if shared else "front", node.meta["val"])
@@ -191,7 +191,7 @@ def stack(traced: Traced, s: Stacker, *, own_rows: bool) -> fx.GraphModule:
             found[node] = Value(s.graph.get_attr(node.name), "shared", node.meta["val"])
     s.members = s.emit(torch.ops.aten.sym_size.int, found[inputs[1]].node, 0)
     for node in traced.graph.nodes:
-        if node.op == "call_function" and not _is_check(node.target):
+        if node.op == "call_function" and not is_check(node.target):
             found[node] = _stacked(s, node, found)
         elif node.op == "output":
             outputs = found[node.args[0][0]]
@@ -216,6 +216,6 @@ def _stacked(s: Stacker, node: fx.Node, found: dict[fx.Node, Value]) -> Value:
         raise Untraceable(f"no rule fits {target}: {error}") from error
 
 
-def _is_check(target: Any) -> bool:
+def is_check(target: Any) -> bool:
     """Whether it only looks at something, and raises."""
     return _name(target).startswith(CHECKS)

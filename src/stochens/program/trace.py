@@ -61,14 +61,17 @@ class _OneMember(nn.Module):
         return outputs
 
 
-def trace(net: nn.Module, x: Tensor, *, dtype: torch.dtype | None = None) -> Traced:
+def trace(
+    net: nn.Module, x: Tensor, *, dtype: torch.dtype | None = None, copied: bool = True
+) -> Traced:
     """The graph of one member for inputs like x [B, ...], in the mode that the network is in.
 
     The batch is free where the network allows it, else bounded or fixed. dtype: that of
-    parameters, of buffers and of x, where they are real numbers; None: as they are.
+    parameters, of buffers and of x, where they are real numbers; None: as they are. copied: whether
+    constants are copies; else they are the network's own tensors, which has to be where x is.
     """
     try:
-        own = copy.deepcopy(net).to(x.device, dtype)
+        own = copy.deepcopy(net).to(x.device, dtype) if copied else net
         if x.is_floating_point():
             x = x.to(dtype)
         names = list(trainable(own))

@@ -28,6 +28,7 @@ from stochens.posterior.joining import join_chains
 from stochens.posterior.posterior import Posterior
 from stochens.posterior.recipe import Inputs, Recipe
 from stochens.prior import Centred, Prior, resolve, warn_unknown_fan_in
+from stochens.program.features import Kept, keep_features
 from stochens.randomness.seeds import seeded
 from stochens.run.checkpoints import digest
 from stochens.run.cluster.connect import Ray
@@ -104,6 +105,14 @@ class Problem(NamedTuple):
     engine: Engine  # by which the network runs where no kernel does
     run: Run
     machines: Machines | None
+    kept: Kept | None = None  # features, where a part of the network is frozen
+
+    @property
+    def computed(self) -> tuple[nn.Module, Tensor]:
+        """What is run: the network and x, or what is left of it behind its frozen part."""
+        if self.kept is None or not isinstance(self.kept.x, Tensor):
+            return self.net, self.x
+        return self.kept.net, self.kept.x
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
@@ -203,11 +212,15 @@ def prepare(request: SamplerRequest, *, engines: Sequence[str] = ENGINES) -> Pro
     own_rows = request.batch_size is not None and request.batch_size < len(x)
     # on the CPU, where all of these are
     how = choose_engine(run.way, plain, params, few, own_rows=own_rows, training=False)
+    x, y, plain = x.to(place), y.to(place), plain.to(place)
+    kept = None
+    if machines is None and run.way != "fused":
+        kept = keep_features(plain.eval(), x, few, engine=how)
     return Problem(
-        net=plain.to(place),
+        net=plain,
         likelihood=like,
-        x=x.to(place),
-        y=y.to(place),
+        x=x,
+        y=y,
         start=move(params, place),
         prior_precision=request.prior_precision,
         prior=request.prior,
@@ -217,6 +230,7 @@ def prepare(request: SamplerRequest, *, engines: Sequence[str] = ENGINES) -> Pro
         engine=how,
         run=run,
         machines=machines,
+        kept=kept,
     )
 
 

@@ -263,10 +263,11 @@ def _target(problem: Problem) -> NetworkTarget:
     one = activation_bytes(problem.net, problem.x[:1])
     room = MEMORY_SHARE * free_bytes(problem.x.device)
     rows = max(1, min(len(problem.x), int(room / (4 * size(problem.start) * max(one, 1)))))
+    net, x = problem.computed
     return NetworkTarget(
-        problem.net,
+        net,
         problem.likelihood,
-        problem.x,
+        x,
         problem.y,
         problem.shapes,
         problem.prior_precision,
@@ -373,5 +374,6 @@ def _program(problem: Problem, rows: int) -> Callable[[Params, Tensor], Tensor] 
     if not problem.x.is_cuda or problem.run.way != "auto":
         return None
     work = Workload(rows, 0.0, own_rows=False, compile=False, engine=problem.engine)
-    chosen = choose_program(problem.net, problem.x[:TRIED], work)
+    net, x = problem.computed
+    chosen = choose_program(net, x[:TRIED], work)
     return None if chosen is None else chosen.outputs

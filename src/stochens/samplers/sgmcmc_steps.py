@@ -311,10 +311,11 @@ def data_term_for(problem: Problem, batch_size: int | None) -> Term:
         batch=min(batch_size or everything, everything),
         own_rows=batch_size is not None and batch_size < everything,
     )
-    data = Data(problem.x, problem.y)
+    net, x = problem.computed
+    data = Data(x, problem.y)
     if run.way == "fused":
-        refuse_unfused(problem.net, problem.likelihood, data)
-    return data_term(problem.net, problem.likelihood, data, problem.ids, problem.seed, way)
+        refuse_unfused(net, problem.likelihood, data)
+    return data_term(net, problem.likelihood, data, problem.ids, problem.seed, way)
 
 
 def refuse_bad_start(energy: Tensor, ids: tuple[int, ...]) -> None:

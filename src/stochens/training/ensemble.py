@@ -17,6 +17,7 @@ from stochens.posterior.posterior import Posterior
 from stochens.posterior.recipe import Inputs, Recipe
 from stochens.prior import Centred, resolve, warn_unknown_fan_in
 from stochens.program.data_term import Data, refuse_unfused
+from stochens.program.features import keep_features
 from stochens.run.memory import member_bytes, members_that_fit
 from stochens.run.options import matmul_precision
 from stochens.run.progress import log_to
@@ -28,10 +29,16 @@ from stochens.training.engines import choose_engine, place_for
 from stochens.training.folder import identity, own_identity, saved_block_size
 from stochens.training.loop import Settings, Task, all_at_once
 from stochens.training.machines import local_device, members_to_check, over_machines
-from stochens.training.network import build_network
+from stochens.training.network import adapt_network, build_network
 from stochens.training.request import FitRequest
 from stochens.training.schedules import rate_for
-from stochens.training.starts import complete_params, first_params, jittered, start_network
+from stochens.training.starts import (
+    complete_params,
+    first_params,
+    jittered,
+    start_adapters,
+    start_network,
+)
 from stochens.training.work import First, Work
 
 
@@ -82,11 +89,16 @@ def _prepare(request: FitRequest) -> _Prepared:
         given = resampled(given)
     if given.loader is not None and run.way == "compile":
         raise InputError("engine='compile' needs the data in memory, not a DataLoader")
-    plain, build, few, outputs = build_network(
-        start_network(request.net, start), like, given.x, given.y, request.seed, dtype=run.dtype
-    )
     patterns = (request.skip,) if isinstance(request.skip, str) else tuple(request.skip)
-    recipe = Recipe(methods=rules, skip=patterns, output=output_layer(plain, few))
+    net, last = request.net, None
+    if any(rule.freezes for rule in rules):
+        net, last = adapt_network(net, rules, given.x, patterns, request.seed)
+    begun_as_is = any(rule.begins_at_module for rule in rules)
+    net = start_adapters(net) if begun_as_is else start_network(net, start)
+    plain, build, few, outputs = build_network(
+        net, like, given.x, given.y, request.seed, dtype=run.dtype
+    )
+    recipe = Recipe(methods=rules, skip=patterns, output=last or output_layer(plain, few))
     template = stochastic(plain, rules, skip=recipe.skip, output=recipe.output)
     warn_partial(template, rules, few, skip=recipe.skip, output=recipe.output)
 
@@ -175,18 +187,24 @@ def train_here(request: FitRequest) -> Posterior:
     """All members that are asked for, on this machine."""
     ready, run, ids = _prepare(request), request.run, request.ids
     template, settings, like = ready.template, ready.settings, ready.likelihood
-    together = saved_block_size(run.checkpoint, ids, run.chunk) or run.chunk
-    together = together or members_that_fit(
+    given = saved_block_size(run.checkpoint, ids, run.chunk) or run.chunk
+    together = given or members_that_fit(
         template, ready.few, batch_size=ready.at_once, device=settings.device
     )
+    data = ready.data.to(settings.device)
+    template.to(settings.device)
+    kept = None
+    if data.loader is None and run.way != "fused":
+        kept = keep_features(template.train(), data.x, ready.few, engine=settings.engine)
+    if kept is not None and given is None:
+        together = kept.members_that_fit(batch_size=ready.at_once, device=settings.device)
     if request.repulsion is not None and together < len(ids):
         raise InputError(
             f"repulsion couples all {len(ids)} members, but only {together} fit into memory at "
             "once; use fewer members or a smaller batch_size"
         )
 
-    data = ready.data.to(settings.device)
-    task = Task(template.to(settings.device), data, like, settings, ready.prior)
+    task = Task(template, data, like, settings, ready.prior, kept)
     if run.way == "fused":
         refuse_unfused(task.net, like, Data(data.x, data.y, data.weights))
     write_log = log_to(run.log)  # last, since a logger writes files as soon as it exists

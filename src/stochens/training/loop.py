@@ -20,6 +20,7 @@ from stochens.posterior.history import History, Recorder
 from stochens.posterior.low_rank import LowRankGaussian
 from stochens.prior import Centred
 from stochens.program.data_term import Data, Term, Way, data_term, with_own_noise
+from stochens.program.features import Kept
 from stochens.randomness.seeds import NOISE, member_seed, permutations, seeded
 from stochens.run.checkpoints import Keeper
 from stochens.run.progress import Bar, Log
@@ -77,6 +78,7 @@ class Task(NamedTuple):
     settings: Settings
     # of these members by this seed; None: N(0, 1 / prior_precision)
     prior: Callable[[tuple[int, ...], int], Centred] | None = None
+    kept: Kept | None = None  # features, where a part of the network is the same for all members
 
 
 class Watchers(NamedTuple):
@@ -105,7 +107,7 @@ class Trained(NamedTuple):
 def train(task: Task, start: Params, members: tuple[int, ...], watchers: Watchers) -> Trained:
     """Train one block of members: the loop itself. It goes on from what `watchers.keep` has found,
     and trains the tensors of `start` [M, ...] themselves."""
-    net, data, likelihood, settings, prior_of = task
+    net, data, likelihood, settings, prior_of, _ = task
     collector, bar, log, keep = watchers
     params = {name: p.detach().requires_grad_() for name, p in start.items()}
     share_of = Shares(data, settings.batch_size)
@@ -206,7 +208,7 @@ def _loss(
     penalty: objective.Penalty,
 ) -> LossOf:
     """What a step minimises and records."""
-    net, data, _, settings, _ = task
+    net, data, settings = task.net, task.data, task.settings
     noise_gain = objective.stochasticity(objective.mixtures(net, params))
 
     def loss_of(params: Params, batch: Batch, step: int | Tensor) -> Loss:
@@ -236,7 +238,7 @@ def _l2(penalty: objective.Penalty, data: Source, settings: Settings) -> dict[st
 
 def _data_term(task: Task, members: tuple[int, ...]) -> Term:
     """The mean NLL of each member on its batch, [M]."""
-    net, data, likelihood, settings, _ = task
+    net, data, likelihood, settings, _, kept = task
     if data.loader is not None:
         return _loader_term(task, members)
     way = Way(
@@ -249,13 +251,13 @@ def _data_term(task: Task, members: tuple[int, ...]) -> Term:
         examples=settings.epochs * data.size * len(members),
         own_rows=not all_at_once(data, settings.batch_size),
     )
-    on = Data(data.x, data.y, data.weights)
-    return data_term(net, likelihood, on, members, settings.seed, way)
+    net, x = (net, data.x) if kept is None else (kept.net, kept.x)
+    return data_term(net, likelihood, Data(x, data.y, data.weights), members, settings.seed, way)
 
 
 def _loader_term(task: Task, members: tuple[int, ...]) -> Term:
     """By the engine: batches of a loader come in other shapes and other memory each time."""
-    net, _, likelihood, settings, _ = task
+    net, likelihood, settings = task.net, task.likelihood, task.settings
     mean_nll = objective.mean_nll(
         net, likelihood, engine=settings.engine, bf16=bool(settings.bf16), check=True
     )

@@ -1,6 +1,6 @@
 """A network that was found to fit its data: what training, and every sampler, begins with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from stochens.checks import check_network, probe_outputs, telling_rows
 from stochens.likelihoods import Likelihood, check_distribution
-from stochens.members import Builder, Factory, builder
+from stochens.members import Builder, Factory, builder, copy_network
+from stochens.methods import Method, output_layer
 from stochens.randomness.seeds import derive, seeded
 
 FEW = 4  # rows that it is tried on
@@ -37,7 +38,7 @@ def build_network(
     """
     if isinstance(net, nn.Module):
         check_network(net)  # before it is copied, which a lazy layer does not bear
-    build, few = builder(net), telling_rows(x, FEW).cpu()
+    build, few = builder(net).then(stay_in_eval), telling_rows(x, FEW).cpu()
     plain = fresh(build, seed)
     plain = plain if dtype is None else plain.to(dtype)
     if refuse is not None:
@@ -47,6 +48,48 @@ def build_network(
     like.check_outputs(outputs, y)
     check_distribution(like, outputs)
     return Built(plain, build.then(lambda net: like.prepare(net, y)), few, outputs)
+
+
+def adapt_network(
+    net: nn.Module | Builder, rules: Sequence[Method], x: Tensor, skip: Sequence[str], seed: int
+) -> tuple[nn.Module, str | None]:
+    """The network with what its members own of it, and the name of its output layer.
+
+    Its own weights are the ones that all members share, so that a function that builds it is called
+    once. x [N, ...]: to see which layer comes last.
+    """
+    if isinstance(net, nn.Module):
+        own = copy_network(net).cpu()
+    else:
+        with seeded(derive(seed)):
+            own = builder(net)()
+    modes = {module: module.training for module in own.modules()}
+    try:
+        last = output_layer(own.eval(), telling_rows(x, FEW).cpu())
+    except Exception:  # said better by the probe that follows
+        last = None
+    for module, mode in modes.items():
+        module.training = mode
+    for rule in rules:
+        own = rule.adapt(own, skip=skip, output=last)
+    return own, last
+
+
+def stay_in_eval(net: nn.Module) -> nn.Module:
+    """Frozen parts that come in eval mode stay in it while the rest is trained: their dropout is
+    off, so that they are one function of x for all members. The same module."""
+    inside: set[nn.Module] = set()
+    for module in net.modules():
+        frozen = [not p.requires_grad for p in module.parameters()]
+        if module not in inside and frozen and all(frozen) and not module.training:
+            inside.update(module.modules())
+            module.register_forward_pre_hook(_to_eval)
+    return net
+
+
+def _to_eval(module: nn.Module, args: tuple[object, ...]) -> None:
+    if module.training:  # whoever trains the network puts all of it into training mode
+        module.eval()
 
 
 def fresh(build: Builder, seed: int) -> nn.Module:

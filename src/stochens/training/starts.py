@@ -173,10 +173,26 @@ def start_network(net: nn.Module | Builder, start: object) -> nn.Module | Builde
     return net
 
 
+def start_adapters(net: nn.Module | Builder) -> Factory:
+    """Likewise of a network with adapters: each member draws its own, and all else is the
+    network's."""
+    assert isinstance(net, nn.Module)
+    check_network(net)
+
+    def make() -> nn.Module:
+        fresh = copy_network(net).cpu()
+        methods.begin_adapters(fresh)
+        return fresh
+
+    return Factory(make, again=methods.begin_adapters)
+
+
 def _refuse_lost_weights(net: nn.Module, start: str) -> None:
     """Statistics of trained weights mean nothing to weights that are drawn anew."""
+    drawn = False  # whether what comes before, as it was registered, is not frozen
     for path, module in net.named_modules():
-        if isinstance(module, FrozenBatchNorm) and module.trained:
+        drawn = drawn or any(p.requires_grad for p in module.parameters(recurse=False))
+        if isinstance(module, FrozenBatchNorm) and module.trained and drawn:
             name = repr(path) if path else "the network itself"
             raise InputError(
                 f"{name} is batch normalisation with the statistics of trained weights, and "

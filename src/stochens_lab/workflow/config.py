@@ -29,7 +29,8 @@ from stochens_lab.workflow.model import check_name
 EXPERIMENT = "fit"
 TAILS = ("multiswa", "multiswag")  # averages of a plain training's tail
 RATED = ("dropout", "dropconnect")
-NAMES = (*METHODS, *TAILS)
+# without those that leave a network's own weights as they are, which are drawn anew here
+NAMES = (*(name for name, method in METHODS.items() if not method.freezes), *TAILS)
 # of a run that goes on; its members do not see them
 CHANGEABLE = {"model", "data", "device", "address"}
 MODEL = typer.Option(

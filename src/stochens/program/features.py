@@ -1,0 +1,139 @@
+"""Features of a whole data set, computed once and kept where there is room for them."""
+
+import logging
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stochens.errors import InputError
+from stochens.members import Engine
+from stochens.program.prefix import Split, has_frozen, split
+from stochens.run.memory import SHARE, activation_bytes, free_bytes, parameter_bytes
+
+log = logging.getLogger("stochens")
+
+ACTIVATIONS = 256 << 20  # bytes of activations at once on a CPU
+DISK_SHARE = 0.9  # of the free space in the temporary folder that a file may take
+
+
+class OnHost:
+    """Rows of a tensor that is too large for the device, which go there when they are asked for."""
+
+    is_cuda = False  # no CUDA graph can hold it
+
+    def __init__(self, kept: Tensor, device: torch.device) -> None:
+        self.kept, self.device = kept, device
+        self.shape, self.dtype = kept.shape, kept.dtype
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    def __getitem__(self, rows: Tensor | slice) -> Tensor:
+        return self.kept[rows.cpu() if isinstance(rows, Tensor) else rows].to(self.device)
+
+
+class Kept(NamedTuple):
+    """What takes the place of a network and its inputs while members train."""
+
+    net: nn.Module  # of features, with the parameters of the whole
+    x: Tensor | OnHost  # [N, ...], the features of every row
+    bytes_each: int  # of activations of one example and member
+
+    def members_that_fit(self, *, batch_size: int, device: torch.device) -> int:
+        """Likewise as run.memory's, of the part that members run."""
+        one = 6 * parameter_bytes(self.net) + 4 * batch_size * self.bytes_each
+        return max(1, int(SHARE * free_bytes(device)) // max(one, 1))
+
+
+def keep_features(net: nn.Module, x: Tensor, few: Tensor, *, engine: Engine) -> Kept | None:
+    """The network in its mode and x [N, ...], on one device, behind the part that is frozen; None
+    where there is no such part. few: some rows of x, or rows like them."""
+    if not has_frozen(net) or not isinstance(x, Tensor):
+        return None
+    device = x.device
+    cut = split(net, few.to(device), engine=engine)
+    if cut is None:
+        return None
+    features = features_of(cut, x, rows_at_once(net, few.to(device)), device)
+    if features is None:
+        return None
+    where = "on the host" if isinstance(features, OnHost) else f"on {device.type}"
+    log.info(
+        "the frozen part, %.0f%% of a pass, is computed once: features %s %s %s",
+        *(100 * cut.saved, tuple(features.shape), features.dtype, where),
+    )
+    return Kept(cut.rest, features, cut.bytes_each)
+
+
+def rows_at_once(net: nn.Module, few: Tensor) -> int:
+    """Examples of which all activations fit into their share."""
+    device = few.device
+    room = free_bytes(device) // 4 if device.type == "cuda" else ACTIVATIONS
+    return max(2, room // max(1, activation_bytes(net, few)))
+
+
+def features_of(cut: Split, x: Tensor, rows: int, device: torch.device) -> Tensor | OnHost | None:
+    """Of x [N, ...], some rows at a time, on the network's device; None where no room is left."""
+    kept: Tensor | None = None
+    top = 0
+    while top < len(x):
+        try:
+            part = cut.features(x[top : top + rows].to(device))
+        except torch.OutOfMemoryError:
+            if rows <= 2:
+                raise
+            rows //= 2
+            continue
+        if kept is None:
+            if rows >= len(x):
+                return part.clone() if part.data_ptr() == x.data_ptr() else part
+            kept = _room((len(x), *part.shape[1:]), part.dtype, device)
+            if kept is None:
+                return None
+        kept[top : top + len(part)] = part.to(kept.device)
+        top += len(part)
+    if kept is None:
+        raise InputError(f"x is empty: shape {tuple(x.shape)}")
+    return kept if kept.device == device else OnHost(kept, device)
+
+
+def _room(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor | None:
+    """Memory of the device; where that is short of the host, or a file there; or None."""
+    need = math.prod(shape) * dtype.itemsize
+    for place in {device: 0, torch.device("cpu"): 0}:
+        if need <= SHARE * free_bytes(place):
+            return torch.empty(tuple(shape), dtype=dtype, device=place)
+    if need <= DISK_SHARE * shutil.disk_usage(tempfile.gettempdir()).free:
+        return mapped(shape, dtype)
+    log.warning(
+        "the frozen part is computed in each step: its features %s need %.1f GB, for which there "
+        "is room neither in memory nor in %s",
+        *(tuple(shape), need / 1e9, tempfile.gettempdir()),
+    )
+    return None
+
+
+def mapped(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """An empty tensor in a file of the temporary folder, which ends with it.
+
+    >>> t = mapped((3, 2), torch.float32)
+    >>> t.fill_(1.0).sum()
+    tensor(6.)
+    """
+    handle, path = tempfile.mkstemp(prefix="stochens-features-")
+    os.close(handle)
+    try:
+        return torch.from_file(path, shared=True, size=math.prod(shape), dtype=dtype).view(
+            tuple(shape)
+        )
+    finally:
+        try:
+            os.unlink(path)  # the mapping holds what is in it, and nothing is left behind
+        except OSError:  # where a file in use cannot go
+            log.info("features are in %s", path)

@@ -1,0 +1,456 @@
+"""The part of a network that no member changes, computed once: features in the place of inputs.
+
+    x --prefix--> features --rest--> outputs
+
+In the graph of one member, values that depend on no parameter of a member and on no noise are the
+same for all. They are cut off where they are smallest: the prefix is a function of x alone, and the
+rest is a network of features, with the parameters of the whole under their own names and with
+its noise, drawn in the same order. So whatever runs the whole runs the rest, and gets the same.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.experimental.symbolic_shapes import is_symbolic
+from torch.utils.flop_counter import FlopCounterMode
+
+from stochens.members import Engine, Params, forward, trainable
+from stochens.methods.base import register
+from stochens.program.program import is_check, placeholders
+from stochens.program.stacker import arguments_of, is_random
+from stochens.program.trace import Traced, Untraceable, is_operator, trace
+from stochens.randomness.noise import bernoulli, member_noise, normal
+from stochens.randomness.seeds import seeded
+
+log = logging.getLogger("stochens")
+
+WORTH = 0.1  # of the operations of a pass: less is not kept
+NEARLY = 0.95  # of the operations that could be saved: a cut may miss the others to be small
+WITHIN = {torch.float64: 1e-8, torch.float32: 1e-3}  # relative; a wrong cut is off by far more
+APART = 0.05  # how far the second member of the test is from the network's own parameters
+
+
+class Split(NamedTuple):
+    """outputs = rest(prefix(x)), in the mode that the network was in."""
+
+    prefix: nn.Module  # x [B, ...] -> features [B, ...], the same for all members
+    rest: nn.Module  # features -> outputs, with the network's trainable parameters
+    bytes_each: int  # of the values that the rest computes for one example
+    saved: float  # share of the operations of a pass that is in the prefix
+
+    def features(self, x: Tensor) -> Tensor:
+        """Of x [B, ...] on the network's device, without a gradient."""
+        with torch.no_grad():
+            pair = x if len(x) > 1 else x.expand(2, *x.shape[1:])  # 1 is another case for torch
+            made: Tensor = self.prefix(pair)
+        return made[: len(x)]
+
+
+def has_frozen(net: nn.Module) -> bool:
+    return any(not p.requires_grad for p in net.parameters())
+
+
+def split(net: nn.Module, few: Tensor, *, engine: Engine = "vmap") -> Split | None:
+    """The network in its mode, cut for inputs like few [B, ...], on their device, which is its own.
+
+    None where it has no frozen parameters, where little would be saved, and where it cannot be
+    done: the log has one line that says why.
+
+    >>> net = nn.Sequential(nn.Linear(3, 50), nn.Tanh(), nn.Linear(50, 2))
+    >>> cut = split(net.requires_grad_(False), torch.zeros(4, 3))
+    >>> cut is None  # nothing is trained
+    True
+    >>> net[2].requires_grad_(True)
+    Linear(in_features=50, out_features=2, bias=True)
+    >>> cut = split(net, torch.zeros(4, 3))
+    >>> cut.features(torch.zeros(7, 3)).shape, cut.rest(cut.features(torch.zeros(7, 3))).shape
+    (torch.Size([7, 50]), torch.Size([7, 2]))
+    """
+    if not has_frozen(net) or not trainable(net) or not isinstance(few, Tensor):
+        return None
+    if len(few) < 2:
+        few = few.expand(2, *few.shape[1:])
+    try:
+        with seeded(0, few.device):
+            traced = trace(net, few, copied=False)
+            found = _cut(net, traced, few)
+            if isinstance(found, str):
+                log.info("the frozen part is computed in each step: %s", found)
+                return None
+            _refuse_wrong(net, found, few, engine)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # torch.export and the user's operators raise many kinds
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        log.info("the frozen part is computed in each step: it cannot be cut off (%s)", reason)
+        return None
+    return found
+
+
+# -- where to cut ---------------------------------------------------------------------------------
+
+
+class _Place(NamedTuple):
+    """A cut: the prefix ends with these values."""
+
+    values: list[fx.Node]
+    operations: float  # before it
+    size: float  # bytes of an example
+
+
+def _cut(net: nn.Module, traced: Traced, few: Tensor) -> Split | str:
+    """The split, or why there is none."""
+    batch = placeholders(traced)[0].meta["val"].shape[0]
+    if traced.least == traced.most:
+        return "the network fixes the number of examples (by len(x)? x.shape[0] leaves it free)"
+    measured = _Measured(net, traced)
+    measured.run_on(few)
+    total = sum(measured.operations.values())
+    order = [node for node in traced.graph.nodes if node.op in ("placeholder", "call_function")]
+    shared, drawn = _shared(traced, order)
+    places = list(_places(traced, order, shared, batch, measured))
+    most = max((place.operations for place in places), default=0.0)
+    if most == 0 or most < WORTH * total:
+        if drawn:
+            _tell_of_noise(drawn)
+        return f"what comes before all members and noise has {most / (total or 1):.0%} of the work"
+    able = [place for place in places if place.operations >= NEARLY * most]
+    best = min(able, key=lambda place: place.size)
+    rest, names = _rest(net, traced, best.values, batch)
+    each = sum(measured.sizes.get(name, 0.0) for name in names)
+    return Split(_prefix(traced, best.values), rest, math.ceil(each), best.operations / total)
+
+
+def _tell_of_noise(drawn: list[fx.Node]) -> None:
+    names = ", ".join(sorted({str(node.target).split(".")[1] for node in drawn}))
+    log.warning(
+        "the frozen part of the network draws noise of its own (%s), so that each member computes "
+        "it in each step. It is computed once where that noise is off in training: give the frozen "
+        "modules in eval mode (net.eval() before fit), or set the rate to 0",
+        names,
+    )
+
+
+class _Measured(fx.Interpreter):
+    """One member's pass: the operations of each node and the bytes of its value, for an example."""
+
+    def __init__(self, net: nn.Module, traced: Traced) -> None:
+        super().__init__(fx.GraphModule(nn.Module(), traced.graph))
+        self._net, self._traced = net, traced
+        self.operations: dict[str, float] = {}  # by the node's name: GraphModule has copies
+        self.sizes: dict[str, float] = {}
+
+    def run_on(self, few: Tensor) -> None:
+        own = [p.detach() for p in trainable(self._net).values()]
+        number = torch.zeros((), dtype=torch.int64, device=few.device)
+        self._rows = len(few)
+        inputs = [*self._traced.constants.values(), few, *own, number, number.view(1)]
+        with torch.no_grad(), FlopCounterMode(display=False) as self._counter:
+            self.run(*inputs)
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op == "call_function" and is_check(n.target):
+            return None
+        before = self._counter.get_total_flops()
+        value = super().run_node(n)
+        self.operations[n.name] = float(self._counter.get_total_flops() - before)
+        if isinstance(value, Tensor):
+            self.sizes[n.name] = value.numel() * value.element_size() / self._rows
+        return value
+
+
+def _shared(traced: Traced, order: list[fx.Node]) -> tuple[set[fx.Node], list[fx.Node]]:
+    """Nodes that depend on no member and no noise; and those that would, but draw torch's noise."""
+    own = set(placeholders(traced)[1:])  # parameters, member, seed
+    shared: set[fx.Node] = set()
+    drawn: list[fx.Node] = []
+    for node in order:
+        if node in own or not all(source in shared for source in node.all_input_nodes):
+            continue
+        if node.op == "call_function" and _draws(node):
+            drawn.append(node)
+        else:
+            shared.add(node)
+    return shared, drawn
+
+
+def _draws(node: fx.Node) -> bool:
+    """Whether it takes numbers from torch's generator. Dropout of rate 0, or that is off, takes
+    none."""
+    if not is_operator(node.target) or not is_random(node.target):
+        return False
+    given = arguments_of(node.target, node.args, node.kwargs)
+    rate = next((given[name] for name in ("p", "dropout_p", "dropout") if name in given), None)
+    on = next((given[name] for name in ("train", "training") if name in given), True)
+    return bool(on) and rate != 0
+
+
+def _places(
+    traced: Traced, order: list[fx.Node], shared: set[fx.Node], batch: Any, measured: _Measured
+) -> Iterator[_Place]:
+    """All cuts. After each node of the graph, the shared values of x that are needed later."""
+    number = {node: k for k, node in enumerate(order)}
+    of_x = {placeholders(traced)[0]}
+    needed: dict[fx.Node, float] = {}  # value -> the last node that needs it
+    operations = 0.0
+    for place, node in enumerate(order):
+        if node in shared and (node in of_x or any(v in of_x for v in node.all_input_nodes)):
+            operations += measured.operations.get(node.name, 0.0)
+            if not isinstance(node.meta.get("val"), int | torch.SymInt):
+                of_x.add(node)
+                users = [u for u in node.users if not _is_batch(u, batch) and not _checks(u)]
+                last = [number[u] if u in shared else math.inf for u in users]
+                needed[node] = max(last, default=-1)
+        needed = {value: last for value, last in needed.items() if last > place}
+        values = list(needed)
+        if values and _storable(values, batch):
+            size = sum(measured.sizes[value.name] for value in values)
+            yield _Place(values, operations, size)
+
+
+def _storable(values: list[fx.Node], batch: Any) -> bool:
+    """Whether each is [B, ...] of a fixed shape, all of one type."""
+    tensors = [node.meta["val"] for node in values]
+    return all(
+        isinstance(t, Tensor)
+        and t.dim() > 0
+        and _same(t.shape[0], batch)
+        and all(not is_symbolic(length) for length in t.shape[1:])
+        and t.dtype == tensors[0].dtype
+        for t in tensors
+    )
+
+
+def _same(length: Any, batch: Any) -> bool:
+    return bool(is_symbolic(length) and length.node.expr == batch.node.expr)
+
+
+def _is_batch(node: fx.Node, batch: Any) -> bool:
+    """Whether it is the number of examples, of whatever tensor."""
+    return node.target is torch.ops.aten.sym_size.int and _same(node.meta["val"], batch)
+
+
+def _checks(node: fx.Node) -> bool:
+    return node.op == "call_function" and is_check(node.target)
+
+
+# -- the two parts --------------------------------------------------------------------------------
+
+
+class Part(nn.Module):
+    """A graph of (input, *parameters, *constants), which are its own under the names given."""
+
+    def __init__(
+        self, graph: fx.Graph, params: Params, constants: list[Tensor], *, noisy: bool = False
+    ) -> None:
+        super().__init__()
+        self.noisy = noisy  # whether it draws noise of each member's own
+        self._graph = (fx.GraphModule(nn.Module(), graph),)  # torch need not see it: it has nothing
+        self._names, self._held = list(params), len(constants)
+        for name, p in params.items():
+            register(self, name, p)  # type: ignore[arg-type]
+        for k, constant in enumerate(constants):
+            self.register_buffer(f"constant_{k}", constant, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = [attrgetter(name)(self) for name in self._names]
+        held = [getattr(self, f"constant_{k}") for k in range(self._held)]
+        outputs: Tensor = self._graph[0](x, *own, *held)
+        return outputs
+
+
+def _ancestors(ends: Iterable[fx.Node], stop: Callable[[fx.Node], bool]) -> set[fx.Node]:
+    """All that they need, themselves included; of what `stop` says, no more."""
+    found: set[fx.Node] = set()
+    left = list(ends)
+    while left:
+        node = left.pop()
+        if node not in found:
+            found.add(node)
+            left += [] if stop(node) else _needs(node)
+    return found
+
+
+NOISE = (torch.ops.stochens.noise_mask.default, torch.ops.stochens.noise_normal.default)
+
+
+def _needs(node: fx.Node) -> list[fx.Node]:
+    """What the parts need for it: noise does not ask there whose it is."""
+    if node.target not in NOISE:
+        return list(node.all_input_nodes)
+    return [length for length in node.args[3] if isinstance(length, fx.Node)]  # type: ignore[union-attr]
+
+
+def _prefix(traced: Traced, values: list[fx.Node]) -> nn.Module:
+    wanted = _ancestors(values, lambda node: False)
+    graph, made = fx.Graph(), {}
+    made[placeholders(traced)[0]] = graph.placeholder("x")
+    held = _hold(traced, wanted, graph, made)
+    for node in traced.graph.nodes:
+        if node in wanted and node not in made:
+            made[node] = graph.node_copy(node, made.__getitem__)
+    ends = [made[value] for value in values]
+    graph.output(ends[0] if len(ends) == 1 else graph.call_function(pack, tuple(ends)))
+    return Part(graph, {}, held)
+
+
+def _rest(
+    net: nn.Module, traced: Traced, values: list[fx.Node], batch: Any
+) -> tuple[nn.Module, list[str]]:
+    """The network of features, and the names of the nodes that it has of the whole."""
+    x, *own = placeholders(traced)[:-2]
+    (end,) = next(node for node in traced.graph.nodes if node.op == "output").args[0]
+    cut = set(values)
+    wanted = _ancestors([end], lambda node: node in cut or _is_batch(node, batch))
+    if x in wanted and x not in cut:
+        raise Untraceable("it needs x beside its features")
+    graph, made = fx.Graph(), {}
+    features = graph.placeholder("features")
+    for node in own:
+        made[node] = graph.placeholder(node.name)
+    held = _hold(traced, wanted - cut, graph, made)
+    _unpack(graph, features, values, made)
+    names = []
+    for node in traced.graph.nodes:
+        if node not in wanted or node in made or node.op == "output":
+            continue
+        if _is_batch(node, batch):
+            made[node] = graph.call_function(length, (features,))
+        elif node.target in NOISE:
+            made[node] = _draw(graph, node, features, made, values[0].meta["val"].dtype)
+        elif node.kwargs.get("dtype") == values[0].meta["val"].dtype and not _takes_tensors(node):
+            made[node] = _make(graph, node, features, made)
+        else:
+            made[node] = graph.node_copy(node, made.__getitem__)
+        names.append(node.name)
+    graph.output(made[end])
+    params = dict(zip(traced.names, (net.get_parameter(n) for n in traced.names), strict=True))
+    return Part(graph, params, held, noisy=traced.noisy), names  # type: ignore[arg-type]
+
+
+def _hold(
+    traced: Traced, wanted: set[fx.Node], graph: fx.Graph, made: dict[fx.Node, fx.Node]
+) -> list[Tensor]:
+    """A placeholder for each constant that is wanted, and their values."""
+    held = []
+    for node in traced.graph.nodes:
+        if node.op == "placeholder" and node in wanted and node.name in traced.constants:
+            made[node] = graph.placeholder(node.name)
+            held.append(traced.constants[node.name])
+    return held
+
+
+def _unpack(
+    graph: fx.Graph, features: fx.Node, values: list[fx.Node], made: dict[fx.Node, fx.Node]
+) -> None:
+    if len(values) == 1:
+        made[values[0]] = features
+        return
+    first = 0
+    for value in values:
+        shape = tuple(int(n) for n in value.meta["val"].shape[1:])
+        last = first + math.prod(shape)
+        made[value] = graph.call_function(part, (features, first, last, shape))
+        first = last
+
+
+# The rest may run in another precision than it was traced in: noise and constants that are made in
+# a pass have the type of the features, where they had it in the trace.
+
+
+def _takes_tensors(node: fx.Node) -> bool:
+    return any(isinstance(n.meta.get("val"), Tensor) for n in node.all_input_nodes)
+
+
+def _make(graph: fx.Graph, node: fx.Node, like: fx.Node, made: dict[fx.Node, fx.Node]) -> fx.Node:
+    given: Any = fx.map_arg((node.args, dict(node.kwargs)), made.__getitem__)
+    args, kwargs = given[0], {name: v for name, v in given[1].items() if name != "dtype"}
+    target: Any = node.target
+    return graph.call_function(make, (like, target, *args), kwargs)
+
+
+def _draw(
+    graph: fx.Graph,
+    node: fx.Node,
+    like: fx.Node,
+    made: dict[fx.Node, fx.Node],
+    dtype: torch.dtype,
+) -> fx.Node:
+    """Noise as layers ask for it. What is fresh for each example has their number in its shape."""
+    *_, shape, last = node.args
+    fresh = any(isinstance(n, fx.Node) for n in shape)  # type: ignore[union-attr]
+    lengths = fx.map_arg(shape, made.__getitem__)
+    if node.target is NOISE[0]:
+        keep = (last + 2**31) / 2**32  # type: ignore[operator]
+        return graph.call_function(mask, (like, lengths, keep, fresh))
+    wanted = None if last == dtype else last
+    return graph.call_function(normal_numbers, (like, lengths, wanted, fresh))
+
+
+# What the graphs call.
+
+
+def length(features: Tensor) -> int:
+    return features.shape[0]
+
+
+def pack(*values: Tensor) -> Tensor:
+    """Several [B, ...] as one [B, D]."""
+    return torch.cat([value.reshape(len(value), -1) for value in values], dim=1)
+
+
+def part(features: Tensor, first: int, last: int, shape: tuple[int, ...]) -> Tensor:
+    """One of them again."""
+    return features[:, first:last].reshape(features.shape[0], *shape)
+
+
+def mask(like: Tensor, shape: Sequence[int], keep: float, fresh: bool) -> Tensor:
+    return bernoulli(keep, tuple(shape), like, fresh=fresh)
+
+
+def normal_numbers(
+    like: Tensor, shape: Sequence[int], dtype: torch.dtype | None, fresh: bool
+) -> Tensor:
+    empty = torch.empty(tuple(shape), dtype=dtype or like.dtype, device=like.device)
+    return normal(empty, fresh=fresh)
+
+
+def make(like: Tensor, target: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    return target(*args, dtype=like.dtype, **kwargs)
+
+
+# -- whether it is right --------------------------------------------------------------------------
+
+
+def _refuse_wrong(net: nn.Module, found: Split, few: Tensor, engine: Engine) -> None:
+    """Two members by the whole and by the parts; and examples whose features depend on others."""
+    params: Params = {}
+    for name, p in trainable(net).items():
+        one = p.detach()
+        params[name] = torch.stack([one, one + APART * torch.randn_like(one)])
+    if few.is_floating_point():  # rows that are all the same would not tell
+        few = few + (APART * few.std() + 1e-3) * torch.randn_like(few)
+    allowed = WITHIN.get(next(iter(params.values())).dtype, 0.2)
+    ids = torch.tensor([0, 1], device=few.device)
+    outputs = []
+    features = found.features(few)
+    with torch.no_grad():
+        for run, x in ((net, few), (found.rest, features)):
+            with seeded(0, few.device), member_noise(ids, ids[:1]):
+                outputs.append(forward(run, params, x, engine=engine))
+    if not _distance(*outputs) <= allowed:
+        raise Untraceable(f"its parts are off by {_distance(*outputs):.1e}")
+    for row in (0, len(few) - 1):
+        alone = found.features(few[[row, row]])[0]
+        if not _distance(features[row], alone) <= allowed:
+            raise Untraceable("the features of an example depend on the others of its batch")
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    one, other = one.double(), other.double()
+    return float((one - other).norm() / one.norm().clamp_min(1e-30))
