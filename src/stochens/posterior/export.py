@@ -1,8 +1,8 @@
 """The averaged predictor as a file that needs no stochens: ONNX, or torch.export's own format.
 
-Its inputs are x [B, ...], with B free, and the noise of every draw as plain numbers, so that the
-file holds a pure function. Draws run one after the other in a loop inside the graph (ONNX's Scan),
-so that its size does not grow with their number.
+Its inputs are x [B, ...], or each tensor of a tree by its name, with B free, and the noise of every
+draw as plain numbers, so that the file holds a pure function. Draws run one after the other in a
+loop inside the graph (ONNX's Scan), so that its size does not grow with their number.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from stochens.errors import InputError
 from stochens.likelihoods import Likelihood, draws_of
 from stochens.members import Params, forward, size
 from stochens.private_names import ONNX_LOG, scan
+from stochens.trees import Input, cat, named
 from stochens.version import __version__
 
 SUFFIXES = (".onnx", ".pt2")
@@ -40,16 +41,17 @@ class Predictor(NamedTuple):
 
 
 class _One(nn.Module):
-    """One draw of one member as a function of x, its parameters and its noise."""
+    """One draw of one member as a function of x, its parameters and its noise. `joined` makes the
+    network's input of x."""
 
-    def __init__(self, net: nn.Module, names: list[str]) -> None:
+    def __init__(self, net: nn.Module, names: list[str], joined: Callable[[Any], Input]) -> None:
         super().__init__()
-        self._net, self._names = net, names
+        self._net, self._names, self._joined = net, names, joined
 
-    def forward(self, x: Tensor, params: list[Tensor], noise: list[Tensor]) -> Tensor:
+    def forward(self, x: Any, params: list[Tensor], noise: list[Tensor]) -> Tensor:
         one = {name: p.unsqueeze(0) for name, p in zip(self._names, params, strict=True)}
         drawn = [t.unsqueeze(0) for t in noise]
-        return forward(self._net, one, x, engine="loop", noise=drawn)[0]  # [B, C]
+        return forward(self._net, one, self._joined(x), engine="loop", noise=drawn)[0]  # [B, C]
 
 
 class _All(nn.Module):
@@ -63,7 +65,7 @@ class _All(nn.Module):
         for k, p in enumerate(predictor.params.values()):
             self.register_buffer(f"parameter_{k}", p)
 
-    def forward(self, x: Tensor, noise: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    def forward(self, x: Any, noise: dict[str, Tensor]) -> tuple[Tensor, ...]:
         params = list(self.buffers(recurse=False))  # each [M, ...]
 
         def draw(carry: Tensor, row: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -72,11 +74,17 @@ class _All(nn.Module):
             return carry.clone(), self._one(x, theta, own)
 
         rows = (torch.arange(self._draws) % self._count).unsqueeze(1)  # [S, 1]
-        _, outputs = self._scan(draw, x.new_zeros(()), [rows, *noise.values()])  # [S, B, C]
+        _, outputs = self._scan(
+            draw, _tensors(x)[0].new_zeros(()), [rows, *noise.values()]
+        )  # [S, B, C]
         return tuple(draws_of(self._likelihood, outputs).exported().values())
 
 
-def output_names(predictor: Predictor, x: Tensor) -> list[str]:
+def _tensors(x: Any) -> list[Tensor]:
+    return [x] if isinstance(x, Tensor) else list(x.values())
+
+
+def output_names(predictor: Predictor, x: Input) -> list[str]:
     """What the likelihood calls its averages, in order; x is an example."""
     net = copy.deepcopy(predictor.net).cpu().eval()
     one = {name: p[:1].detach().cpu() for name, p in predictor.params.items()}
@@ -86,8 +94,28 @@ def output_names(predictor: Predictor, x: Tensor) -> list[str]:
     return list(draws_of(predictor.likelihood, outputs).exported())
 
 
-def program(predictor: Predictor, x: Tensor) -> Any:
-    """The torch.export.ExportedProgram of (x [B, ...], noise) -> averages; x is an example."""
+def program(predictor: Predictor, x: Input) -> Any:
+    """The torch.export.ExportedProgram of (x [B, ...], noise) -> averages; x is an example.
+
+    Of a tree x is a dictionary of its tensors by name. Lengths of sequences, which are the second
+    axes of whole numbers and of masks, stay free where torch can trace that.
+    """
+    if lengths(x):
+        with contextlib.suppress(RuntimeError, ValueError, TypeError, AssertionError):
+            return _program(predictor, x, torch.export.Dim.AUTO)
+    return _program(predictor, x, None)
+
+
+def lengths(x: Input) -> set[int]:
+    """What the lengths of sequences are in x [B, ...].
+
+    >>> lengths(torch.zeros(2, 7, dtype=torch.long)), lengths(torch.zeros(2, 7))
+    ({7}, set())
+    """
+    return {t.shape[1] for t in named(x).values() if t.dim() > 1 and not t.is_floating_point()}
+
+
+def _program(predictor: Predictor, x: Input, length: Any) -> Any:
     if torch.__version__ < OLDEST_TORCH:  # compared as versions, not as strings
         raise InputError(f"export needs torch {OLDEST_TORCH} or newer, this is {torch.__version__}")
     loop = scan()
@@ -98,25 +126,41 @@ def program(predictor: Predictor, x: Tensor) -> Any:
     batch = torch.export.Dim("batch", min=1)
     first = [p[0] for p in params.values()]
     noise = [t[0] for t in predictor.noise.values()]
-    # torch takes an axis of length 1 for one that is always 1
-    x = torch.cat([x[:1]] * 3).cpu()
+    # torch takes an axis of length 1 for one that is always 1, and two of one length for the same
+    x = cat([x[:1]] * (3 if 3 not in lengths(x) else 5)).cpu()
+    free = length is not None and lengths(x)
+    axes = {
+        name: {0: batch} | ({1: length} if free and t.dim() > 1 and t.shape[1] in free else {})
+        for name, t in named(x).items()
+    }
+    given, joined = example_of(x)
+    shapes: Any = (
+        axes["x"] if isinstance(x, Tensor) else dict(zip(given, axes.values(), strict=True))
+    )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=UserWarning)
         warnings.filterwarnings("ignore", category=FutureWarning)
         one = torch.export.export(
-            _One(net, list(params)),
-            (x, first, noise),
-            dynamic_shapes=({0: batch}, [None] * len(first), [None] * len(noise)),
+            _One(net, list(params), joined),
+            (given, first, noise),
+            dynamic_shapes=(shapes, [None] * len(first), [None] * len(noise)),
         )
         return torch.export.export(
             _All(predictor, one.module(), loop),
-            (x, predictor.noise),
-            dynamic_shapes=({0: batch}, dict.fromkeys(predictor.noise)),
+            (given, predictor.noise),
+            dynamic_shapes=(shapes, dict.fromkeys(predictor.noise)),
         )
 
 
+def example_of(x: Input) -> tuple[Any, Callable[[Any], Input]]:
+    """What the exported function takes, and how the network's input is made of that."""
+    if isinstance(x, Tensor):
+        return x, lambda t: t
+    return x.named(), lambda given: x.with_leaves(list(given.values()))
+
+
 def write(
-    path: Any, predictor: Predictor, x: Tensor, *, about: dict[str, str], overwrite: bool
+    path: Any, predictor: Predictor, x: Input, *, about: dict[str, str], overwrite: bool
 ) -> None:
     """The predictor as one file, whole or not there; its suffix says in which format."""
     path = Path(path)
@@ -164,16 +208,18 @@ def _refuse_without_onnx() -> None:
             )
 
 
-def _onnx(made: Any, predictor: Predictor, x: Tensor, about: dict[str, str]) -> bytes:
+def _onnx(made: Any, predictor: Predictor, x: Input, about: dict[str, str]) -> bytes:
     """The bytes of the ONNX file. Noise has default values there, so that x alone will do."""
     import onnx
 
+    given, _ = example_of(x)
+    names = ["x"] if isinstance(x, Tensor) else list(given)
     with warnings.catch_warnings(), _no_word_of_torchvision():
         warnings.simplefilter("ignore")  # of what the exporter does inside
         model = torch.onnx.export(
             made,
-            (x, predictor.noise),
-            input_names=["x", *predictor.noise],
+            (given, predictor.noise),
+            input_names=[*names, *predictor.noise],
             output_names=output_names(predictor, x),
             dynamo=True,
             verbose=False,
@@ -181,7 +227,7 @@ def _onnx(made: Any, predictor: Predictor, x: Tensor, about: dict[str, str]) -> 
     for name, t in predictor.noise.items():
         model.graph.initializer.append(onnx.numpy_helper.from_array(t.numpy(), name))
     _strip(model.graph)
-    for value in (model.graph.input[0], *model.graph.output):
+    for value in (*model.graph.input[: len(names)], *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
     written = {"stochens": __version__, **about}
     onnx.helper.set_model_props(model, written)

@@ -3,6 +3,7 @@ chooses between kernels, a program and vmap. `fit` and the samplers take gradien
 """
 
 import contextlib
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,6 +22,9 @@ from stochens.program.choice import TRIED, Workload, auto_dtype, choose
 from stochens.program.program import Noise
 from stochens.randomness.noise import member_noise
 from stochens.randomness.seeds import NOISE, derive
+from stochens.trees import Input
+
+log = logging.getLogger("stochens")
 
 # (params [M, ...], rows [M, B] or None for all of the data, the number of the step, which inside a
 # CUDA graph is a tensor [1]) -> [M]
@@ -30,7 +34,7 @@ DataTerm = Callable[[Params, Tensor | None, int | Tensor], Tensor]
 class Data(NamedTuple):
     """In memory, on the device that computes."""
 
-    x: Tensor  # [N, ...]
+    x: Input  # [N, ...]
     y: Tensor  # [N, ...]
     weights: Tensor | None = None  # [N], of mean 1
 
@@ -68,12 +72,12 @@ def data_term(
     """Of the network in the mode that it is in. Noise is a function of (seed, member, step),
     whatever runs it and whoever the other members are."""
     on_gpu = data.x.is_cuda
-    if way.fast and not way.compile:
+    if way.fast and not way.compile and isinstance(data.x, Tensor):
         kernel = _kernel(net, likelihood, data, members, seed, way)
         if kernel is not None:
             return kernel
     chosen = None
-    if way.fast:
+    if way.fast and isinstance(data.x, Tensor):
         wanted = way.bf16 or (way.bf16 is None and way.bf16_programs)
         load = Workload(
             batch=way.batch or len(data.x),
@@ -84,6 +88,8 @@ def data_term(
             dtype=auto_dtype(trainable(net)) if wanted else None,
         )
         chosen = choose(net, data.x[:TRIED], load)
+    elif way.fast:
+        log.info("members run by %s: programs take one tensor, and the input is a tree", way.engine)
     mean_nll = objective.mean_nll(
         net,
         likelihood,
@@ -119,6 +125,8 @@ def _kernel(
 ) -> Term | None:
     """By a kernel for the whole network, where there is one."""
     if data.weights is not None or way.engine != "vmap":  # kernels know no weights
+        return None
+    if not isinstance(data.x, Tensor):
         return None
     on = (net, likelihood, data.x, data.y, members, seed)
     if (fused := fused_nll(*on)) is not None:

@@ -152,7 +152,10 @@ class Compiled:
 
 
 def _compiled(problem: Problem, state: State, rules: Rules, record: Record) -> Compiled | None:
-    kind = kernel_for(problem.net, problem.x, problem.shapes, problem.likelihood)
+    x = problem.x
+    if not isinstance(x, Tensor):
+        return None  # kernels take one tensor
+    kind = kernel_for(problem.net, x, problem.shapes, problem.likelihood)
     if kind is None:
         return None
     static = tensors(state)
@@ -172,4 +175,4 @@ def _compiled(problem: Problem, state: State, rules: Rules, record: Record) -> C
         "stats": record.stats,
         **dict(zip(names(), static, strict=True)),
     }
-    return Compiled(static, kind(problem.x, problem.y, numbers, named))
+    return Compiled(static, kind(x, problem.y, numbers, named))

@@ -357,8 +357,9 @@ def _result(
 
 def _program(problem: Problem, rows: int) -> Callable[[Params, Tensor], Tensor] | None:
     """The network's program on a GPU, in the precision of its parameters."""
-    if not problem.x.is_cuda or problem.run.way != "auto":
+    x = problem.x
+    if not isinstance(x, Tensor) or not x.is_cuda or problem.run.way != "auto":
         return None
     work = Workload(rows, 0.0, own_rows=False, compile=False, engine=problem.engine)
-    chosen = choose_program(problem.net, problem.x[:TRIED], work)
+    chosen = choose_program(problem.net, x[:TRIED], work)
     return None if chosen is None else chosen.outputs

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from stochens.likelihoods import Likelihood
 from stochens.members import Engine, Params, forward
+from stochens.trees import Input
 
 LIKELIHOOD, PRIOR, KINETIC = range(3)  # the columns of an energy [M, 3]
 
@@ -42,7 +43,7 @@ class NetworkTarget:
 
     net: nn.Module
     likelihood: Likelihood
-    x: Tensor  # [N, ...]
+    x: Input  # [N, ...]
     y: Tensor  # [N] or [N, targets]
     shapes: dict[str, torch.Size]
     precision: float
@@ -66,9 +67,9 @@ class NetworkTarget:
                 grad += part
         return total, grad
 
-    def run(self, params: Params, x: Tensor) -> Tensor:
+    def run(self, params: Params, x: Input) -> Tensor:
         """[M, B, C] of x [B, ...]."""
-        if self.outputs is not None:
+        if self.outputs is not None and isinstance(x, Tensor):
             return self.outputs(params, x)
         return forward(self.net, params, x, engine=self.engine)
 

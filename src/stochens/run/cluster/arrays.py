@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from stochens.trees import Input, InputTree
+
 
 class Array(NamedTuple):
     """A tensor whose numbers Ray hands out without a copy."""
@@ -30,6 +32,15 @@ def unpack_array(part: Array | Tensor) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it must not be written to, which nobody does
         return torch.from_numpy(part.numbers)
+
+
+def pack_input(x: Input) -> Any:
+    """A tensor, or each of a tree."""
+    return x.each(pack_array) if isinstance(x, InputTree) else pack_array(x)
+
+
+def unpack_input(part: Any) -> Input:
+    return part.each(unpack_array) if isinstance(part, InputTree) else unpack_array(part)
 
 
 Named = dict[str, Any]
