@@ -18,6 +18,7 @@ from torch.utils.data import (
 
 from stochens import InputError
 from stochens.data import inputs, source
+from stochens.trees import InputTree
 from stochens_lab.data.digits import cut_photo_patches, read_digits
 
 
@@ -100,7 +101,8 @@ def test_inputs_in_another_order_are_refused(loader, message):
 def test_several_tensors_are_a_tree(b):
     for several in ((X, b), [X, b], {"a": X, "b": b}):
         x = source((several, Y)).x
-        assert isinstance(x, InputTree) and len(x) == len(X)
+        assert isinstance(x, InputTree)
+        assert len(x) == len(X)
         assert all(torch.equal(t, u) for t, u in zip(x.leaves, (X, b), strict=True))
     assert isinstance(inputs((X, b)), InputTree)
 

@@ -47,10 +47,8 @@ class Adapter(nn.Module):
 
     def forward(self, x: Any) -> Tensor:
         tree = x if isinstance(x, (Tensor, InputTree)) else InputTree(read_tree(x, _as_it_is))
-        args: tuple[Any, ...] = (tree,)
-        kwargs: dict[str, Any] = {}
-        if isinstance(tree, InputTree):
-            args, kwargs = arguments(self.inner, tree.tree)
+        given = tree.tree if isinstance(tree, InputTree) else tree
+        args, kwargs = arguments(self.inner, given)
         return pick(self.inner(*args, **kwargs), self.output)
 
     def reset_parameters(self) -> None:
@@ -81,6 +79,17 @@ def arguments(net: nn.Module, tree: Any) -> tuple[tuple[Any, ...], dict[str, Any
     ((1,), {})
     """
     takes = inspect.signature(net.forward)
+    args, kwargs = _arguments(takes, tree)
+    if CACHE in takes.parameters and _binds(takes, *args, **kwargs, **{CACHE: False}):
+        kwargs = {**kwargs, CACHE: False}
+    return args, kwargs
+
+
+# What a transformer of Hugging Face's keeps for the next token. Here no call is the next one's.
+CACHE = "use_cache"
+
+
+def _arguments(takes: inspect.Signature, tree: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(tree, dict):
         if _binds(takes, **tree):
             return (), tree
