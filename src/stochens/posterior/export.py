@@ -280,6 +280,8 @@ def _name_axes(values: Any, count: int) -> None:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if axis == 0 and k < count:
                 dim.dim_param = "batch"
+            elif dim.dim_param.isdigit():  # torch has found that it cannot be another
+                dim.dim_value = int(dim.dim_param)
             elif dim.dim_param:
                 number = "" if not known else f"_{len(known)}"
                 dim.dim_param = known.setdefault(dim.dim_param, f"length{number}")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stochens.adapter import Output
 from stochens.checks import positive, whole
 from stochens.errors import InputError, outside
 from stochens.likelihoods import Likelihood
@@ -74,6 +75,8 @@ def nuts(
     warmup: int = 2000,
     prior_precision: float = 1.0,
     likelihood: str | Likelihood = "categorical",
+    target: str | None = None,
+    output: Output | None = None,
     start: Start = "prior",
     target_accept: float = 0.8,
     max_depth: int = 10,
@@ -94,7 +97,8 @@ def nuts(
     or a bulk ESS below 100 for each chain (Vehtari et al. 2021), of the predictions at 20 training
     inputs and of the log density; divergences; energies that rounding to float32 has eaten.
 
-    net, data, likelihood: as in `fit`, but not a DataLoader. The network must not be stochastic.
+    net, data, likelihood, target, output: as in `fit`, but not a DataLoader. The network must not
+        be stochastic.
     chains: how many, or which.
     samples, warmup: of each chain. Step size and diagonal mass are learned in the warm-up.
     start: "prior", "default" (the layers' own), a Posterior (its first members, one for each
@@ -127,6 +131,8 @@ def nuts(
             samples=samples,
             prior_precision=prior_precision,
             likelihood=likelihood,
+            target=target,
+            output=output,
             start=start,
             step_size=step_size,
             seed=seed,
@@ -146,6 +152,8 @@ def hmc(
     warmup: int = 100,
     prior_precision: float = 1.0,
     likelihood: str | Likelihood = "categorical",
+    target: str | None = None,
+    output: Output | None = None,
     start: Start = "prior",
     trajectory: float | None = None,
     jitter: float = 0.2,
@@ -197,6 +205,8 @@ def hmc(
             samples=samples,
             prior_precision=prior_precision,
             likelihood=likelihood,
+            target=target,
+            output=output,
             start=start,
             step_size=step_size,
             seed=seed,
