@@ -202,16 +202,13 @@ def match(x: Input, like: Input, targets: Sequence[str]) -> Input:
         return x
     if isinstance(x, InputTree) and isinstance(x.tree, dict) and isinstance(like, InputTree):
         wanted = like.tree if isinstance(like.tree, dict) else {}
-        x = InputTree(
-            {n: v for n, v in x.tree.items() if n in wanted or (wanted and n not in targets)}
-        )
+        x = InputTree({n: v for n, v in x.tree.items() if n in wanted or n not in targets})
     ours, theirs = named(x), named(like)
     if ours.keys() != theirs.keys():
-        missing = [name for name in theirs if name not in ours]
-        more = [name for name in ours if name not in theirs]
-        what = f"{missing[0]!r} is missing" if missing else f"{more[0]!r} was not there then"
-        then = "one tensor" if isinstance(like, Tensor) else ", ".join(like.named())
-        raise InputError(f"x must be what the network was trained on, {then}: {what}")
+        then, now = (
+            "one tensor" if isinstance(t, Tensor) else ", ".join(t.named()) for t in (like, x)
+        )
+        raise InputError(f"the network was trained on {then}, and x has {now}; give it the same")
     return x
 
 
