@@ -125,7 +125,7 @@ def test_outputs_are_found_or_picked(form, output, tmp_path):
     torch.testing.assert_close(got.predict(X).mean, wanted.predict(X).mean, rtol=1e-4, atol=1e-5)
     got.save(tmp_path / "one")
     if callable(output):
-        with pytest.raises(InputError, match="a function that picks the output.*output=..."):
+        with pytest.raises(InputError, match="a function that picks the output"):
             stochens.load(tmp_path / "one", net)
     given = output if callable(output) else None
     loaded = stochens.load(tmp_path / "one", net, output=given)
