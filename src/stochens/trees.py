@@ -90,8 +90,7 @@ def map_tree(change: Callable[[Any], Any], tree: Any) -> Any:
     if isinstance(tree, dict):
         return {key: map_tree(change, value) for key, value in tree.items()}
     if isinstance(tree, (tuple, list)):
-        parts = [map_tree(change, value) for value in tree]
-        return parts if isinstance(tree, list) else tuple(parts)
+        return _like(tree, [map_tree(change, value) for value in tree])
     if is_dataclass(tree):
         return dataclasses.replace(tree, **{n: map_tree(change, v) for n, v in _fields(tree)})
     return change(tree)
@@ -109,6 +108,13 @@ def _leaves(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:
         yield name, tree
     for own, value in parts:
         yield from _leaves(value, f"{name}.{own}" if name else str(own))
+
+
+def _like(given: Any, parts: list[Any]) -> Any:
+    """A list, a tuple, or a NamedTuple of the same class."""
+    if isinstance(given, list):
+        return parts
+    return type(given)(*parts) if hasattr(given, "_fields") else tuple(parts)
 
 
 def is_dataclass(value: Any) -> bool:
@@ -180,8 +186,7 @@ def read_tree(
     if is_dataclass(value):
         return dataclasses.replace(value, **{own: part(own, v) for own, v in _fields(value)})
     if isinstance(value, (tuple, list)) and (not name or is_several(value, rows)):
-        parts = [part(k, v) for k, v in enumerate(value)]
-        return parts if isinstance(value, list) else tuple(parts)
+        return _like(value, [part(k, v) for k, v in enumerate(value)])
     return leaf(value, name)
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import UserDict
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,11 @@ class Pair:
     a: Tensor
     b: Tensor
     note: Tensor | None = None
+
+
+class Tied(NamedTuple):
+    a: Tensor
+    b: Tensor
 
 
 class Encoding(UserDict):  # type: ignore[type-arg]
@@ -62,6 +67,11 @@ class OneDataclass(Twin):
         return self.together(pair.a, pair.b)
 
 
+class OneNamedTuple(Twin):
+    def forward(self, pair: Tied) -> Tensor:  # type: ignore[override]
+        return self.together(pair.a, pair.b)
+
+
 class Nested(Twin):
     def forward(self, pair: Any, more: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
         return self.together(pair[0], more["b"])
@@ -81,6 +91,7 @@ FORMS: dict[str, tuple[type[nn.Module], Any]] = {
     "mapping": (TwoArguments, lambda a, b: Encoding(a=a, b=b)),
     "a whole dict": (OneDictionary, lambda a, b: {"a": a, "b": b}),
     "a whole tuple": (OneTuple, lambda a, b: (a, b)),
+    "a named tuple": (OneNamedTuple, Tied),
     "dataclass": (OneDataclass, Pair),
     "nested": (Nested, lambda a, b: {"pair": (a,), "more": {"b": b}}),
 }

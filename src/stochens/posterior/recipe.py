@@ -12,7 +12,7 @@ from stochens.adapter import Calling, Output
 from stochens.errors import InputError
 from stochens.likelihoods import Likelihood
 from stochens.methods import METHODS, Method
-from stochens.trees import Input, InputTree, is_dataclass
+from stochens.trees import Input, InputTree
 
 
 def describe_fully(part: Method | Likelihood) -> dict[str, Any]:
@@ -139,9 +139,9 @@ def _described(tree: Any) -> Any:
         return {"shape": list(tree.shape[1:]), "dtype": _name(tree.dtype)}
     if isinstance(tree, dict):
         return {"dict": {name: _described(part) for name, part in tree.items()}}
-    if isinstance(tree, (tuple, list)):
+    if isinstance(tree, (tuple, list)) and not hasattr(tree, "_fields"):
         return {"list" if isinstance(tree, list) else "tuple": [_described(part) for part in tree]}
-    return {"class": type(tree).__qualname__} if is_dataclass(tree) else None
+    return None if tree is None else {"class": type(tree).__qualname__}  # of the user's own
 
 
 def _zeros(about: Any, name: str) -> Any:

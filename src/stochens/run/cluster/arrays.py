@@ -34,13 +34,24 @@ def unpack_array(part: Array | Tensor) -> Tensor:
         return torch.from_numpy(part.numbers)
 
 
-def pack_input(x: Input) -> Any:
-    """A tensor, or each of a tree."""
-    return x.each(pack_array) if isinstance(x, InputTree) else pack_array(x)
+class Tree(NamedTuple):
+    """Likewise each tensor of a tree."""
+
+    form: InputTree  # of empty tensors
+    parts: list[Array | Tensor]
 
 
-def unpack_input(part: Any) -> Input:
-    return part.each(unpack_array) if isinstance(part, InputTree) else unpack_array(part)
+def pack_input(x: Input) -> Array | Tensor | Tree:
+    """A tensor, or a tree of them."""
+    if isinstance(x, Tensor):
+        return pack_array(x)
+    return Tree(x.each(lambda t: torch.empty(0)), [pack_array(t) for t in x.leaves])
+
+
+def unpack_input(part: Array | Tensor | Tree) -> Input:
+    if isinstance(part, Tree):
+        return part.form.with_leaves([unpack_array(t) for t in part.parts])
+    return unpack_array(part)
 
 
 Named = dict[str, Any]
