@@ -57,7 +57,7 @@ class OneDictionary(Twin):
 
 
 class OneTuple(Twin):
-    def forward(self, pair: Any) -> Tensor:  # type: ignore[override]
+    def forward(self, pair: Any) -> Tensor:
         return self.together(*pair)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -93,7 +94,7 @@ def test_every_member_has_its_own_start_also_of_what_the_root_holds():
 
 def test_the_mode_reaches_the_root():
     class Switched(TwoArguments):
-        def forward(self, a, b):
+        def forward(self, a, b):  # type: ignore[override]
             return super().forward(a, b) + (100 * a[..., :1] if self.training else 0)
 
     a, b, y = parts()
@@ -108,7 +109,7 @@ def test_the_mode_reaches_the_root():
     )
 
 
-class Rows(Dataset):
+class Rows(Dataset[Any]):
     def __init__(self, rows):
         self.rows = rows
 

@@ -6,6 +6,7 @@ import sys
 import types
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ def test_ten_lines(name, tmp_path, monkeypatch):
     if ".onnx" in SNIPPETS[name]:
         pytest.importorskip("onnxscript", reason="ONNX needs stochens[onnx]")
     monkeypatch.chdir(tmp_path)
-    names = {}
+    names: dict[str, Any] = {}
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of parts without noise, and of members in a loop
