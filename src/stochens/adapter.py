@@ -3,13 +3,14 @@ outputs counts."""
 
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from stochens.errors import InputError
+from stochens.errors import InputError, outside
 from stochens.members import plain_attention
 from stochens.private_names import lend_all, reset_of
 from stochens.randomness.seeds import seeded
@@ -228,17 +229,51 @@ def calling_for(
 ) -> Calling | None:
     """What the network needs to be a function of inputs like few [B, ...]; None for nothing."""
     if isinstance(few, InputTree) or output is not None or not _returns_tensor(net, few):
-        return Calling(output, target)
+        calling = Calling(output, target)
+        if isinstance(few, InputTree):
+            _warn_ignored(calling.adapt(net), few)
+        return calling
     return None
+
+
+def _warn_ignored(net: nn.Module, few: InputTree) -> None:
+    """Of entries that the network takes as some of its **kwargs and does nothing with: a mask whose
+    name is misspelt would be one, and nobody would notice."""
+    takes = inspect.signature(net.inner.forward).parameters if isinstance(net, Adapter) else {}
+    if not isinstance(few.tree, dict) or not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
+        return
+    names = [name for name, t in few.tree.items() if name not in takes and isinstance(t, Tensor)]
+    for name in names:
+        t = few.tree[name]
+        others = (InputTree({**few.tree, name: other(t)}) for other in OTHERS)
+        outputs = [_outputs(net, x) for x in (few, few, *others)]
+        if any(made is None for made in outputs):
+            return  # who calls it next says why
+        if all(torch.equal(outputs[0], made) for made in outputs[1:]):
+            warnings.warn(
+                f"the network's outputs do not depend on {name!r}, which its forward has no "
+                "parameter for and takes as one of its **kwargs. Is the name right? If it is, "
+                "leave it out of the data",
+                stacklevel=outside(),
+            )
+
+
+OTHERS = (torch.zeros_like, torch.ones_like)  # what an input is replaced by, to see what it does
+
+
+def _outputs(net: nn.Module, few: Input) -> Any:
+    """In evaluation; None where the network fails."""
+    training = net.training
+    try:
+        with torch.no_grad(), plain_attention(), seeded(0, few.device):
+            return net.eval()(few.clone())
+    except Exception:  # whatever the user's own code raises
+        return None
+    finally:
+        net.train(training)
 
 
 def _returns_tensor(net: nn.Module, few: Tensor) -> bool:
     """Whether it does; a network that fails is said to, since the next who calls it says why."""
-    training = net.training
-    try:
-        with torch.no_grad(), plain_attention(), seeded(0, few.device):
-            return isinstance(net.eval()(few.clone()), Tensor)
-    except Exception:  # whatever the user's own code raises
-        return True
-    finally:
-        net.train(training)
+    outputs = _outputs(net, few)
+    return outputs is None or isinstance(outputs, Tensor)

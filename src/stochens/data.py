@@ -145,6 +145,11 @@ def _columns(data: Any) -> Any:
     """
     if not hasattr(data, "with_format") or not hasattr(data, "column_names"):
         return data
+    if isinstance(data, Mapping):
+        raise InputError(
+            f"a {type(data).__name__} holds several data sets; give one of them: "
+            f"{', '.join(map(repr, data))}"
+        )
     chosen = (getattr(data, "format", None) or {}).get("columns")
     columns = data.with_format("torch", columns=chosen)[:]
     kept = {name: column for name, column in columns.items() if not _is_text(column)}

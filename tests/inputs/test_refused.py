@@ -171,3 +171,25 @@ def test_one_entry_is_the_one_input_of_a_plain_network():
     one = stochens.fit(net, {"image": X, "label": Y}, **OPTIONS)
     two = stochens.fit(net, (X, Y), run=stochens.Run(engine="vmap"), **OPTIONS)
     torch.testing.assert_close(one.params["0.weight"], two.params["0.weight"])
+
+
+class Lenient(TwoArguments):
+    def forward(self, a, b=None, **more):  # type: ignore[override]
+        return super().forward(a, more.get("right", B[: len(a)] * 0) if b is None else b)
+
+
+def test_what_disappears_in_kwargs_is_warned_of(recwarn):
+    stochens.fit(Lenient(), {"a": A, "right": B, "y": Y}, **OPTIONS)  # which it looks at
+    assert not [w for w in recwarn if "do not depend" in str(w.message)]
+    with pytest.warns(UserWarning, match="outputs do not depend on 'rihgt'.*Is the name right"):
+        stochens.fit(Lenient(), {"a": A, "rihgt": B, "y": Y}, **OPTIONS)
+
+
+class FakeHubDict(dict):  # type: ignore[type-arg]
+    column_names = ()
+    with_format = None
+
+
+def test_several_data_sets_of_the_hub_are_told_from_one():
+    with pytest.raises(InputError, match=r"a FakeHubDict holds several data sets.*'train', 'test'"):
+        stochens.fit(TwoArguments(), FakeHubDict(train=1, test=2), **OPTIONS)
