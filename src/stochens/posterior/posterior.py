@@ -149,6 +149,11 @@ class Posterior(PosteriorFields):
         onnxruntime.set_default_logger_severity(3). A .pt2 takes (x, noise). SWAG's draws of whole
         parameter sets are made now and are part of the file.
 
+        A tree of inputs is that many inputs, by their names ("input_ids", "pair.0"); a .pt2 takes a
+        dictionary of them. Lengths of sequences (the second axis of whole numbers and of masks)
+        stay free too where the network takes other lengths and torch can trace that; noise that has
+        a number for each position is needed in the new length then (`noise_inputs`).
+
         `example`: inputs to take shape and dtype from; those of training when None.
         """
         noise = self.noise_inputs(example, draws=draws, seed=seed)
