@@ -24,7 +24,7 @@ class Adapter(nn.Module):
 
     x is one tensor or an InputTree. A dictionary becomes keyword arguments, a tuple or list becomes
     positional ones, a dataclass one argument; where the network's forward takes one argument, it is
-    given the dictionary or tuple itself.
+    given the dictionary or tuple itself. A NamedTuple goes by its names where forward has them.
 
     >>> net = nn.Bilinear(2, 3, 1)
     >>> adapter = Adapter(net, None)
@@ -81,8 +81,9 @@ def arguments(net: nn.Module, tree: Any) -> tuple[tuple[Any, ...], dict[str, Any
     """
     takes = inspect.signature(net.forward)
     args, kwargs = _arguments(takes, tree)
-    if CACHE in takes.parameters and _binds(takes, *args, **kwargs, **{CACHE: False}):
-        kwargs = {**kwargs, CACHE: False}
+    without = {**kwargs, CACHE: False}
+    if CACHE in takes.parameters and CACHE not in kwargs and _binds(takes, *args, **without):
+        return args, without
     return args, kwargs
 
 
@@ -96,6 +97,11 @@ def _arguments(takes: inspect.Signature, tree: Any) -> tuple[tuple[Any, ...], di
             return (), tree
         _refuse_names(takes, list(tree))
         return (next(iter(tree.values())) if len(tree) == 1 else tree,), {}
+    if hasattr(tree, "_fields"):  # a NamedTuple goes by its names, or is one argument
+        if set(tree._fields) <= takes.parameters.keys() and _binds(takes, **tree._asdict()):
+            return (), tree._asdict()
+        if _binds(takes, tree):
+            return (tree,), {}
     if isinstance(tree, (tuple, list)):
         if _binds(takes, *tree):
             return tuple(tree), {}

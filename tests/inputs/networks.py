@@ -68,8 +68,14 @@ class OneDataclass(Twin):
 
 
 class OneNamedTuple(Twin):
-    def forward(self, pair: Tied) -> Tensor:  # type: ignore[override]
+    def forward(self, pair: Tied, more: Any = None) -> Tensor:  # type: ignore[override]
+        assert more is None
         return self.together(pair.a, pair.b)
+
+
+class Backwards(Twin):
+    def forward(self, b: Tensor, a: Tensor) -> Tensor:  # type: ignore[override]
+        return self.together(a, b)
 
 
 class Nested(Twin):
@@ -92,6 +98,7 @@ FORMS: dict[str, tuple[type[nn.Module], Any]] = {
     "a whole dict": (OneDictionary, lambda a, b: {"a": a, "b": b}),
     "a whole tuple": (OneTuple, lambda a, b: (a, b)),
     "a named tuple": (OneNamedTuple, Tied),
+    "its names": (Backwards, Tied),
     "dataclass": (OneDataclass, Pair),
     "nested": (Nested, lambda a, b: {"pair": (a,), "more": {"b": b}}),
 }

@@ -25,5 +25,5 @@ def test_members_and_predictions_are_those_of_one_machine(ray_cluster):
     for name, p in here.params.items():
         # float32, in blocks of another size
         torch.testing.assert_close(p, there.params[name], rtol=1e-4, atol=1e-5)
-    p = there.predict(data, batch_size=4, run=far)
-    torch.testing.assert_close(p.mean, there.predict(data, batch_size=4).mean)
+    far_off = there.predict(data, batch_size=4, run=far)
+    torch.testing.assert_close(far_off.mean, there.predict(data, batch_size=4).mean)
