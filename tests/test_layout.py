@@ -13,13 +13,13 @@ import stochens_lab
 
 LIBRARY = [
     ["version", "errors", "casts", "text_table"],
-    ["private_names"],
+    ["private_names", "trees"],
     ["randomness", "files"],
     ["metrics"],
     ["networks", "toy"],
     ["conversions"],
     ["members"],
-    ["checks"],
+    ["checks", "adapter"],
     ["methods"],
     ["likelihoods"],
     ["prior"],

@@ -16,6 +16,7 @@ from stochens.likelihoods import Likelihood
 from stochens.members import Engine, Params, flatten, forward, forward_each, size
 from stochens.methods import Mixture, stochastic_layers
 from stochens.prior import Centred
+from stochens.trees import Input
 
 SIGMA = 2.0**-23  # "machine precision" sigma: the spacing of float32 numbers at 1
 BLOCK = 1 << 24  # elements of a pairwise block of the repulsive bound, 64 MiB in float32
@@ -49,7 +50,7 @@ class MeanNLL(Protocol):
     """Of each member on its rows, [M]; `noise` is what `Outputs` takes."""
 
     def __call__(
-        self, params: Params, x: Tensor, y: Tensor, rows: Tensor | None, noise: Any = None
+        self, params: Params, x: Input, y: Tensor, rows: Tensor | None, noise: Any = None
     ) -> Tensor: ...
 
 
@@ -77,7 +78,7 @@ def mean_nll(
             return likelihood.nll(outputs, y)
         return likelihood.nll(outputs, y, weights if rows is None else weights[rows])
 
-    def run(params: Params, x: Tensor, rows: Tensor | None, noise: Any) -> Tensor:
+    def run(params: Params, x: Any, rows: Tensor | None, noise: Any) -> Tensor:
         if program is not None:
             return (
                 program(params, x, noise) if rows is None else program.each(params, x[rows], noise)
@@ -87,9 +88,7 @@ def mean_nll(
                 return forward(net, params, x, engine=engine)  # [M, N, C]
             return forward_each(net, params, x[rows], engine=engine)  # [M, B, C]
 
-    def mean(
-        params: Params, x: Tensor, y: Tensor, rows: Tensor | None, noise: Any = None
-    ) -> Tensor:
+    def mean(params: Params, x: Input, y: Tensor, rows: Tensor | None, noise: Any = None) -> Tensor:
         outputs = run(params, x, rows, noise)
         if rows is not None:
             return nll(outputs, y[rows], rows)

@@ -134,6 +134,13 @@ def unsaved_buffers_of(module: nn.Module) -> set[str]:
     return found
 
 
+def lend_all(owner: nn.Module, to: nn.Module) -> None:
+    """Parts, parameters and buffers of one module are those of another too, by the same names:
+    what is exchanged in one is exchanged in the other."""
+    for name in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
+        to.__dict__[name] = _held(owner, name)
+
+
 def hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
     """What is called after its forward."""
     found: MutableMapping[int, Callable[..., Any]] = _held(module, "_forward_hooks")

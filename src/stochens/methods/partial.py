@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
 from stochens.conversions import FrozenBatchNorm
 from stochens.errors import outside
@@ -14,6 +14,7 @@ from stochens.methods.patterns import matches
 from stochens.methods.reach import owners
 from stochens.methods.swap import layers_of, stochastic_layers
 from stochens.private_names import BatchOrInstanceNorm
+from stochens.trees import Input
 
 NORMS = (*NORM, BatchOrInstanceNorm, FrozenBatchNorm)
 TOLD = 6  # names in a warning
@@ -26,7 +27,7 @@ class PartialNoiseWarning(UserWarning):
 def warn_partial(
     net: nn.Module,
     rules: Sequence[Method],
-    few: Tensor,
+    few: Input,
     *,
     skip: Sequence[str],
     output: str | None,
@@ -64,7 +65,7 @@ FROZEN = "frozen parameters (requires_grad=False) have no noise: {told}"
 def without_noise(
     net: nn.Module,
     rules: Sequence[Method],
-    few: Tensor,
+    few: Input,
     *,
     skip: Sequence[str],
     output: str | None,
@@ -109,7 +110,7 @@ def reason_without(
     return "normalisation" if isinstance(module, NORMS) and not norms else ""
 
 
-def called_layers(net: nn.Module, layers: dict[str, StochasticLayer], few: Tensor) -> set[str]:
+def called_layers(net: nn.Module, layers: dict[str, StochasticLayer], few: Input) -> set[str]:
     """The names of those layers that a pass calls."""
     called: set[str] = set()
     hooks: dict[nn.Module, Callable[..., None]] = {

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from stochens import objective
+from stochens.adapter import Output
 from stochens.checks import whole, whole_or_none, whole_seed
 from stochens.data import first_input, input_blocks, inputs
 from stochens.description.describe import description_of
@@ -32,6 +33,7 @@ from stochens.posterior.streaming import Ask, bytes_of_one, plan, predictive
 from stochens.prior import Centred, Prior, precisions
 from stochens.run.options import Run, matmul_precision, merge_run, refuse_moved
 from stochens.run.progress import Show
+from stochens.trees import Input
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,9 +131,10 @@ class Posterior(PosteriorFields):
         """The predictive distribution at x [B, ...], of the kind that the likelihood states: a
         Predictive for classes, a GaussianPredictive for regression.
 
-        x may be a Dataset or a DataLoader too, of x or of (x, y), whose inputs are read in order, a
-        few at a time; the lengths of its batches may differ, as of sequences that are padded batch
-        by batch.
+        x is what the network was trained on: a tensor, or a dictionary, tuple, list or dataclass
+        of them, where y by its name may still be there. x may be a Dataset or a DataLoader too, of
+        x or of (x, y), whose inputs are read in order, a few at a time; the lengths of its batches
+        may differ, as of sequences that are padded batch by batch.
         Each member is drawn `draws` times, so S = M * draws. Inputs are streamed in batches. The
         draws [S, B, C] are kept where they fit into 1 GiB, unless `keep_draws` says otherwise; mean
         and uncertainties are always there. One seed gives the same draws again. Noise on weights is
@@ -149,7 +152,12 @@ class Posterior(PosteriorFields):
         """
         run = merge_run(run, device=device, progress=progress)
         streamed = run.cluster is None and isinstance(x, (Dataset, DataLoader))
-        blocks = input_blocks(x) if streamed else iter([inputs(x)])
+        like, target = self._trained_on()
+        blocks = (
+            input_blocks(x, like, target=target)
+            if streamed
+            else iter([inputs(x, like, target=target)])
+        )
         if noise not in ("fresh", "shared"):
             raise InputError(f"noise must be 'fresh' or 'shared', got {noise!r}")
         whole(draws=draws)
@@ -164,7 +172,7 @@ class Posterior(PosteriorFields):
             some, available = ahead.first, ahead.available
             return plan(self.net, self.params, some, batch_size, trained_on, available=available)
 
-        def predicted(x: Tensor, sizes: tuple[int, int], first_row: int) -> Predicted:
+        def predicted(x: Input, sizes: tuple[int, int], first_row: int) -> Predicted:
             rows, chunk = sizes
             mine = ask._replace(all_rows=first_row + len(x), rows=rows, chunk=chunk)
             if run.cluster is not None:
@@ -198,6 +206,11 @@ class Posterior(PosteriorFields):
         onnxruntime.set_default_logger_severity(3). A .pt2 takes (x, noise). SWAG's draws of whole
         parameter sets are made now and are part of the file.
 
+        A tree of inputs is that many inputs, by their names ("input_ids", "pair.0"); a .pt2 takes a
+        dictionary of them. Lengths of sequences (the second axis of whole numbers and of masks)
+        stay free too where the network takes other lengths and torch can trace that; noise that has
+        a number for each position is needed in the new length then (`noise_inputs`).
+
         `example`: inputs to take shape and dtype from; those of training when None.
         """
         noise = self.noise_inputs(example, draws=draws, seed=seed)
@@ -219,13 +232,22 @@ class Posterior(PosteriorFields):
         requests = noise_requests(self.net, self._example(example))
         return noise_by_name(requests, len(self), draws=draws, seed=seed)
 
-    def _example(self, given: Any) -> Tensor:
+    def _example(self, given: Any) -> Input:
         """One input, [1, ...]."""
+        like, target = self._trained_on()
         if given is not None:
-            return first_input(given)
-        if self.inputs is None:
+            return first_input(given, like, target=target)
+        example: Input | None = None if self.inputs is None else self.inputs.example()
+        if example is None:
             raise InputError("this posterior does not know its inputs; pass an example of them")
-        return self.inputs.example()
+        return example
+
+    def _trained_on(self) -> tuple[Input | None, str | None]:
+        """An example of inputs of several tensors, and what y was called beside them."""
+        calling = self.recipe.calling
+        if self.inputs is None or calling is None:
+            return None, None
+        return self.inputs.example(), calling.target
 
     # -- what it is -----------------------------------------------------------------------------
 
@@ -338,13 +360,15 @@ def load(
     *,
     method: MethodLike | None = None,
     likelihood: Likelihood | None = None,
+    output: Output | None = None,
     device: torch.device | str = "cpu",
 ) -> Posterior:
     """Read a saved posterior into the network it belongs to (the plain one, as given to `fit`).
 
     Never runs a pickle. Another network is refused by the first parameter that differs, or by its
     outputs at fixed inputs.
-    `method`, `likelihood`: those given to `fit`, where they are of a class of your own.
+    `method`, `likelihood`: those given to `fit`, where they are of a class of your own; `output`:
+    likewise, where it is a function.
 
     >>> import stochens, tempfile
     >>> net, data = stochens.MLP(2, 5, 2), stochens.toy_set("a", n=40)
@@ -353,4 +377,4 @@ def load(
     >>> load(folder, net).params["0.weight"].shape  # [M, 5, 2]
     torch.Size([3, 5, 2])
     """
-    return Posterior(**vars(saved.read(path, net, method, likelihood))).to(device)
+    return Posterior(**vars(saved.read(path, net, method, likelihood, output))).to(device)

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from stochens.adapter import Output
 from stochens.errors import InputError
 from stochens.files import storage
 from stochens.likelihoods import LIKELIHOODS, Likelihood
@@ -72,10 +73,14 @@ def _description(posterior: PosteriorFields) -> dict[str, Any]:
 
 
 def read(
-    path: Any, net: nn.Module | Builder, method: MethodLike | None, likelihood: Likelihood | None
+    path: Any,
+    net: nn.Module | Builder,
+    method: MethodLike | None,
+    likelihood: Likelihood | None,
+    output: Output | None = None,
 ) -> PosteriorFields:
-    """The posterior, on the CPU, for the plain network that it belongs to; method and
-    likelihood where they are the user's own."""
+    """The posterior, on the CPU, for the plain network that it belongs to; method, likelihood and
+    output where they are the user's own."""
     kind = WITH_PRIOR if storage.format_of(path) == WITH_PRIOR else FORMAT
     found, about = storage.read_folder(path, kind)
     kinds: dict[str, dict[str, Tensor]] = {}
@@ -84,13 +89,15 @@ def read(
         kinds.setdefault(kind, {})[name] = tensor
     params, common = kinds.get("params", {}), kinds.get("shared", {})
     with storage.reading(path):
-        recipe = Recipe.read(about, None if method is None else resolve(method), path)
+        recipe = Recipe.read(about, None if method is None else resolve(method), path, output)
         likelihood = rebuild_part(about["likelihood"], likelihood, LIKELIHOODS, "likelihood", path)
         seed = derive(about["seed"])  # the same as in `fit`
     with seeded(seed):
         # A module as it is: its weights are overwritten, and it need not be one that resets them.
         template = copy_network(net).cpu() if isinstance(net, nn.Module) else builder(net)()
         template = as_members_have_it(template, params)
+        if recipe.calling is not None:
+            template = recipe.calling.adapt(template)
         for name in likelihood.adds()[:1]:
             if name in params:
                 template = likelihood.prepare(template, params[name])

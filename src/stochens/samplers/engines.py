@@ -153,9 +153,12 @@ class Compiled:
 
 
 def _compiled(problem: Problem, state: State, rules: Rules, record: Record) -> Compiled | None:
+    x = problem.x
+    if not isinstance(x, Tensor):
+        return None  # kernels take one tensor
     if not problem.coordinates.plain:  # kernels know one precision, and no mean
         return None
-    kind = kernel_for(problem.net, problem.x, problem.shapes, problem.likelihood)
+    kind = kernel_for(problem.net, x, problem.shapes, problem.likelihood)
     if kind is None:
         return None
     static = tensors(state)
@@ -175,4 +178,4 @@ def _compiled(problem: Problem, state: State, rules: Rules, record: Record) -> C
         "stats": record.stats,
         **dict(zip(names(), static, strict=True)),
     }
-    return Compiled(static, kind(problem.x, problem.y, numbers, named))
+    return Compiled(static, kind(x, problem.y, numbers, named))

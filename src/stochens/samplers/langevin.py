@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from stochens.adapter import Output
 from stochens.checks import positive, whole_or_none
 from stochens.errors import Failed, InputError, outside
 from stochens.likelihoods import Likelihood
@@ -98,6 +99,8 @@ def langevin(
     prior_precision: float = 1.0,
     prior: Prior | None = None,
     likelihood: str | Likelihood = "categorical",
+    target: str | None = None,
+    output: Output | None = None,
     start: Start = "prior",
     seed: int = 0,
     device: str | torch.device | None = None,
@@ -113,7 +116,8 @@ def langevin(
     where they do not: the spread of such members is wrong. Members that diverged are left out and
     named; Failed is raised where fewer than half are left.
 
-    net, data, likelihood: as in `fit`, but not a DataLoader. The network must not be stochastic.
+    net, data, likelihood, target, output: as in `fit`, but not a DataLoader. The network must not
+        be stochastic.
     members: how many, or which. Fewer than 5 cannot be judged by their spread.
     steps: full passes over the data, or mini-batches of `batch_size`. When None, as many as the
         member needs with its step size, at most 100,000.
@@ -149,6 +153,8 @@ def langevin(
         prior_precision=prior_precision,
         prior=prior,
         likelihood=likelihood,
+        target=target,
+        output=output,
         start=start,
         seed=seed,
         run=merge_run(run, device=device, progress=progress),

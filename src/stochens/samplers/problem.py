@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stochens import likelihoods, methods
+from stochens.adapter import Calling
 from stochens.checks import own_dropout, whole, whole_or_none
 from stochens.data import source
 from stochens.errors import InputError
@@ -45,6 +46,7 @@ from stochens.training.starts import (
     refuse_other_shapes,
     start_network,
 )
+from stochens.trees import Input, named, with_dtype
 
 R = TypeVar("R", bound="SamplerRequest")
 
@@ -94,7 +96,7 @@ class Problem(NamedTuple):
 
     net: nn.Module
     likelihood: Likelihood
-    x: Tensor
+    x: Input
     y: Tensor
     start: Params  # [chains, ...]
     prior_precision: float
@@ -105,10 +107,11 @@ class Problem(NamedTuple):
     engine: Engine  # by which the network runs where no kernel does
     run: Run
     machines: Machines | None
+    calling: Calling | None = None  # how the network is called, where that is not net(x)
     kept: Kept | None = None  # features, where a part of the network is frozen
 
     @property
-    def computed(self) -> tuple[nn.Module, Tensor]:
+    def computed(self) -> tuple[nn.Module, Input]:
         """What is run: the network and x, or what is left of it behind its frozen part."""
         if self.kept is None or not isinstance(self.kept.x, Tensor):
             return self.net, self.x
@@ -130,7 +133,7 @@ class Problem(NamedTuple):
             net=self.net.eval(),
             params=params,
             likelihood=self.likelihood,
-            recipe=Recipe(methods=tuple(methods.resolve("regular"))),
+            recipe=Recipe(methods=tuple(methods.resolve("regular")), calling=self.calling),
             members=tuple(range(size(params))),
             data_size=len(self.x),
             prior_precision=self.prior_precision,
@@ -159,7 +162,7 @@ class Problem(NamedTuple):
             "likelihood": {"name": self.likelihood.name, **self.likelihood.options()},
             "parameters": shapes,
             "network": str(self.net),
-            "data": digest({"x": self.x, "y": self.y}),
+            "data": digest({**named(self.x), "y": self.y}),
             **rounded,
             **self._prior_settings(),
         }
@@ -184,14 +187,14 @@ def prepare(request: SamplerRequest, *, engines: Sequence[str] = ENGINES) -> Pro
         ids = members_to_check(ids, start, run.cluster)
     like = likelihoods.resolve(request.likelihood)
     place, dtype = place_for(run), run.dtype
-    given = source(request.data)
+    given = source(request.data, target=request.target)
     if given.loader is not None:
         raise InputError("samplers need all of the data at once, not a DataLoader; give (x, y)")
     if given.sets > 1:
         raise InputError("samplers take one data set, not Replicas; give (x, y)")
     y = like.check_targets(given.y)
-    x, y = (t.to(dtype) if dtype and t.is_floating_point() else t for t in (given.x, y))
-    plain, build, few, _ = build_network(
+    x, y = with_dtype(given.x, dtype), with_dtype(y, dtype)
+    plain, build, few, _, calling = build_network(
         start_network(request.net, start),
         like,
         x,
@@ -199,6 +202,8 @@ def prepare(request: SamplerRequest, *, engines: Sequence[str] = ENGINES) -> Pro
         seed,
         dtype=dtype,
         refuse=_refuse_no_density,
+        output=request.output,
+        target=request.target,
     )
     prior: float | Centred = request.prior_precision
     if request.prior is not None:
@@ -230,11 +235,12 @@ def prepare(request: SamplerRequest, *, engines: Sequence[str] = ENGINES) -> Pro
         engine=how,
         run=run,
         machines=machines,
+        calling=calling,
         kept=kept,
     )
 
 
-def _refuse_no_density(net: nn.Module, few: Tensor) -> None:
+def _refuse_no_density(net: nn.Module, few: Input) -> None:
     """A density must have one value at one point, and no pass may move the point."""
     for name, module in net.named_modules():
         if getattr(module, "max_norm", None) is not None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stochens.adapter import Output
 from stochens.checks import positive, whole
 from stochens.errors import InputError, outside
 from stochens.likelihoods import Likelihood
@@ -78,6 +79,8 @@ def nuts(
     prior_precision: float = 1.0,
     prior: Prior | None = None,
     likelihood: str | Likelihood = "categorical",
+    target: str | None = None,
+    output: Output | None = None,
     start: Start = "prior",
     target_accept: float = 0.8,
     max_depth: int = 10,
@@ -98,7 +101,8 @@ def nuts(
     or a bulk ESS below 100 for each chain (Vehtari et al. 2021), of the predictions at 20 training
     inputs and of the log density; divergences; energies that rounding to float32 has eaten.
 
-    net, data, likelihood: as in `fit`, but not a DataLoader. The network must not be stochastic.
+    net, data, likelihood, target, output: as in `fit`, but not a DataLoader. The network must not
+        be stochastic.
     chains: how many, or which.
     samples, warmup: of each chain. Step size and diagonal mass are learned in the warm-up.
     prior: as in `fit`; chains have one prior, so where its mean is "start" they have one start.
@@ -134,6 +138,8 @@ def nuts(
             prior_precision=prior_precision,
             prior=prior,
             likelihood=likelihood,
+            target=target,
+            output=output,
             start=start,
             step_size=step_size,
             seed=seed,
@@ -154,6 +160,8 @@ def hmc(
     prior_precision: float = 1.0,
     prior: Prior | None = None,
     likelihood: str | Likelihood = "categorical",
+    target: str | None = None,
+    output: Output | None = None,
     start: Start = "prior",
     trajectory: float | None = None,
     jitter: float = 0.2,
@@ -207,6 +215,8 @@ def hmc(
             prior_precision=prior_precision,
             prior=prior,
             likelihood=likelihood,
+            target=target,
+            output=output,
             start=start,
             step_size=step_size,
             seed=seed,
@@ -371,7 +381,8 @@ def _result(
 
 def _program(problem: Problem, rows: int) -> Callable[[Params, Tensor], Tensor] | None:
     """The network's program on a GPU, in the precision of its parameters."""
-    if not problem.x.is_cuda or problem.run.way != "auto":
+    x = problem.x
+    if not isinstance(x, Tensor) or not x.is_cuda or problem.run.way != "auto":
         return None
     work = Workload(rows, 0.0, own_rows=False, compile=False, engine=problem.engine)
     net, x = problem.computed

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stochens.adapter import Output
 from stochens.checks import not_negative, positive, whole
 from stochens.errors import InputError, check_known, did_you_mean, outside
 from stochens.likelihoods import Likelihood
@@ -63,6 +64,8 @@ def sgmcmc(
     prior_precision: float = 1.0,
     prior: Prior | None = None,
     likelihood: str | Likelihood = "categorical",
+    target: str | None = None,
+    output: Output | None = None,
     start: Start = "reset",
     seed: int = 0,
     resume: Posterior | None = None,
@@ -90,7 +93,8 @@ def sgmcmc(
     draw, where that step began; prior is lambda / 2 |theta|^2 of the draw; step is its lr. At its
     end it warns of a high R-hat and of few effective draws, as `nuts` does.
 
-    net, data, likelihood: as in `fit`, but not a DataLoader. The network must not be stochastic.
+    net, data, likelihood, target, output: as in `fit`, but not a DataLoader. The network must not
+        be stochastic.
     kind: "sgld" (beta = 0), "sghmc", or "csghmc": cycles of a falling step size,
         lr / 2 (1 + cos(pi k / K)) in the k-th of K steps. A cycle first explores without noise.
     chains: how many, or which.
@@ -131,6 +135,8 @@ def sgmcmc(
         prior_precision=prior_precision,
         prior=prior,
         likelihood=likelihood,
+        target=target,
+        output=output,
         start=start,
         seed=seed,
         resume=resume,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from stochens.likelihoods import Likelihood
 from stochens.members import Engine, Params, forward
 from stochens.samplers.coordinates import THETA, Coordinates
+from stochens.trees import Input
 
 LIKELIHOOD, PRIOR, KINETIC = range(3)  # the columns of an energy [M, 3]
 
@@ -44,7 +45,7 @@ class NetworkTarget:
 
     net: nn.Module
     likelihood: Likelihood
-    x: Tensor  # [N, ...]
+    x: Input  # [N, ...]
     y: Tensor  # [N] or [N, targets]
     shapes: dict[str, torch.Size]
     precision: float
@@ -69,9 +70,9 @@ class NetworkTarget:
                 grad += part
         return total, grad
 
-    def run(self, params: Params, x: Tensor) -> Tensor:
+    def run(self, params: Params, x: Input) -> Tensor:
         """[M, B, C] of x [B, ...]."""
-        if self.outputs is not None:
+        if self.outputs is not None and isinstance(x, Tensor):
             return self.outputs(params, x)
         return forward(self.net, params, x, engine=self.engine)
 

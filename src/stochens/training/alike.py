@@ -10,12 +10,13 @@ from stochens.errors import Unsuited, outside
 from stochens.members import Params, plain_attention, size
 from stochens.methods import stochastic_layers
 from stochens.randomness.seeds import seeded
+from stochens.trees import Input
 
 FIRST = 256  # numbers of a parameter that tell most members apart
 
 
 def refuse_alike(
-    template: nn.Module, params: Params, few: Tensor, ids: tuple[int, ...], *, rows: int, sets: int
+    template: nn.Module, params: Params, few: Input, ids: tuple[int, ...], *, rows: int, sets: int
 ) -> None:
     """Refuse members that begin alike and would stay so, since nothing sets them apart.
 
@@ -72,7 +73,7 @@ def _digest(p: Tensor, count: int | None) -> bytes:
     return hashlib.blake2b(numbers.numpy().tobytes(), digest_size=16).digest()
 
 
-def draws_noise(net: nn.Module, few: Tensor) -> bool:
+def draws_noise(net: nn.Module, few: Input) -> bool:
     """Whether two passes in training mode differ: by a method's noise, or by the network's own."""
     if stochastic_layers(net):
         return True

@@ -40,6 +40,7 @@ from stochens.training.starts import (
     start_network,
 )
 from stochens.training.work import First, Work
+from stochens.trees import Input, InputTree, floating_dtype, form, with_dtype
 
 
 def train_ensemble(request: FitRequest) -> Posterior:
@@ -67,7 +68,7 @@ class _Prepared(NamedTuple):
     recipe: Recipe
     likelihood: Likelihood
     data: Source
-    few: Tensor  # rows of x
+    few: Input  # rows of x
     outputs: Tensor  # of the plain network there
     settings: Settings
     first: First  # where members begin
@@ -84,21 +85,31 @@ def _prepare(request: FitRequest) -> _Prepared:
     rules = tuple(methods.resolve(method))
     place = place_for(run)
 
-    given = _cast(source(request.data, request.sample_weight), like, request)
+    given = _cast(source(request.data, request.sample_weight, target=request.target), like, request)
     if request.bootstrap:
         given = resampled(given)
     if given.loader is not None and run.way == "compile":
         raise InputError("engine='compile' needs the data in memory, not a DataLoader")
+    if isinstance(given.x, InputTree) and run.way == "compile":
+        raise InputError("engine='compile' needs x to be one tensor; use engine='auto'")
     patterns = (request.skip,) if isinstance(request.skip, str) else tuple(request.skip)
     net, last = request.net, None
     if any(rule.freezes for rule in rules):
         net, last = adapt_network(net, rules, given.x, patterns, request.seed)
     begun_as_is = any(rule.begins_at_module for rule in rules)
     net = start_adapters(net) if begun_as_is else start_network(net, start)
-    plain, build, few, outputs = build_network(
-        net, like, given.x, given.y, request.seed, dtype=run.dtype
+    plain, build, few, outputs, calling = build_network(
+        net,
+        like,
+        given.x,
+        given.y,
+        request.seed,
+        dtype=run.dtype,
+        output=request.output,
+        target=request.target,
     )
-    recipe = Recipe(methods=rules, skip=patterns, output=last or output_layer(plain, few))
+    last = last or output_layer(plain, few)
+    recipe = Recipe(methods=rules, skip=patterns, output=last, calling=calling)
     template = stochastic(plain, rules, skip=recipe.skip, output=recipe.output)
     warn_partial(template, rules, few, skip=recipe.skip, output=recipe.output)
 
@@ -174,11 +185,11 @@ def _cast(given: Source, like: Likelihood, request: FitRequest) -> Source:
     dtype, y = request.run.dtype, like.check_targets(given.y)
     if dtype is None:
         return given._replace(y=y)
-    x, y = (t.to(dtype) if t.is_floating_point() else t for t in (given.x, y))
-    if given.loader is not None and x.dtype != given.x.dtype:
+    x, y = with_dtype(given.x, dtype), with_dtype(y, dtype)
+    if given.loader is not None and form(x) != form(given.x):
         raise InputError(
             f"precision={request.run.precision!r} casts data in memory, and the DataLoader gives "
-            f"{given.x.dtype}; let it give {dtype}"
+            f"{floating_dtype(given.x)}; let it give {dtype}"
         )
     return given._replace(x=x, y=y)
 

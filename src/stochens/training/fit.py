@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from stochens.adapter import Output
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder
 from stochens.methods import MethodLike
@@ -32,6 +33,8 @@ def fit(
     batch_size: int | None = 128,
     optimizer: str | Optimizer = "adam",
     lr: float | None = None,
+    target: str | None = None,
+    output: Output | None = None,
     likelihood: str | Likelihood = "categorical",
     prior_precision: float = 1.0,
     prior: Prior | None = None,
@@ -56,7 +59,14 @@ def fit(
     net: a function that builds a network (each member its own initialisation, as its author wrote
         it), or a module (each member initialised again through its layers' own resets).
     data: (x [N, ...], y [N]), a Dataset (read once), a DataLoader (streamed: every member sees
-        its batches in its order), or Replicas: several sets, member k learns from set k mod D.
+        its batches in its order), or Replicas: several sets, member k learns from set k mod D. x
+        may be a dictionary, tuple, list or dataclass of tensors [N, ...]: the network is called as
+        net(**x), net(*x) or net(x), as its forward asks. A dictionary that holds y as "labels",
+        "label" or "y" will do for (x, y), also as the rows or batches of a Dataset or DataLoader,
+        and so will a Hugging Face Dataset.
+    target: what y is called in such a dictionary, if it is something else.
+    output: what of the network's outputs counts, where they are no one tensor: a name, a place or
+        a function. None: their `logits`.
     method: a name, a Method with options, or several that compose, e.g. [Dropout(0.1), Gaussian()].
         None: "dropout" for classes, "regular" for regression, where a learned noise would take in
         a method's own noise and predictions would count it twice (`fit` warns of it).
@@ -111,6 +121,8 @@ def fit(
         batch_size=batch_size,
         optimizer=as_optimizer(optimizer),
         lr=lr,
+        target=target,
+        output=output,
         likelihood=likelihood,
         prior_precision=prior_precision,
         prior=prior,

@@ -17,6 +17,7 @@ from stochens.posterior.recipe import Recipe, describe_fully
 from stochens.run.checkpoints import Checkpoints, Keeper, alone_in, as_read, digest, stoppable
 from stochens.training.loop import Collector, Settings
 from stochens.training.request import FitRequest
+from stochens.trees import named
 
 # 1: noise was drawn otherwise; 2: one group of parameters; 3: kl_weight was called temperature, and
 # a short batch was a whole step
@@ -58,7 +59,7 @@ def identity(
         del plain[how]
     if not settings.tf32:
         del plain["tf32"]  # as before there was any
-    in_memory = {"x": data.x, "y": data.y} if data.loader is None else {}
+    in_memory = {**named(data.x), "y": data.y} if data.loader is None else {}
     if data.weights is not None:
         in_memory["weights"] = data.weights
     if data.total is not None:

@@ -6,6 +6,7 @@ away, so that a noise learned from what is left is too small by sqrt(1 - gamma /
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from stochens.data import Source
 from stochens.likelihoods import GaussianLikelihood
 from stochens.members import Params, forward
 from stochens.randomness.seeds import seeded
+from stochens.trees import Input, cat, form, split
 
 MOST = 20_000_000  # elements of the Jacobian, 80 MB in float32
 WIDEST = 3000  # of its rows or its columns: the eigenvalues of so many take seconds
@@ -54,16 +56,18 @@ def noise_too_small(
         return None
     rows = len(x) * targets
 
-    def scaled(member: Params, row: Tensor, target: int) -> Tensor:
+    tensors, joined = split(x)
+
+    def scaled(member: Params, row: Any, target: int) -> Tensor:
         """mean / noise at one row, as a function of what the mean depends on."""
         one = {name: p.unsqueeze(0) for name, p in member.items()}
-        outputs = forward(net, one, row.unsqueeze(0), engine="loop")  # [1, 1, C]
+        outputs = forward(net, one, joined(row).unsqueeze(0), engine="loop")  # [1, 1, C]
         mean, variance = like.moments(outputs)
         return (mean / variance.detach().sqrt())[0, 0, target]
 
     try:
         by_row = vmap(grad(scaled), (None, 0, None))
-        parts = [by_row(member, x, target) for target in range(targets)]
+        parts = [by_row(member, tensors, target) for target in range(targets)]
     except RuntimeError:  # what vmap or grad cannot run
         return None
     scale = {name: 1.0 if each is None else each[name] ** -0.5 for name in member}
@@ -80,14 +84,15 @@ def noise_too_small(
     return math.sqrt(_ratio(s, precision, data.examples * targets))
 
 
-def _read(data: Source) -> Tensor | None:
+def _read(data: Source) -> Input | None:
     """The inputs of one epoch of a loader, [N, ...]; None where it gives more or fewer than it said
     (other rows may come in the next), or they are no one tensor."""
     with seeded(0):  # a shuffle draws from torch's generator, which threads share
         blocks = [x.to(data.x.device) for x, _ in data.batches()]
-    if sum(map(len, blocks)) != data.size or any(b.shape[1:] != data.x.shape[1:] for b in blocks):
+    if sum(map(len, blocks)) != data.size or any(form(b) != form(data.x) for b in blocks):
         return None
-    return torch.cat(blocks)
+    joined: Input = cat(blocks)
+    return joined
 
 
 def _ratio(s: Tensor, precision: float, examples: float) -> float:

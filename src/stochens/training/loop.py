@@ -29,6 +29,7 @@ from stochens.training.schedules import optimizer_named, restarts, schedule_name
 from stochens.training.shares import Shares
 from stochens.training.snapshot import Held, restore_snapshot, take_snapshot
 from stochens.training.step import Batch, EagerStep, Loss, LossOf, ShareOf, Step, record_step
+from stochens.trees import Input
 
 
 class Collector(Protocol):
@@ -319,7 +320,7 @@ def steps_per_epoch(data: Source, settings: Settings) -> int:
 
 
 def _checked(
-    batch: tuple[Tensor, Tensor], likelihood: Likelihood, settings: Settings
-) -> tuple[Tensor, Tensor]:
+    batch: tuple[Input, Tensor], likelihood: Likelihood, settings: Settings
+) -> tuple[Input, Tensor]:
     x, y = batch
     return x.to(settings.device), likelihood.check_targets(y).to(settings.device)

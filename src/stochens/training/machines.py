@@ -23,7 +23,7 @@ from stochens.files.storage import may_pass
 from stochens.members import Params, take
 from stochens.posterior.posterior import Posterior
 from stochens.run.checkpoints import InUse
-from stochens.run.cluster.arrays import pack_array, unpack_array
+from stochens.run.cluster.arrays import pack_array, pack_input, unpack_input
 from stochens.run.cluster.connect import Ray, Room, connect, room
 from stochens.run.cluster.folder import everywhere, folder_of, held, keep_cut, kept_cut
 from stochens.run.cluster.tasks import cut_evenly, run_pieces, runs
@@ -85,7 +85,7 @@ def over_machines(
     )
     sent = dataclasses.replace(
         request,
-        data=packed_data(request.data),
+        data=packed_data(request.data, request.target),
         run=own,
         start=start if isinstance(start, str) else "reset",  # each block has its own part of it
     )
@@ -232,20 +232,20 @@ def _for_ray() -> Iterator[None]:
 # Data, as the object store shares it --------------------------------------------------------------
 
 
-def packed_data(data: Any) -> Any:
+def packed_data(data: Any, target: str | None = None) -> Any:
     """Tensors as arrays; a Dataset is read here, once; a DataLoader travels as it is."""
-    given = source(data)
+    given = source(data, target=target)
     if given.loader is not None:
         return data
     if isinstance(data, Replicas):
-        return Replicas(packed_data(part) for part in data)
-    return [pack_array(given.x), pack_array(given.y)]
+        return Replicas(packed_data(part, target) for part in data)
+    return [pack_input(given.x), pack_array(given.y)]
 
 
 def unpacked_data(data: Any) -> Any:
     if isinstance(data, Replicas):
         return Replicas(unpacked_data(part) for part in data)
-    return tuple(unpack_array(part) for part in data) if isinstance(data, list) else data
+    return tuple(unpack_input(part) for part in data) if isinstance(data, list) else data
 
 
 # What is told -------------------------------------------------------------------------------------

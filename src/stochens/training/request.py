@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from stochens.adapter import Output
 from stochens.checks import member_ids, not_negative, positive, whole, whole_or_none, whole_seed
 from stochens.errors import InputError
 from stochens.likelihoods import Likelihood
@@ -36,6 +37,8 @@ class Request:
     data: Any
     members: int | Sequence[int]  # how many, or which
     start: Start
+    target: str | None = None  # what y is called, where the data is dictionaries
+    output: Output | None = None  # what of the network's outputs counts
     likelihood: str | Likelihood = "categorical"
     prior_precision: float = 1.0
     prior: Prior | None = None  # None: N(0, 1 / prior_precision)

@@ -16,10 +16,11 @@ from torch import Tensor
 from stochens.kernels.graphs import record_graph
 from stochens.members import Params
 from stochens.posterior.history import Recorder
+from stochens.trees import Input
 
 log = logging.getLogger("stochens")
 
-Batch = Tensor | tuple[Tensor, Tensor] | None  # rows [M, B]; a loader's (x, y); all of the data
+Batch = Tensor | tuple[Input, Tensor] | None  # rows [M, B]; a loader's (x, y); all of the data
 
 
 class Loss(NamedTuple):
