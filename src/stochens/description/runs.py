@@ -17,10 +17,10 @@ from stochens.program.choice import (
     ON_CPU_FROM,
     TRIED,
     Workload,
-    auto_dtype,
     flops,
     program_for,
 )
+from stochens.program.precision import auto_dtype
 from stochens.randomness.seeds import seeded
 
 MLP_KERNEL, RESNET_KERNEL = "the MLP kernel", "the ResNet kernel, in bfloat16"
@@ -38,7 +38,7 @@ def what_trains(net: nn.Module, likelihood: Likelihood, few: Tensor) -> str:
     reason = _why_no_vmap(net, few)
     engine: Engine = "loop" if reason else "vmap"
     otherwise = f"{LOOP} ({reason})" if reason else "vmap"
-    dtype = auto_dtype(trainable(net))
+    dtype = auto_dtype(net, few, coarse=likelihood.coarse)
     task = Workload(len(few), 0.0, own_rows=True, engine=engine, dtype=dtype)
     with _silent():
         if program_for(net, few[:TRIED], task) is None:

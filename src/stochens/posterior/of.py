@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stochens import likelihoods
+from stochens.adapter import Calling, Output, calling_for
 from stochens.checks import check_network, member_ids, not_negative, positive
 from stochens.data import inputs
 from stochens.errors import InputError
@@ -36,6 +37,7 @@ from stochens.posterior.templates import (
 )
 from stochens.prior import Prior, as_prior, resolve
 from stochens.randomness.seeds import derive, seeded
+from stochens.trees import Input
 
 ROWS = 8  # of the example on which networks are held against the posterior
 
@@ -57,6 +59,7 @@ def fields_of(
     members: Sequence[int] | None,
     prior_precision: float,
     prior: Prior | None,
+    output: Output | None = None,
 ) -> PosteriorFields:
     """What `Posterior.of` says, on the CPU."""
     given = _listed(networks)
@@ -96,13 +99,18 @@ def fields_of(
         mean = resolve(kept, template, {}, rows=range(len(ids)), members=len(ids)).mean
     few = None if example is None else inputs(example)[:ROWS].cpu()
     engine: Engine = "vmap"
+    calling = None if output is None else Calling(output, None)
     if few is not None:
-        engine = _held_against(plain, given, template, params, few, like)
+        calling = calling_for(plain.eval(), few, output, None)
+    if calling is not None:
+        template = calling.adapt(template)
+    if few is not None:
+        engine = _held_against(plain, given, template, params, few, like, calling)
     return PosteriorFields(
         net=template,
         params=params,
         likelihood=like,
-        recipe=Recipe(methods=tuple(methods_named("regular"))),
+        recipe=Recipe(methods=tuple(methods_named("regular")), calling=calling),
         members=ids,
         data_size=data_size,
         prior_precision=prior_precision if prior is None else prior.precision,
@@ -241,8 +249,9 @@ def _held_against(
     given: list[Any],
     template: nn.Module,
     params: Params,
-    few: Tensor,
+    few: Input,
     like: Likelihood,
+    calling: Calling | None,
 ) -> Engine:
     """The engine that runs the members, whose outputs must be those of the networks."""
     with torch.no_grad(), plain_attention(), seeded(0):
@@ -250,9 +259,7 @@ def _held_against(
             alone = copy.deepcopy(one if isinstance(one, nn.Module) else plain).cpu().eval()
             if not isinstance(one, nn.Module):
                 alone.load_state_dict(dict(one))
-            known = alone(few.clone())
-            if not isinstance(known, Tensor):
-                raise InputError(f"the network must return one tensor, got {type(known).__name__}")
+            known = (alone if calling is None else calling.adapt(alone))(few.clone())
             if k == 0:
                 check_distribution(like, known)
             found = forward(template, take(params, slice(k, k + 1)), few, engine="loop")[0]

@@ -66,6 +66,7 @@ class Posterior(PosteriorFields):
         members: Sequence[int] | None = None,
         prior_precision: float = 1.0,
         prior: Prior | None = None,
+        output: Output | None = None,
         device: torch.device | str = "cpu",
     ) -> "Posterior":
         """Networks that are trained already, as a posterior like any other.
@@ -77,6 +78,7 @@ class Posterior(PosteriorFields):
         data_size: N, on which they were trained; 0 where it is not known.
         members: their numbers, where they are to be joined with others.
         prior_precision, prior: for `kl`.
+        output: what of their outputs counts, as in `fit`.
 
         Batch norms are frozen. Where their statistics differ they are folded into the layer's
         weight and bias, which each member has for itself; other buffers must be the same in all.
@@ -98,6 +100,7 @@ class Posterior(PosteriorFields):
             members=members,
             prior_precision=prior_precision,
             prior=prior,
+            output=output,
         )
         return cls(**vars(fields)).to(device)
 

@@ -110,8 +110,8 @@ def predictive(posterior: PosteriorFields, x: Input, ask: Ask, *, first_row: int
     apart = (1,) if shared else ()  # noise on outputs has no numbers of what batches share
     net.eval()
     requests = (noise_requests(net, x[:1]) if ask.shared_noise else None) or None
-    given: Tensor | OnHost = x
-    if again > 1:
+    given: Input | OnHost = x
+    if again > 1 and isinstance(x, Tensor):
         net, given = _behind_frozen(net, x, rows, device, engine)
     with torch.no_grad():
         for number in range(draws):

@@ -15,6 +15,7 @@ from stochens.errors import InputError
 from stochens.members import Engine
 from stochens.program.prefix import Split, has_frozen, split
 from stochens.run.memory import SHARE, activation_bytes, free_bytes, parameter_bytes
+from stochens.trees import Input, InputTree
 
 log = logging.getLogger("stochens")
 
@@ -51,10 +52,10 @@ class Kept(NamedTuple):
         return max(1, int(SHARE * free_bytes(device)) // max(one, 1))
 
 
-def keep_features(net: nn.Module, x: Tensor, few: Tensor, *, engine: Engine) -> Kept | None:
+def keep_features(net: nn.Module, x: Input, few: Input, *, engine: Engine) -> Kept | None:
     """The network in its mode and x [N, ...], on one device, behind the part that is frozen; None
     where there is no such part. few: some rows of x, or rows like them."""
-    if not has_frozen(net) or not isinstance(x, Tensor):
+    if not has_frozen(net) or isinstance(x, InputTree) or isinstance(few, InputTree):
         return None
     device = x.device
     cut = split(net, few.to(device), engine=engine)

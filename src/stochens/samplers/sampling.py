@@ -385,6 +385,8 @@ def _program(problem: Problem, rows: int) -> Callable[[Params, Tensor], Tensor] 
     if not isinstance(x, Tensor) or not x.is_cuda or problem.run.way != "auto":
         return None
     work = Workload(rows, 0.0, own_rows=False, compile=False, engine=problem.engine)
-    net, x = problem.computed
-    chosen = choose_program(net, x[:TRIED], work)
+    net, given = problem.computed
+    if not isinstance(given, Tensor):
+        return None
+    chosen = choose_program(net, given[:TRIED], work)
     return None if chosen is None else chosen.outputs

@@ -95,7 +95,15 @@ def _prepare(request: FitRequest) -> _Prepared:
     patterns = (request.skip,) if isinstance(request.skip, str) else tuple(request.skip)
     net, last = request.net, None
     if any(rule.freezes for rule in rules):
-        net, last = adapt_network(net, rules, given.x, patterns, request.seed)
+        net, last = adapt_network(
+            net,
+            rules,
+            given.x,
+            patterns,
+            request.seed,
+            output=request.output,
+            target=request.target,
+        )
     begun_as_is = any(rule.begins_at_module for rule in rules)
     net = start_adapters(net) if begun_as_is else start_network(net, start)
     plain, build, few, outputs, calling = build_network(

@@ -60,7 +60,14 @@ def build_network(
 
 
 def adapt_network(
-    net: nn.Module | Builder, rules: Sequence[Method], x: Tensor, skip: Sequence[str], seed: int
+    net: nn.Module | Builder,
+    rules: Sequence[Method],
+    x: Input,
+    skip: Sequence[str],
+    seed: int,
+    *,
+    output: Output | None = None,
+    target: str | None = None,
 ) -> tuple[nn.Module, str | None]:
     """The network with what its members own of it, and the name of its output layer.
 
@@ -74,7 +81,9 @@ def adapt_network(
             own = builder(net)()
     modes = {module: module.training for module in own.modules()}
     try:
-        last = output_layer(own.eval(), telling_rows(x, FEW).cpu())
+        few = telling_rows(x, FEW).cpu()
+        calling = calling_for(own.eval(), few, output, target)
+        last = output_layer(own if calling is None else calling.adapt(own), few)
     except Exception:  # said better by the probe that follows
         last = None
     for module, mode in modes.items():
