@@ -220,6 +220,28 @@ def test_with_fan_in_outputs_have_one_variance_at_every_width() -> None:
         assert float(x @ x) / precision == pytest.approx(1 / 4)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_with_fan_in_a_deep_heteroscedastic_network_has_a_place_to_start() -> None:
+    """By N(0, 1) for all weights, 200^5 times the variance of an input is a log variance."""
+    hidden = [m for _ in range(4) for m in (nn.Linear(200, 200), nn.ReLU())]
+    net = nn.Sequential(nn.Linear(3, 200), nn.ReLU(), *hidden, nn.Linear(200, 2))
+    data = (X.float(), Y.float())
+    options: dict[str, Any] = {"members": 2, "steps": 5, "likelihood": "heteroscedastic"}
+    with pytest.raises(InputError, match="cannot start: .*scale='fan-in'"):
+        stochens.langevin(net, data, **options)
+    posterior = stochens.langevin(net, data, prior=Prior(scale="fan-in"), **options)
+    assert posterior.predict(data[0]).mean.isfinite().all()
+
+
+def test_hugging_faces_conv1d_is_a_linear_layer_turned() -> None:
+    class Conv1D(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.nf, self.weight = 6, nn.Parameter(torch.zeros(4, 6))  # [in, out]
+
+    assert precisions(Prior(scale="fan-in"), Conv1D()) == {"weight": 4.0}
+
+
 def test_a_tied_weight_has_the_narrowest_prior_of_its_places() -> None:
     net = nn.ModuleDict({"lookup": nn.Embedding(7, 3), "head": nn.Linear(3, 7, bias=False)})
     net["head"].weight = net["lookup"].weight
