@@ -227,7 +227,7 @@ def test_with_fan_in_a_deep_heteroscedastic_network_has_a_place_to_start() -> No
     net = nn.Sequential(nn.Linear(3, 200), nn.ReLU(), *hidden, nn.Linear(200, 2))
     data = (X.float(), Y.float())
     options: dict[str, Any] = {"members": 2, "steps": 5, "likelihood": "heteroscedastic"}
-    with pytest.raises(InputError, match="cannot start: .*scale='fan-in'"):
+    with pytest.raises(InputError, match=r"cannot start: .*scale='fan-in'"):
         stochens.langevin(net, data, **options)
     posterior = stochens.langevin(net, data, prior=Prior(scale="fan-in"), **options)
     assert posterior.predict(data[0]).mean.isfinite().all()
