@@ -374,6 +374,30 @@ def test_a_trained_member_is_the_posteriors_mode(case: str, optimizer: str) -> N
     torch.testing.assert_close(flat(posterior), mean.expand(2, 4), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("chunk", [None, 1])
+def test_each_member_has_the_mode_of_its_own_prior(chunk: int | None) -> None:
+    """theta_k = (A + lambda)^-1 (b + lambda mu_k): linear in mu_k, which is 0 or the line's."""
+    means = {name: torch.stack([torch.zeros_like(t), t, 2 * t]) for name, t in LINE.items()}
+    posterior = stochens.fit(
+        line(),
+        (X, Y),
+        method="regular",
+        members=3,
+        epochs=1000,
+        batch_size=None,
+        lr=0.1,
+        prior=Prior(2.0, mean=means),
+        likelihood=stochens.Homoscedastic(NOISE),
+        run=stochens.Run(chunk=chunk),
+    )
+    (zero, _), (one, _) = exact("plain"), exact("mean")
+    known = torch.stack([zero, one, 2 * one - zero])
+    torch.testing.assert_close(flat(posterior), known, rtol=1e-4, atol=1e-4)
+    some = posterior.take([1])
+    mu = torch.cat([LINE["weight"][0], LINE["bias"]])
+    assert some.kl().l2 == pytest.approx(float((flat(some)[0] - mu).square().sum()), rel=1e-9)
+
+
 @pytest.mark.filterwarnings("ignore:R-hat")  # of each chain there are few draws
 @pytest.mark.parametrize("case", LINEAR)
 def test_nuts_has_the_exact_posterior(case: str) -> None:
