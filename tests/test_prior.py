@@ -220,6 +220,28 @@ def test_with_fan_in_outputs_have_one_variance_at_every_width() -> None:
         assert float(x @ x) / precision == pytest.approx(1 / 4)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_with_fan_in_a_deep_heteroscedastic_network_has_a_place_to_start() -> None:
+    """By N(0, 1) for all weights, 200^5 times the variance of an input is a log variance."""
+    hidden = [m for _ in range(4) for m in (nn.Linear(200, 200), nn.ReLU())]
+    net = nn.Sequential(nn.Linear(3, 200), nn.ReLU(), *hidden, nn.Linear(200, 2))
+    data = (X.float(), Y.float())
+    options: dict[str, Any] = {"members": 2, "steps": 5, "likelihood": "heteroscedastic"}
+    with pytest.raises(InputError, match=r"cannot start: .*scale='fan-in'"):
+        stochens.langevin(net, data, **options)
+    posterior = stochens.langevin(net, data, prior=Prior(scale="fan-in"), **options)
+    assert posterior.predict(data[0]).mean.isfinite().all()
+
+
+def test_hugging_faces_conv1d_is_a_linear_layer_turned() -> None:
+    class Conv1D(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.nf, self.weight = 6, nn.Parameter(torch.zeros(4, 6))  # [in, out]
+
+    assert precisions(Prior(scale="fan-in"), Conv1D()) == {"weight": 4.0}
+
+
 def test_a_tied_weight_has_the_narrowest_prior_of_its_places() -> None:
     net = nn.ModuleDict({"lookup": nn.Embedding(7, 3), "head": nn.Linear(3, 7, bias=False)})
     net["head"].weight = net["lookup"].weight
@@ -350,6 +372,30 @@ def test_a_trained_member_is_the_posteriors_mode(case: str, optimizer: str) -> N
     )
     mean, _ = exact(case)
     torch.testing.assert_close(flat(posterior), mean.expand(2, 4), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [None, 1])
+def test_each_member_has_the_mode_of_its_own_prior(chunk: int | None) -> None:
+    """theta_k = (A + lambda)^-1 (b + lambda mu_k): linear in mu_k, which is 0 or the line's."""
+    means = {name: torch.stack([torch.zeros_like(t), t, 2 * t]) for name, t in LINE.items()}
+    posterior = stochens.fit(
+        line(),
+        (X, Y),
+        method="regular",
+        members=3,
+        epochs=1000,
+        batch_size=None,
+        lr=0.1,
+        prior=Prior(2.0, mean=means),
+        likelihood=stochens.Homoscedastic(NOISE),
+        run=stochens.Run(chunk=chunk),
+    )
+    (zero, _), (one, _) = exact("plain"), exact("mean")
+    known = torch.stack([zero, one, 2 * one - zero])
+    torch.testing.assert_close(flat(posterior), known, rtol=1e-4, atol=1e-4)
+    some = posterior.take([1])
+    mu = torch.cat([LINE["weight"][0], LINE["bias"]])
+    assert some.kl().l2 == pytest.approx(float((flat(some)[0] - mu).square().sum()), rel=1e-9)
 
 
 @pytest.mark.filterwarnings("ignore:R-hat")  # of each chain there are few draws

@@ -307,8 +307,9 @@ def _refuse_bad_start(energy: Tensor, ids: tuple[int, ...]) -> None:
         if not math.isfinite(value):
             raise InputError(
                 f"member {member} cannot start: its log likelihood is {-value} there. Is the prior "
-                "too wide for this network? Use a larger prior_precision, "
-                "run=Run(precision='float64'), or start=fit(...), the posterior of trained members"
+                "too wide for this network? Use prior=stochens.Prior(scale='fan-in'), a larger "
+                "prior_precision, run=Run(precision='float64'), or start=fit(...), the posterior "
+                "of trained members"
             )
 
 
