@@ -258,9 +258,12 @@ def _refuse_mixed(net: nn.Module, x: Input) -> None:
 def dtype_remedy(net: nn.Module, x: Input) -> str:
     """For a float64 tensor, which was perhaps meant as one, and so is not converted; and for
     numpy's own float64, which is."""
+    own = next(net.parameters()).dtype
     if isinstance(x, InputTree):
-        return ""
-    kinds = next(net.parameters()).dtype, x.dtype
+        floats = {name: t for name, t in x.named().items() if t.is_floating_point()}
+        other = [name for name, t in floats.items() if t.dtype != own]
+        return f"; the network is {own}, so use .to({own}) for {', '.join(other)}" if other else ""
+    kinds = own, x.dtype
     if kinds == (torch.float64, torch.float32):
         return "; use torch.as_tensor(x).double()"
     return "; use x.float()" if kinds == (torch.float32, torch.float64) else ""

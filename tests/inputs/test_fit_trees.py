@@ -282,15 +282,18 @@ def test_samplers_draw_what_they_draw_for_one_tensor(sampler):
     )
 
 
-def test_regression_adds_its_noise_to_the_network_itself(tmp_path):
+@pytest.mark.parametrize("method", ["regular", Gaussian(0.1, learn=True)])
+def test_regression_adds_its_noise_to_the_network_itself(method, tmp_path):
     class One(TwoArguments):
         def __init__(self):
             super().__init__()
             self.head = nn.Linear(4, 1)
 
     a, b, _ = parts()
-    posterior = stochens.fit(One(), ((a, b), a[:, :1]), likelihood="gaussian", **OPTIONS)
+    options = OPTIONS | {"likelihood": "gaussian", "method": method}
+    posterior = stochens.fit(One(), ((a, b), a[:, :1]), **options)
     assert "log_variance" in posterior.params
+    assert "log_variance_log_sigma" not in posterior.params
     posterior.save(tmp_path / "one")
     loaded = stochens.load(tmp_path / "one", One)
     assert torch.equal(loaded.predict((a, b)).mean, posterior.predict((a, b)).mean)

@@ -44,7 +44,11 @@ A, B, Y = parts()
         ({"a": A, "b": torch.tensor(1.0), "y": Y}, {}, r"same number of rows, got .* b \(\)"),
         ({"a": A[:0], "b": B[:0], "y": Y[:0]}, {}, "x.a is empty"),
         (5, {}, "data must be .x, y., a dictionary that holds y as 'labels', 'label' or 'y'"),
-        ({"a": A.double(), "b": B, "y": Y}, {}, r"the network fails on x a \(4, 2\) float64, b"),
+        (
+            {"a": A.double(), "b": B, "y": Y},
+            {},
+            r"fails on x a \(4, 2\) float64, b .* use .to\(torch.float32\) for a: ",
+        ),
     ],
 )
 def test_data_that_does_not_fit(data, options, message):

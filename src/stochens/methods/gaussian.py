@@ -127,7 +127,9 @@ class GaussianLayer(StochasticLayer):
         if not self.learn:
             return inner
         sigmas = {
-            name + LOG_SIGMA: torch.full_like(p, math.log(self.sigma)) for name, p in first.items()
+            name + LOG_SIGMA: torch.full_like(p, math.log(self.sigma))
+            for name, p in first.items()
+            if name in self.noisy  # not what a likelihood has added
         }
         return {**inner, **sigmas}
 
