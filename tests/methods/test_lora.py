@@ -473,6 +473,16 @@ def test_last_layers_are_members_of_their_own_on_one_network() -> None:
     assert set(other.params) == {"2.weight", "2.bias", "4.weight", "4.bias"}
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", [LastLayer(), LoRA(2)], ids=str)
+def test_a_sampler_takes_what_members_own(method: Any) -> None:
+    net = mlp()
+    draws = stochens.nuts(stochastic(net, method), data(), chains=2, samples=3, warmup=5)
+    assert set(draws.params) == set(fit(net, method).params)
+    shared = shared_by_all(draws.net)
+    torch.testing.assert_close(shared["0.weight"], net.get_parameter("0.weight").detach())
+
+
 def test_statistics_of_a_frozen_backbone_are_no_reason_to_refuse() -> None:
     net = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, C))
     x, _ = data()

@@ -27,8 +27,9 @@ from tests.running import gather
 from torch import Tensor, nn
 
 import stochens
-from stochens import MLP, Auto, Dropout, Gaussian, Posterior
+from stochens import MLP, Auto, Dropout, Gaussian, LoRA, Posterior
 from stochens.members import shared_by_all
+from stochens.randomness.seeds import seeded
 from stochens.run.checkpoints import Keeper
 from stochens.samplers import driver
 
@@ -98,6 +99,9 @@ SOURCES: dict[str, Source] = {
     "fit gaussian": fitted(Gaussian(0.2)),
     "fit gaussian, learned": fitted(Gaussian(0.2, learn=True)),
     "fit np-dropout and gaussian": fitted(["np-dropout", Gaussian(0.2, learn=True)]),
+    "fit lora": fitted(LoRA(2))._replace(lacks=PLAIN | ENDS),
+    "fit lora and gaussian": fitted([LoRA(2, dropout=0.1), Gaussian(0.2, learn=True)]),
+    "fit last-layer": fitted("last-layer")._replace(lacks=PLAIN | ENDS),
     "fit auto": fitted(Auto(candidates=["dropout", "np-dropout"], members=2)),
     "fit one noise": fitted("dropout", likelihood="gaussian")._replace(outputs=1),
     "multiswa": Source(stochens.multiswa, FITTED, lacks=PLAIN | ENDS),
@@ -126,7 +130,8 @@ def data_of(source: Source) -> tuple[Tensor, Tensor]:
 
 
 def network_of(source: Source) -> nn.Module:
-    return MLP(2, 4, source.outputs).double()
+    with seeded(0):  # its own weights are what adapters are put on
+        return MLP(2, 4, source.outputs).double()
 
 
 def make(

@@ -171,6 +171,8 @@ def test_chains_are_the_same(sampler: str, monkeypatch: pytest.MonkeyPatch) -> N
     draw = getattr(stochens, sampler)
     net = Net()
     ours = draw(net, data(), seed=1, run=run, **options)
+    tried = 100  # rows: some passes of a few of them, and predictions for diagnostics
+    assert rows_seen <= (2 if sampler == "langevin" else 1) * N + tried
     whole(monkeypatch)
     same(ours, draw(net, data(), seed=1, run=run, **options))
 

@@ -23,7 +23,8 @@ from stochens.posterior.shared_noise import noise_of_draw, noise_requests
 from stochens.private_names import changes
 from stochens.program.choice import TRIED, Workload, choose
 from stochens.program.features import OnHost, features_of
-from stochens.program.prefix import Part, Split, has_frozen, split
+from stochens.program.parts import Part
+from stochens.program.prefix import Split, has_frozen, split
 from stochens.randomness.noise import same_noise
 from stochens.randomness.seeds import PREDICTION, derive, seeded
 from stochens.run.memory import activation_bytes, free_bytes

@@ -10,8 +10,7 @@ its noise, drawn in the same order. So whatever runs the whole runs the rest, an
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import attrgetter
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -20,11 +19,11 @@ from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.utils.flop_counter import FlopCounterMode
 
 from stochens.members import Engine, Params, forward, trainable
-from stochens.methods.base import register
+from stochens.program.parts import is_batch, is_of_batch, prefix_of, rest_of
 from stochens.program.program import is_check, placeholders
 from stochens.program.stacker import arguments_of, is_random
 from stochens.program.trace import Traced, Untraceable, is_operator, trace
-from stochens.randomness.noise import bernoulli, member_noise, normal
+from stochens.randomness.noise import member_noise
 from stochens.randomness.seeds import seeded
 
 log = logging.getLogger("stochens")
@@ -121,9 +120,9 @@ def _cut(net: nn.Module, traced: Traced, few: Tensor) -> Split | str:
         return f"what comes before all members and noise has {most / (total or 1):.0%} of the work"
     able = [place for place in places if place.operations >= NEARLY * most]
     best = min(able, key=lambda place: place.size)
-    rest, names = _rest(net, traced, best.values, batch)
+    rest, names = rest_of(net, traced, best.values, batch)
     each = sum(measured.sizes.get(name, 0.0) for name in names)
-    return Split(_prefix(traced, best.values), rest, math.ceil(each), best.operations / total)
+    return Split(prefix_of(traced, best.values), rest, math.ceil(each), best.operations / total)
 
 
 def _tell_of_noise(drawn: list[fx.Node]) -> None:
@@ -203,7 +202,7 @@ def _places(
             operations += measured.operations.get(node.name, 0.0)
             if not isinstance(node.meta.get("val"), int | torch.SymInt):
                 of_x.add(node)
-                users = [u for u in node.users if not _is_batch(u, batch) and not _checks(u)]
+                users = [u for u in node.users if not is_batch(u, batch) and not _checks(u)]
                 last = [number[u] if u in shared else math.inf for u in users]
                 needed[node] = max(last, default=-1)
         needed = {value: last for value, last in needed.items() if last > place}
@@ -219,209 +218,15 @@ def _storable(values: list[fx.Node], batch: Any) -> bool:
     return all(
         isinstance(t, Tensor)
         and t.dim() > 0
-        and _same(t.shape[0], batch)
+        and is_of_batch(t.shape[0], batch)
         and all(not is_symbolic(length) for length in t.shape[1:])
         and t.dtype == tensors[0].dtype
         for t in tensors
     )
 
 
-def _same(length: Any, batch: Any) -> bool:
-    return bool(is_symbolic(length) and length.node.expr == batch.node.expr)
-
-
-def _is_batch(node: fx.Node, batch: Any) -> bool:
-    """Whether it is the number of examples, of whatever tensor."""
-    return node.target is torch.ops.aten.sym_size.int and _same(node.meta["val"], batch)
-
-
 def _checks(node: fx.Node) -> bool:
     return node.op == "call_function" and is_check(node.target)
-
-
-# -- the two parts --------------------------------------------------------------------------------
-
-
-class Part(nn.Module):
-    """A graph of (input, *parameters, *constants), which are its own under the names given."""
-
-    def __init__(
-        self, graph: fx.Graph, params: Params, constants: list[Tensor], *, noisy: bool = False
-    ) -> None:
-        super().__init__()
-        self.noisy = noisy  # whether it draws noise of each member's own
-        self._graph = (fx.GraphModule(nn.Module(), graph),)  # torch need not see it: it has nothing
-        self._names, self._held = list(params), len(constants)
-        for name, p in params.items():
-            register(self, name, p)  # type: ignore[arg-type]
-        for k, constant in enumerate(constants):
-            self.register_buffer(f"constant_{k}", constant, persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        own = [attrgetter(name)(self) for name in self._names]
-        held = [getattr(self, f"constant_{k}") for k in range(self._held)]
-        outputs: Tensor = self._graph[0](x, *own, *held)
-        return outputs
-
-
-def _ancestors(ends: Iterable[fx.Node], stop: Callable[[fx.Node], bool]) -> set[fx.Node]:
-    """All that they need, themselves included; of what `stop` says, no more."""
-    found: set[fx.Node] = set()
-    left = list(ends)
-    while left:
-        node = left.pop()
-        if node not in found:
-            found.add(node)
-            left += [] if stop(node) else _needs(node)
-    return found
-
-
-NOISE = (torch.ops.stochens.noise_mask.default, torch.ops.stochens.noise_normal.default)
-
-
-def _needs(node: fx.Node) -> list[fx.Node]:
-    """What the parts need for it: noise does not ask there whose it is."""
-    if node.target not in NOISE:
-        return list(node.all_input_nodes)
-    return [length for length in node.args[3] if isinstance(length, fx.Node)]  # type: ignore[union-attr]
-
-
-def _prefix(traced: Traced, values: list[fx.Node]) -> nn.Module:
-    wanted = _ancestors(values, lambda node: False)
-    graph, made = fx.Graph(), {}
-    made[placeholders(traced)[0]] = graph.placeholder("x")
-    held = _hold(traced, wanted, graph, made)
-    for node in traced.graph.nodes:
-        if node in wanted and node not in made:
-            made[node] = graph.node_copy(node, made.__getitem__)
-    ends = [made[value] for value in values]
-    graph.output(ends[0] if len(ends) == 1 else graph.call_function(pack, tuple(ends)))
-    return Part(graph, {}, held)
-
-
-def _rest(
-    net: nn.Module, traced: Traced, values: list[fx.Node], batch: Any
-) -> tuple[nn.Module, list[str]]:
-    """The network of features, and the names of the nodes that it has of the whole."""
-    x, *own = placeholders(traced)[:-2]
-    (end,) = next(node for node in traced.graph.nodes if node.op == "output").args[0]
-    cut = set(values)
-    wanted = _ancestors([end], lambda node: node in cut or _is_batch(node, batch))
-    if x in wanted and x not in cut:
-        raise Untraceable("it needs x beside its features")
-    graph, made = fx.Graph(), {}
-    features = graph.placeholder("features")
-    for node in own:
-        made[node] = graph.placeholder(node.name)
-    held = _hold(traced, wanted - cut, graph, made)
-    _unpack(graph, features, values, made)
-    names = []
-    for node in traced.graph.nodes:
-        if node not in wanted or node in made or node.op == "output":
-            continue
-        if _is_batch(node, batch):
-            made[node] = graph.call_function(length, (features,))
-        elif node.target in NOISE:
-            made[node] = _draw(graph, node, features, made, values[0].meta["val"].dtype)
-        elif node.kwargs.get("dtype") == values[0].meta["val"].dtype and not _takes_tensors(node):
-            made[node] = _make(graph, node, features, made)
-        else:
-            made[node] = graph.node_copy(node, made.__getitem__)
-        names.append(node.name)
-    graph.output(made[end])
-    params = dict(zip(traced.names, (net.get_parameter(n) for n in traced.names), strict=True))
-    return Part(graph, params, held, noisy=traced.noisy), names  # type: ignore[arg-type]
-
-
-def _hold(
-    traced: Traced, wanted: set[fx.Node], graph: fx.Graph, made: dict[fx.Node, fx.Node]
-) -> list[Tensor]:
-    """A placeholder for each constant that is wanted, and their values."""
-    held = []
-    for node in traced.graph.nodes:
-        if node.op == "placeholder" and node in wanted and node.name in traced.constants:
-            made[node] = graph.placeholder(node.name)
-            held.append(traced.constants[node.name])
-    return held
-
-
-def _unpack(
-    graph: fx.Graph, features: fx.Node, values: list[fx.Node], made: dict[fx.Node, fx.Node]
-) -> None:
-    if len(values) == 1:
-        made[values[0]] = features
-        return
-    first = 0
-    for value in values:
-        shape = tuple(int(n) for n in value.meta["val"].shape[1:])
-        last = first + math.prod(shape)
-        made[value] = graph.call_function(part, (features, first, last, shape))
-        first = last
-
-
-# The rest may run in another precision than it was traced in: noise and constants that are made in
-# a pass have the type of the features, where they had it in the trace.
-
-
-def _takes_tensors(node: fx.Node) -> bool:
-    return any(isinstance(n.meta.get("val"), Tensor) for n in node.all_input_nodes)
-
-
-def _make(graph: fx.Graph, node: fx.Node, like: fx.Node, made: dict[fx.Node, fx.Node]) -> fx.Node:
-    given: Any = fx.map_arg((node.args, dict(node.kwargs)), made.__getitem__)
-    args, kwargs = given[0], {name: v for name, v in given[1].items() if name != "dtype"}
-    target: Any = node.target
-    return graph.call_function(make, (like, target, *args), kwargs)
-
-
-def _draw(
-    graph: fx.Graph,
-    node: fx.Node,
-    like: fx.Node,
-    made: dict[fx.Node, fx.Node],
-    dtype: torch.dtype,
-) -> fx.Node:
-    """Noise as layers ask for it. What is fresh for each example has their number in its shape."""
-    *_, shape, last = node.args
-    fresh = any(isinstance(n, fx.Node) for n in shape)  # type: ignore[union-attr]
-    lengths = fx.map_arg(shape, made.__getitem__)
-    if node.target is NOISE[0]:
-        keep = (last + 2**31) / 2**32  # type: ignore[operator]
-        return graph.call_function(mask, (like, lengths, keep, fresh))
-    wanted = None if last == dtype else last
-    return graph.call_function(normal_numbers, (like, lengths, wanted, fresh))
-
-
-# What the graphs call.
-
-
-def length(features: Tensor) -> int:
-    return features.shape[0]
-
-
-def pack(*values: Tensor) -> Tensor:
-    """Several [B, ...] as one [B, D]."""
-    return torch.cat([value.reshape(len(value), -1) for value in values], dim=1)
-
-
-def part(features: Tensor, first: int, last: int, shape: tuple[int, ...]) -> Tensor:
-    """One of them again."""
-    return features[:, first:last].reshape(features.shape[0], *shape)
-
-
-def mask(like: Tensor, shape: Sequence[int], keep: float, fresh: bool) -> Tensor:
-    return bernoulli(keep, tuple(shape), like, fresh=fresh)
-
-
-def normal_numbers(
-    like: Tensor, shape: Sequence[int], dtype: torch.dtype | None, fresh: bool
-) -> Tensor:
-    empty = torch.empty(tuple(shape), dtype=dtype or like.dtype, device=like.device)
-    return normal(empty, fresh=fresh)
-
-
-def make(like: Tensor, target: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    return target(*args, dtype=like.dtype, **kwargs)
 
 
 # -- whether it is right --------------------------------------------------------------------------
