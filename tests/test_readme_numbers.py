@@ -142,7 +142,7 @@ def test_how_fast_in_the_readme():
     ]
     (resnet,) = [
         c
-        for c in read(results / "networks-h200.json")["cases"]
+        for c in read(results / "networks-fit-h200.json")["cases"]
         if (c["network"], c["way"]) == ("resnet18", "fit")
     ]
     assert [plain(row[-1]) for row in table("speed-up", "README.md")] == [

@@ -146,7 +146,7 @@ class _Ensemble(BaseEstimator, abc.ABC):  # type: ignore[misc]
                 "net must be a function (features, outputs) that builds an nn.Module, or one, got "
                 f"{self.net!r}"
             )
-        return functools.partial(_built, self.net, features, outputs, kind)
+        return functools.partial(_build_for, self.net, features, outputs, kind)
 
     def _validated(self, X: Any, *targets: Any, **options: Any) -> Any:
         """X [N, features] as float32 or float64, and y where it is given; remembers which."""
@@ -216,7 +216,9 @@ def _rehearse(
                 )
 
 
-def _built(net: Callable[[int, int], nn.Module], n: int, m: int, dtype: torch.dtype) -> nn.Module:
+def _build_for(
+    net: Callable[[int, int], nn.Module], n: int, m: int, dtype: torch.dtype
+) -> nn.Module:
     try:
         inspect.signature(net).bind(n, m)
     except TypeError as error:

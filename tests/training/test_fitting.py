@@ -19,7 +19,6 @@ from stochens.kernels import mlp
 from stochens.members import builder, init
 from stochens.posterior import streaming
 from stochens.randomness.seeds import permutations
-from stochens.training import loop
 from stochens.training.engines import COMPILES_SINCE
 
 NET = (2, 8, 8, 2)
@@ -576,7 +575,7 @@ def test_compile_on_an_older_torch_is_one_clear_error(xor, monkeypatch, way):
 @pytest.mark.parametrize(("precision", "asked"), [("auto", ["train", "predict"]), ("float32", [])])
 def test_the_kernels_of_a_resnet_are_asked_unless_float32_is(monkeypatch, precision, asked):
     said = []
-    monkeypatch.setattr(loop, "resnet_nll", lambda *_: said.append("train"))
+    monkeypatch.setattr("stochens.program.data_term.resnet_nll", lambda *_: said.append("train"))
     monkeypatch.setattr(streaming, "resnet_forward", lambda *_, **__: said.append("predict"))
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
     data = torch.randn(8, 1, 4, 4), torch.arange(8) % 2

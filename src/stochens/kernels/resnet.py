@@ -172,7 +172,7 @@ def _as_written(net: ResNet20FRN) -> bool:
         0 < inputs <= QUAD
         and classes > 0
         and _settings(parts) == _original(inputs, classes)
-        and all(_taken(m) and not changed(m) for m in parts.values())
+        and all(_has_known_noise(m) and not changed(m) for m in parts.values())
     )
 
 
@@ -190,7 +190,7 @@ def _settings(parts: dict[str, nn.Module]) -> dict[str, tuple[type, str]]:
     return {path: (type(module), module.extra_repr()) for path, module in plain.items()}
 
 
-def _taken(module: nn.Module) -> bool:
+def _has_known_noise(module: nn.Module) -> bool:
     """Whether this layer's noise is dropout of each position of a convolution, or on weights alone
     and so drawn before the kernels run."""
     if not isinstance(module, StochasticLayer):

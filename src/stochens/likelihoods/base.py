@@ -37,6 +37,7 @@ class Likelihood(abc.ABC):
 
     name: ClassVar[str]
     in_units: ClassVar[bool] = False  # whether outputs are in the targets' own units
+    coarse: ClassVar[bool] = False  # whether outputs may be off by half a percent, as in bfloat16
 
     @abc.abstractmethod
     def nll(self, outputs: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:

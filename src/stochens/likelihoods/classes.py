@@ -190,6 +190,7 @@ class Categorical(Likelihood):
     """
 
     name: ClassVar[str] = "categorical"
+    coarse: ClassVar[bool] = True
 
     def distribution(self, outputs: Tensor) -> Classes:
         """softmax(outputs)"""

@@ -131,14 +131,14 @@ class NumberPredictive(Moments):
         draws = self.components().double()
         each, mean = draws.each, self.mean.double()
 
-        def reached(y: Tensor) -> Tensor:  # NaN, as below the support, is not
+        def is_reached(y: Tensor) -> Tensor:  # NaN, as below the support, is not
             return _cdf(each, y).mean(0) >= level
 
         reach = ((each.mean - mean).abs() + each.stddev).amax(0)
         reach = reach.nan_to_num(1.0, 1.0).clamp_min(1e-9)  # a guess, which need not be good
         low, high = mean - reach, mean + reach
         for _ in range(DOUBLINGS):
-            over, under = reached(low), ~reached(high)
+            over, under = is_reached(low), ~is_reached(high)
             if not bool((over | under).any()):
                 break
             reach = 2 * reach
@@ -146,7 +146,7 @@ class NumberPredictive(Moments):
             high = torch.where(under, mean + reach, high)
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            up = reached(middle)
+            up = is_reached(middle)
             low, high = torch.where(up, low, middle), torch.where(up, middle, high)
         whole = getattr(each.support, "is_discrete", False)
         found = high.floor() if whole else high  # a jump is at or just below `high`

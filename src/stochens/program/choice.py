@@ -40,14 +40,6 @@ TRIED = 4  # examples on which a program is held against vmap
 BACKWARD = 3  # operations of a step for each one of its forward pass
 
 
-def auto_dtype(params: Params) -> torch.dtype | None:
-    """What `precision="auto"` computes in on their device: bf16 where a GPU has it and the
-    parameters are float32, else None, which is theirs."""
-    plain = all(p.dtype == torch.float32 for p in params.values())
-    able = all(p.is_cuda for p in params.values()) and torch.cuda.is_bf16_supported(False)
-    return torch.bfloat16 if plain and able else None
-
-
 class Workload(NamedTuple):
     """What a program will be used for."""
 

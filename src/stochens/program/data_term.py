@@ -3,6 +3,7 @@ chooses between kernels, a program and vmap. `fit` and the samplers take gradien
 """
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -16,12 +17,15 @@ from stochens.kernels.mlp import alone_on_the_cores
 from stochens.kernels.noise import words
 from stochens.kernels.resnet import resnet_nll
 from stochens.likelihoods import Likelihood
-from stochens.members import Engine, Params, trainable
-from stochens.program.choice import TRIED, Workload, auto_dtype, choose
+from stochens.members import Engine, Params
+from stochens.program.choice import TRIED, Workload, choose
 from stochens.program.features import OnHost
+from stochens.program.precision import auto_dtype
 from stochens.program.program import Noise
 from stochens.randomness.noise import member_noise
 from stochens.randomness.seeds import NOISE, derive
+
+LOOKED_AT = 16  # examples that tell whether bfloat16 is enough
 
 # (params [M, ...], rows [M, B] or None for all of the data, the number of the step, which inside a
 # CUDA graph is a tensor [1]) -> [M]
@@ -75,14 +79,13 @@ def data_term(
             return kernel
     chosen = None
     if way.fast:
-        wanted = way.bf16 or (way.bf16 is None and way.bf16_programs)
         load = Workload(
             batch=way.batch or len(data.x),
             examples=way.examples,
             own_rows=way.own_rows,
             compile=way.compile,
             engine=way.engine,
-            dtype=auto_dtype(trainable(net)) if wanted else None,
+            dtype=_dtype(net, likelihood, data.x, way),
         )
         chosen = choose(net, data.x[:TRIED], load)
     mean_nll = objective.mean_nll(
@@ -117,6 +120,18 @@ def _inputs(data: Data, rows: Tensor | None) -> Tensor:
     return cast(Tensor, data.x)
 
 
+def _dtype(
+    net: nn.Module, likelihood: Likelihood, x: Tensor | OnHost, way: Way
+) -> torch.dtype | None:
+    """What a program computes in; None: in the precision of the parameters."""
+    if way.bf16:
+        return torch.bfloat16
+    if way.bf16 is False or not way.bf16_programs:
+        return None
+    apart = x[:: max(1, len(x) // LOOKED_AT)][:LOOKED_AT]  # neighbours may be alike
+    return auto_dtype(net, apart, coarse=likelihood.coarse)
+
+
 def _kernel(
     net: nn.Module,
     likelihood: Likelihood,
@@ -131,10 +146,12 @@ def _kernel(
     if isinstance(data.x, OnHost):
         return None
     on = (net, likelihood, data.x, data.y, members, seed)
+    # they make noise on outputs by themselves; that on weights is drawn before they run
+    own_noise = functools.partial(with_own_noise, members=members, seed=seed, device=data.x.device)
     if (fused := fused_nll(*on)) is not None:
-        return Term(fused, alone_on_the_cores())
+        return Term(own_noise(fused), alone_on_the_cores())
     if way.bf16 is not False and (fused := resnet_nll(*on)) is not None:
-        return Term(fused, recordable=True)
+        return Term(own_noise(fused), recordable=True)
     return None
 
 

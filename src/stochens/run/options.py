@@ -32,17 +32,19 @@ class Run:
 
     device: "cpu", "cuda" or a torch.device; the GPU, if there is one, when None.
     precision: of the network's computations.
-        "auto": that of the network's parameters; bfloat16 only where ResNet20FRN's kernels serve
-        (a Hopper GPU, data in memory, no sample_weight, engine="auto"). Those kernels always
-        compute in bfloat16.
+        "auto": that of the network's parameters. But on a GPU that has it, `fit` trains float32
+        classifiers in bfloat16 where their program or ResNet20FRN's kernels run them (data in
+        memory, engine="auto" or "compile") and 16 examples stay apart in it; parameters, loss and
+        optimiser stay float32. Samplers and predictions are in bfloat16 by those kernels alone.
         "float64", "float32": network and data are cast to it, and no bfloat16 kernel is used.
         "tf32": float32 with TensorFloat-32 matrix products, on CUDA.
         "bf16": the network in bfloat16, on CUDA; parameters, loss and optimiser stay as they are.
-    engine: "auto", "fused" (a compiled kernel for small MLPs on a CPU), "compile" (the
-        members as one program through torch.compile, needs torch 2.11: a minute to begin with,
-        and then the fastest for large networks on a GPU), "vmap" or "loop"; "ray" or
-        Ray(address, ...) for blocks of members or chains on many machines, with the same result as
-        on one (docs/cluster.md).
+    engine: "auto" takes what is fastest: a kernel, the members as one program (on a GPU, or a CPU
+        with much to do; through torch.compile on a GPU where the training is long enough for it) or
+        vmap; the log says which. "fused" (a compiled kernel for small MLPs on a CPU), "compile"
+        (the program through torch.compile in any case, needs torch 2.11), "vmap" or "loop"; "ray"
+        or Ray(address, ...) for blocks of members or chains on many machines, with the same result
+        as on one (docs/cluster.md).
     chunk: members trained together; chosen by the memory that is free when None. With Ray, the
         size of a block.
     checkpoint: a folder to save the run in, every `every` seconds and when Ctrl-C or SIGTERM ends

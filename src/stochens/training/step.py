@@ -76,9 +76,11 @@ class EagerStep:
         self.recorder.step(loss.nll.detach(), loss.negative_elbo.detach(), number, share)
         for group in self.optimizer.param_groups:
             self._set_decay(group, share)
-        if self.recorder.any_lost:
-            self._freeze(self.recorder.lost_at >= 0)
+        lost = self.recorder.lost_at >= 0 if self.recorder.any_lost else None
+        before = {} if lost is None else {n: p.detach()[lost] for n, p in self.params.items()}
         self.optimizer.step()
+        if lost is not None:
+            self._put_back(lost, before)
         self.optimizer.zero_grad(set_to_none=True)
 
     def _set_decay(self, group: dict[str, Any], share: float) -> None:
@@ -97,17 +99,14 @@ class EagerStep:
         else:
             group["weight_decay"] += share * group["l2"]
 
-    def _freeze(self, lost: Tensor) -> None:
+    def _put_back(self, lost: Tensor, before: Params) -> None:
         """Members whose loss is no number stay where they are. (Inside a CUDA graph they go on, in
         vain: to look at them would make every step wait.)"""
-        for group in self.optimizer.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:  # what a step adds to it is taken away
-                    decay = 0.0 if self._decoupled else group["weight_decay"]
-                    p.grad[lost] = -decay * p.detach()[lost]
-                for value in self.optimizer.state[p].values():
-                    if isinstance(value, Tensor) and value.shape == p.shape:
-                        value[lost] = 0
+        for name, p in self.params.items():
+            p.detach()[lost] = before[name]
+            for value in self.optimizer.state[p].values():
+                if isinstance(value, Tensor) and value.shape == p.shape:
+                    value[lost] = 0
 
     def restart(self) -> None:
         for state in self.optimizer.state.values():
@@ -125,7 +124,8 @@ class Replayed:
         self._number = torch.zeros(1, dtype=torch.int64, device=device)
         self._rates: list[tuple[Tensor, float]] = []
         for group in step.optimizer.param_groups:
-            group["lr"] = torch.zeros((), device=device)  # read by the graph at each replay
+            # read by the graph at each replay; fused optimisers want float32
+            group["lr"] = torch.zeros((), dtype=torch.float32, device=device)
             self._rates.append((group["lr"], group["factor"]))
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[int | None, tuple[torch.cuda.CUDAGraph, Tensor | None]] = {}

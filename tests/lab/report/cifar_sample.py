@@ -60,7 +60,7 @@ def cifar_run(
     _corrupted(folder, (set_name, method), corruptions, float(_accuracy(p, labels)), rng)
     measured = _measures(p, labels, hmc)
     folder.put(TRAINING, (set_name, method), training(closeness, config["members"], measured))
-    with folder.timed(f"{set_name}/{method} 0000-{config['members'] - 1:04d}"):
+    with folder.timed(f"{set_name}/{method} 0000-{int(str(config['members'])) - 1:04d}"):
         pass
     folder.write(complete=complete)
     return Run(path)

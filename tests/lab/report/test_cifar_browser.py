@@ -1,6 +1,7 @@
 """CIFAR runs in a real browser."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.lab.report.browsing import LOOKS, assert_opens, visit
@@ -43,7 +44,7 @@ def test_it_opens_without_an_error_and_never_scrolls_sideways(browser, pages, wh
     assert browser.execute_script(OUTSIDE) == []
 
 
-def shown(browser, selector: str) -> list:
+def shown(browser, selector: str) -> list[Any]:
     return [e for e in browser.find_elements("css selector", selector) if e.is_displayed()]
 
 

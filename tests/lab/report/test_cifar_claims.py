@@ -1,5 +1,7 @@
 """Verdicts on the paper's claims about CIFAR, and which rows they are about."""
 
+from typing import Any
+
 import pytest
 from tests.lab.report.cifar_sample import SET, cifar_run
 from tests.lab.report.test_cifar_page import TABLE_2, Tables, together_part
@@ -13,7 +15,7 @@ from stochens_lab.report.page.build import build_page
 from stochens_lab.report.view import View
 
 TITLE = "Claims about CIFAR-10"
-ROWS = (
+ROWS: tuple[tuple[str, float, dict[str, Any]], ...] = (
     ("regular", 0.5, {}),
     ("MultiSWA", 0.9, {}),
     ("SE1 0.1", 0.8, {}),

@@ -77,10 +77,14 @@ def test_gaps_of_calibration_average_to_accuracy_minus_confidence(tmp_path):
 
 
 def test_curves_are_read_as_they_are_written(runs, row):
-    x, y = read_curve(row, "members curve", "agreement")
+    curve = read_curve(row, "members curve", "agreement")
+    assert curve is not None
+    x, y = curve
     about = runs[1].training[SET]["SE1 0.1"]["members curve"]
     assert (x, y) == (about["members"], about["agreement"])
-    assert read_curve(row, "inferences curve", "variance")[0] == [1, 4, 16]
+    curve = read_curve(row, "inferences curve", "variance")
+    assert curve is not None
+    assert curve[0] == [1, 4, 16]
     assert read_curve(row, "members curve", "no such") is None
     assert compute_entropies(row, "nowhere") is None
 

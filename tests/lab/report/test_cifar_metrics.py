@@ -1,6 +1,7 @@
 """The merged metrics.json: names, numbers and places; and what it must never overwrite."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ LABELS = "points/labels-test"
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    found = (
+    found: tuple[tuple[str, dict[str, Any]], ...] = (
         ("regular", {}),
         ("SE1 0.1", {"members": 10}),
         ("SE1 0.1", {"train_images": 40960}),

@@ -28,7 +28,8 @@ class Tables(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.found: dict[str, dict[str, list[str]]] = {}
         self.classes: dict[tuple[str, str, int], str] = {}
-        self.caption, self.inside, self.row, self.small = "", "", [], 0
+        self.caption, self.inside, self.small = "", "", 0
+        self.row: list[str] = []
         self.kinds: list[str] = []
         self.feed(text)
 

@@ -8,6 +8,7 @@ import tempfile
 import zlib
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,10 @@ class Page(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
         self.open: list[str] = []
-        self.text, self.numbers, self.headings, self.ids = "", [], [], []
+        self.text = ""
+        self.numbers: list[Any] = []
+        self.headings: list[Any] = []
+        self.ids: list[str] = []
         self.tags: list[str] = []
         self.links: list[str] = []
         self.feed(text)
