@@ -138,7 +138,7 @@ def _behind_frozen(
 ) -> tuple[nn.Module, Tensor | OnHost]:
     """The part of the network that members change, and its inputs: what comes before is computed
     once for x [B, ...], and not in every pass over it. Where nothing is frozen: as they are."""
-    if not has_frozen(net):
+    if not has_frozen(net) or not isinstance(x, Tensor):
         return net, x
     held = _cuts.get(net)
     if held is None or not held.holds(net):

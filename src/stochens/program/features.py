@@ -54,7 +54,10 @@ class Kept(NamedTuple):
 def keep_features(net: nn.Module, x: Tensor, few: Tensor, *, engine: Engine) -> Kept | None:
     """The network in its mode and x [N, ...], on one device, behind the part that is frozen; None
     where there is no such part. few: some rows of x, or rows like them."""
-    if not has_frozen(net) or not isinstance(x, Tensor):
+    if not has_frozen(net):
+        return None
+    if not isinstance(x, Tensor):
+        log.info("the frozen part is computed in each step: its input is more than one tensor")
         return None
     device = x.device
     cut = split(net, few.to(device), engine=engine)
