@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,7 @@ class Kept(NamedTuple):
         return max(1, int(SHARE * free_bytes(device)) // max(one, 1))
 
 
-def keep_features(net: nn.Module, x: Tensor, few: Tensor, *, engine: Engine) -> Kept | None:
+def keep_features(net: nn.Module, x: Any, few: Any, *, engine: Engine) -> Kept | None:
     """The network in its mode and x [N, ...], on one device, behind the part that is frozen; None
     where there is no such part. few: some rows of x, or rows like them."""
     if not has_frozen(net):
