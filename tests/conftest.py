@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
+from tests.torchvision_on_cpu import let_torchvision_import
 from torch import Tensor
+
+let_torchvision_import()
 
 # The machines that run this are noisy: a slow example is no failure.
 settings.register_profile("stochens", deadline=None)

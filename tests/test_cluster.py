@@ -387,6 +387,21 @@ def test_a_start_for_each_member_goes_to_its_block(cluster):
     equal(alone, stochens.fit(net, DATA, start=start, **gather(engine="ray", **options)))
 
 
+def test_networks_priors_and_resamples_that_are_given_go_to_their_blocks(cluster):
+    options = {**SMALL, "method": "regular", "members": 4, "bootstrap": True, "jitter": 0.1}
+    options["prior"] = stochens.Prior(2.0, mean="start", scale="fan-in")
+    nets = [MLP(2, 4, 2) for _ in range(4)]
+    for start in (nets, nets[0], "module"):
+        alone = stochens.fit(nets[1], DATA, start=start, **gather(**options))
+        there = stochens.fit(nets[1], DATA, start=start, **gather(engine="ray", chunk=2, **options))
+        equal(alone, there)
+        assert there.kl() == alone.kl()
+    stacked = {name: torch.zeros(4, *p.shape) for name, p in nets[0].named_parameters()}
+    options["prior"] = stochens.Prior(mean=stacked | {"0.bias": torch.rand(4, 4)})
+    with pytest.raises(InputError, match="mean for each member is for one machine"):
+        stochens.fit(nets[1], DATA, **gather(engine="ray", **options))
+
+
 def test_predictions_are_the_same_numbers(cluster):
     x = torch.randn(1003, 2, generator=torch.Generator().manual_seed(0))
     swag = {"members": 4, "epochs": 20, "rank": 3, "snapshots": 4}

@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tolerance import close
 from torch import Tensor, nn
 
 from stochens import FRN, InputError, freeze_batchnorm, keep_dropout, replace_batchnorm
 from stochens.checks import check_network
 from stochens.conversions import AlwaysDropout, FrozenBatchNorm
 from stochens.private_names import BatchNorm
+from stochens.randomness.seeds import seeded
 
 
 def trained(norm: Any, shape: tuple[int, ...]) -> nn.Module:
@@ -211,3 +213,103 @@ def test_the_network_itself_can_be_the_module() -> None:
     assert isinstance(keep_dropout(nn.Dropout(0.1)), AlwaysDropout)
     assert isinstance(freeze_batchnorm(nn.BatchNorm1d(3)), FrozenBatchNorm)
     assert isinstance(replace_batchnorm(nn.BatchNorm2d(3)), FRN)
+
+
+# -- what a trained norm hands on ------------------------------------------------------------------
+
+
+def of_one_example(channels: int, *positions: int) -> tuple[Any, Tensor]:
+    """A batch norm whose statistics are exactly those of one example [1, C, *positions]."""
+    with seeded(0):
+        x = torch.randn(1, channels, *positions) * torch.rand(channels, *[1] * len(positions))
+        x += torch.randn(channels, *[1] * len(positions))
+        kind: Any = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}[len(positions)]
+        norm = kind(channels)
+        for p in norm.parameters():
+            nn.init.normal_(p)
+    rows = x.transpose(0, 1).flatten(1)
+    norm.running_mean.copy_(rows.mean(1))
+    norm.running_var.copy_(rows.var(1, correction=0))
+    return norm.eval(), x
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("positions", [(7,), (4, 5), (2, 3, 2)])
+@pytest.mark.parametrize(("by", "groups"), [("frn", 8), ("group", 1), ("group", 3), ("group", 6)])
+def test_a_replaced_norm_agrees_where_an_example_has_the_running_moments(
+    by: Any, groups: int, positions: tuple[int, ...]
+) -> None:
+    norm, x = of_one_example(6, *positions)
+    new = replace_batchnorm(norm, by, groups=groups)
+    terms = 6 * x[0, 0].numel()  # the moments of a group are sums of so many
+    within = close(torch.float64, terms=terms, depth=4, condition=1e3)  # mean and weight cancel
+    torch.testing.assert_close(new(x), norm(x), **within)
+
+
+@pytest.mark.parametrize("by", ["frn", "group"])
+def test_a_norm_without_statistics_hands_on_its_affine_map(by: Any) -> None:
+    norm = nn.BatchNorm2d(6, track_running_stats=False)
+    with seeded(0):
+        for p in norm.parameters():
+            nn.init.normal_(p)
+    new: Any = replace_batchnorm(norm, by)
+    assert torch.equal(new.weight, norm.weight)
+    assert torch.equal(new.bias, norm.bias)
+
+
+@pytest.mark.parametrize("by", ["frn", "group"])
+def test_a_norm_as_it_was_built_becomes_one_as_it_is_built(by: Any) -> None:
+    for norm in (nn.BatchNorm2d(6), nn.BatchNorm2d(6, affine=False)):
+        new: Any = replace_batchnorm(norm, by)
+        fresh = FRN(6) if by == "frn" else nn.GroupNorm(6, 6)
+        for name, p in fresh.named_parameters():
+            assert torch.equal(new.get_parameter(name), p)
+
+
+@pytest.mark.parametrize("by", ["frn", "group"])
+def test_a_norm_whose_weight_starts_at_zero_still_learns(by: Any) -> None:
+    """As the last ones of residual blocks do: max(y, tau) has no gradient where tau is above."""
+    norm = nn.BatchNorm2d(6)
+    nn.init.zeros_(norm.weight)
+    new: Any = replace_batchnorm(norm, by)
+    assert not new(torch.randn(2, 6, 4, 4)).any()
+    (torch.randn(2, 6, 4, 4) * new(torch.randn(2, 6, 4, 4))).sum().backward()
+    assert bool((new.weight.grad != 0).all())
+
+
+def test_what_was_frozen_stays_frozen() -> None:
+    for by, names in (("frn", ["weight", "bias", "tau"]), ("group", ["weight", "bias"])):
+        norm = nn.BatchNorm2d(6).requires_grad_(False)
+        new: Any = replace_batchnorm(norm, by)
+        assert [n for n, p in new.named_parameters() if not p.requires_grad] == names
+        norm.weight.requires_grad_(True)
+        again: Any = replace_batchnorm(norm, by)
+        assert [n for n, p in again.named_parameters() if p.requires_grad] == ["weight"]
+
+
+def with_activation() -> nn.Module:
+    """As timm's: the same name, the same parts, the same order."""
+
+    class Norm(nn.BatchNorm2d):
+        def __init__(self, channels: int) -> None:
+            super().__init__(channels)
+            self.drop, self.act = nn.Identity(), nn.SiLU(inplace=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(self.drop(super().forward(x)))
+
+    Norm.__module__, Norm.__qualname__ = "timm.layers.norm_act", "BatchNormAct2d"
+    return Norm(4)
+
+
+def test_an_activation_in_a_norm_is_kept() -> None:
+    net = trained(with_activation(), (4, 5, 5)).eval()
+    x = torch.randn(6, 4, 5, 5)
+    frozen: Any = freeze_batchnorm(net)
+    torch.testing.assert_close(frozen(x), net(x), rtol=1e-5, atol=1e-5)  # as above
+    assert [n for n, _ in frozen.named_parameters()] == [n for n, _ in net.named_parameters()]
+    replaced: Any = replace_batchnorm(net, "group")
+    norm, act = replaced[1][0]
+    assert isinstance(norm, nn.GroupNorm)
+    assert isinstance(act, nn.SiLU)
+    torch.testing.assert_close(replaced(x), act(norm(x)))

@@ -18,6 +18,7 @@ from torch.utils.data import (
 
 from stochens import InputError
 from stochens.data import inputs, source
+from stochens.trees import InputTree
 from stochens_lab.data.digits import cut_photo_patches, read_digits
 
 
@@ -97,14 +98,13 @@ def test_inputs_in_another_order_are_refused(loader, message):
 
 
 @pytest.mark.parametrize("b", [X, X[:, 0], torch.cat([X, X], 1)])
-def test_networks_take_one_tensor(b):
+def test_several_tensors_are_a_tree(b):
     for several in ((X, b), [X, b], {"a": X, "b": b}):
-        with pytest.raises(
-            InputError, match=r"x must be one tensor \[N, \.\.\.\].* of 2: networks"
-        ):
-            source((several, Y))
-    with pytest.raises(InputError, match="networks take one tensor"):
-        inputs((X, b))
+        x = source((several, Y)).x
+        assert isinstance(x, InputTree)
+        assert len(x) == len(X)
+        assert all(torch.equal(t, u) for t, u in zip(x.leaves, (X, b), strict=True))
+    assert isinstance(inputs((X, b)), InputTree)
 
 
 def test_a_list_of_rows_is_one_tensor():

@@ -11,6 +11,8 @@ from stochens import metrics
 from stochens.comparison import compare
 from stochens.conversions import freeze_batchnorm, keep_dropout, replace_batchnorm
 from stochens.data import Replicas
+from stochens.description.describe import describe
+from stochens.description.table import Description
 from stochens.errors import Failed, InputError
 from stochens.likelihoods import Categorical, Heteroscedastic, Homoscedastic
 from stochens.methods import (
@@ -27,6 +29,7 @@ from stochens.networks import FRN, MLP
 from stochens.posterior.joining import join_parts as join
 from stochens.posterior.posterior import Posterior, load
 from stochens.posterior.predictive import GaussianPredictive, Predictive
+from stochens.prior import Prior
 from stochens.run.cluster.connect import Ray
 from stochens.run.options import Run
 from stochens.samplers.diagnostics import diagnose
@@ -48,6 +51,7 @@ __all__ = [
     "MLP",
     "Auto",
     "Categorical",
+    "Description",
     "DropConnect",
     "Dropout",
     "Failed",
@@ -62,6 +66,7 @@ __all__ = [
     "Optimizer",
     "Posterior",
     "Predictive",
+    "Prior",
     "Ray",
     "Regular",
     "Replicas",
@@ -70,6 +75,7 @@ __all__ = [
     "StochasticEnsembleRegressor",
     "__version__",
     "compare",
+    "describe",
     "diagnose",
     "fit",
     "freeze_batchnorm",

@@ -26,6 +26,7 @@ from stochens.private_names import (
     pre_hooks_of,
 )
 from stochens.randomness.seeds import seeded
+from stochens.trees import Input, InputTree, describe, named
 
 ROUNDING = 1e-3  # of an output, relative to the largest, in whatever precision
 
@@ -82,9 +83,11 @@ def check_network(net: nn.Module) -> None:
         raise InputError("the network has no trainable parameter")
 
 
-def telling_rows(x: Tensor, count: int) -> Tensor:
+def telling_rows(x: Any, count: int) -> Any:
     """The first rows of x [N, ...], to try a network on; of whole numbers also the rows with the
     smallest and the largest, which an embedding may not have."""
+    if isinstance(x, InputTree):
+        return _telling_rows_of_tree(x, count)
     if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool or len(x) <= count:
         return x[:count]
     rows = x.flatten(1) if x.dim() > 1 else x.unsqueeze(1)
@@ -92,12 +95,24 @@ def telling_rows(x: Tensor, count: int) -> Tensor:
     return torch.cat([x[: max(1, count - 2)], ends])
 
 
-def probe(net: nn.Module, x: Tensor) -> Tensor:
+def _telling_rows_of_tree(x: InputTree, count: int) -> InputTree:
+    """Likewise; of each tensor of whole numbers the rows of its smallest and its largest."""
+    if len(x) <= count:
+        return x
+    ends: set[int] = set()
+    for t in x.leaves:
+        if not (t.is_floating_point() or t.is_complex() or t.dtype == torch.bool):
+            rows = t.reshape(len(t), -1)
+            ends |= {int(rows.amin(1).argmin()), int(rows.amax(1).argmax())}
+    return x[[*range(max(1, count - 2) if ends else count), *sorted(ends)]]
+
+
+def probe(net: nn.Module, x: Input) -> Tensor:
     """Outputs of a forward pass in training mode; warns of dropout that is off in eval mode."""
     training = net.training
     on, still_on = _DropoutSpy(), _DropoutSpy()
     x = x.clone()  # the user's own stay what they are, should the network change them
-    changed = changes(x)
+    changed = [changes(t) for t in named(x).values()]
     try:
         with torch.no_grad(), plain_attention(), seeded(0, x.device):
             with still_on:
@@ -107,7 +122,7 @@ def probe(net: nn.Module, x: Tensor) -> Tensor:
                 outputs = net.train()(x)
     finally:
         net.train(training)
-    if changed():
+    if any(one() for one in changed):
         raise InputError(
             "the network changes its input in place, which is your data, and would do so in every "
             "pass; let it begin with x = x.clone(), or without an in-place operation on x"
@@ -123,7 +138,7 @@ def probe(net: nn.Module, x: Tensor) -> Tensor:
     if outputs.dim() > 1 and len(outputs) != len(x):  # other shapes are the likelihood's to refuse
         raise InputError(
             f"the network must return a row for each of its inputs, got {tuple(outputs.shape)} for "
-            f"x {tuple(x.shape)}"
+            f"x {describe(x)}"
         )
     _warn_silent(own_dropout(net), on.rates - still_on.rates)
     return outputs
@@ -193,7 +208,7 @@ def _warn_silent(layers: list[str], rates: Counter[float]) -> None:
         )
 
 
-def probe_outputs(plain: nn.Module, few: Tensor) -> Tensor:
+def probe_outputs(plain: nn.Module, few: Input) -> Tensor:
     """`probe`, where a network that fails on the data is the user's to mend."""
     try:
         with seeded(0, few.device), checkpointing_refused():  # seeded: in one thread at a time
@@ -205,18 +220,18 @@ def probe_outputs(plain: nn.Module, few: Tensor) -> Tensor:
         raise
     except Exception as error:  # whatever the user's own code raises
         raise InputError(
-            f"the network fails on x {tuple(few.shape)} of {few.dtype}, its parameters are "
+            f"the network fails on x {describe(few)}, its parameters are "
             f"{next(plain.parameters()).dtype}{dtype_remedy(plain, few)}: "
             f"{str(error) or type(error).__name__}"
         ) from error
 
 
-def _refuse_mixed(net: nn.Module, x: Tensor) -> None:
+def _refuse_mixed(net: nn.Module, x: Input) -> None:
     """A row's output must be the same whatever rows are beside it: a member is a function of x."""
     last = len(x) - 1
     among = {k: x[[k if j == k or last < 2 else 1 for j in range(last + 1)]] for k in (0, last)}
 
-    def outputs(x: Tensor, seed: int = 0) -> Tensor:
+    def outputs(x: Input, seed: int = 0) -> Tensor:
         with torch.no_grad(), plain_attention(), seeded(seed, x.device):
             made: Tensor = net(x)
             return made.double()
@@ -240,10 +255,15 @@ def _refuse_mixed(net: nn.Module, x: Tensor) -> None:
         net.train(training)
 
 
-def dtype_remedy(net: nn.Module, x: Tensor) -> str:
+def dtype_remedy(net: nn.Module, x: Input) -> str:
     """For a float64 tensor, which was perhaps meant as one, and so is not converted; and for
     numpy's own float64, which is."""
-    kinds = next(net.parameters()).dtype, x.dtype
+    own = next(net.parameters()).dtype
+    if isinstance(x, InputTree):
+        floats = {name: t for name, t in x.named().items() if t.is_floating_point()}
+        other = [name for name, t in floats.items() if t.dtype != own]
+        return f"; the network is {own}, so use .to({own}) for {', '.join(other)}" if other else ""
+    kinds = own, x.dtype
     if kinds == (torch.float64, torch.float32):
         return "; use torch.as_tensor(x).double()"
     return "; use x.float()" if kinds == (torch.float32, torch.float64) else ""

@@ -1,7 +1,8 @@
 """Tensors, a torch Dataset or a DataLoader, as one kind of thing."""
 
+import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,8 +21,24 @@ from torch.utils.data import (
 from stochens.errors import InputError
 from stochens.randomness.seeds import seeded
 from stochens.run.checkpoints import digest
+from stochens.trees import (
+    PAD,
+    Input,
+    InputTree,
+    cat,
+    check_rows,
+    floating_dtype,
+    form,
+    is_several,
+    match,
+    named,
+    read_tree,
+)
+
+log = logging.getLogger("stochens")
 
 READ = 1024  # rows of a Dataset at a time
+TARGETS = ("labels", "label", "y")  # what y is called in a dictionary, unless `target` says
 
 
 class Source(NamedTuple):
@@ -32,13 +49,16 @@ class Source(NamedTuple):
     after the other, and member k sees the set k mod `sets`.
     """
 
-    x: Tensor  # [sets * N, ...]
+    x: Input  # [sets * N, ...]
     y: Tensor  # [sets * N] or [sets * N, D]
     size: int  # N
     loader: "DataLoader[Any] | None" = None
     sets: int = 1
     weights: Tensor | None = None  # [N], of mean 1; None: all rows count the same
     total: float | None = None  # the sum of the weights as they were given
+    bootstrap: bool = False  # whether each member has its own resample (training/bootstrap.py)
+    odds: Tensor | None = None  # [N], of the rows in it; None: the same for all
+    target: str | None = None  # what y is called among the entries of the loader's batches
 
     @property
     def examples(self) -> float:
@@ -49,10 +69,10 @@ class Source(NamedTuple):
         weights = None if self.weights is None else self.weights.to(device)
         return self._replace(x=self.x.to(device), y=self.y.to(device), weights=weights)
 
-    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self) -> Iterator[tuple[Input, Tensor]]:
         assert self.loader is not None
         for batch in self.loader:
-            x, y = _pair(batch)
+            x, y = _pair(batch, self.target, collated=True)
             _check(x, y)
             yield x, y
 
@@ -70,56 +90,91 @@ class Replicas(tuple[Any, ...]):
     __slots__ = ()
 
 
-def _side_by_side(data: Replicas) -> Source:
+def _side_by_side(data: Replicas, target: str | None) -> Source:
     if not data:
         raise InputError("Replicas holds no data set")
-    parts = [source(part) for part in data]
+    parts = [source(part, target=target) for part in data]
     x, y = [part.x for part in parts], [part.y for part in parts]
     for k, part in enumerate(parts):
         if part.loader is not None:
             raise InputError("Replicas must hold data sets in memory, not DataLoaders")
-        if part.x.shape != x[0].shape or part.y.shape != y[0].shape:
+        if _shapes(part.x) != _shapes(x[0]) or part.y.shape != y[0].shape:
             raise InputError(
                 "Replicas must hold data sets of one size: the first has x "
-                f"{tuple(x[0].shape)} and y {tuple(y[0].shape)}, number {k} x "
-                f"{tuple(part.x.shape)} and y {tuple(part.y.shape)}"
+                f"{_shapes(x[0])} and y {tuple(y[0].shape)}, number {k} x "
+                f"{_shapes(part.x)} and y {tuple(part.y.shape)}"
             )
-    return Source(torch.cat(x), torch.cat(y), parts[0].size, sets=len(parts))
+    return parts[0]._replace(x=cat(x), y=torch.cat(y), sets=len(parts))
+
+
+def _shapes(x: Input) -> Any:
+    if isinstance(x, Tensor):
+        return tuple(x.shape)
+    return {name: tuple(t.shape) for name, t in x.named().items()}
 
 
 OF_ALL_ROWS = (RandomSampler, SequentialSampler, WeightedRandomSampler)
 
 
-def source(data: Any, sample_weight: Any = None) -> Source:
+def source(data: Any, sample_weight: Any = None, *, target: str | None = None) -> Source:
     """Read what the user gave. A Dataset is read once into memory; a DataLoader is streamed.
 
     `sample_weight` [N]: a row of weight w counts as w equal rows; rows of weight 0 are left out.
+    `target`: what y is called in a dictionary, if not one of TARGETS.
 
     >>> source((torch.zeros(6, 2), torch.zeros(6, dtype=torch.long))).size
     6
     """
     if sample_weight is not None:
-        return _weighted(source(data), sample_weight)
+        return _weighted(source(data, target=target), sample_weight)
     if isinstance(data, Replicas):
-        return _side_by_side(data)
+        return _side_by_side(data, target)
     if isinstance(data, DataLoader):
-        return _streamed(data)
+        return _streamed(data, target)
     if isinstance(data, Dataset):
-        x, y = _read(data)
+        x, y = _read(data, target)
     else:
-        x, y = _pair(data)
+        x, y = _pair(_columns(data), target)
     _check(x, y)
-    return Source(x, y, len(x))
+    return Source(x, y, len(x), target=target)
 
 
-def _streamed(loader: "DataLoader[Any]") -> Source:
+def _columns(data: Any) -> Any:
+    """The columns of a Hugging Face Dataset; anything else as it is.
+
+    It is known by what it can do, so that nothing is imported. Columns that hold no numbers (the
+    text beside its tokens) are left out, and the log says so.
+    """
+    if not hasattr(data, "with_format") or not hasattr(data, "column_names"):
+        return data
+    if isinstance(data, Mapping):
+        raise InputError(
+            f"a {type(data).__name__} holds several data sets; give one of them: "
+            f"{', '.join(map(repr, data))}"
+        )
+    chosen = (getattr(data, "format", None) or {}).get("columns")
+    columns = data.with_format("torch", columns=chosen)[:]
+    kept = {name: column for name, column in columns.items() if not _is_text(column)}
+    if left := [name for name in columns if name not in kept]:
+        log.info("columns of the data set that hold no numbers are left out: %s", ", ".join(left))
+    return kept
+
+
+def _is_text(column: Any) -> bool:
+    """A column of words, or of what torch has no tensors for."""
+    while isinstance(column, (list, tuple)) and column:
+        column = column[0]
+    return isinstance(column, (str, bytes, dict)) or column is None
+
+
+def _streamed(loader: "DataLoader[Any]", target: str | None) -> Source:
     with seeded(0):  # a shuffle draws from torch's generator, which threads share
         batch = next(iter(loader), None)
     if batch is None:
         raise InputError("the DataLoader is empty")
-    x, y = _pair(batch)
+    x, y = _pair(batch, target, collated=True)
     _check(x, y)
-    return Source(x, y, _rows(loader), loader)
+    return Source(x, y, _rows(loader), loader, target=target)
 
 
 def _rows(loader: "DataLoader[Any]") -> int:
@@ -168,10 +223,9 @@ def _weighted(given: Source, sample_weight: Any) -> Source:
     x, y, weights = given.x[rows], given.y[rows], weights[rows]  # those of weight 0 say nothing
     total = math.fsum(weights.tolist())  # the same on every machine, unlike a sum in parallel
     if bool((weights == weights[0]).all()):
-        return Source(x, y, len(x), total=total)
-    dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
-    mean_one = (weights * (len(x) / total)).to(dtype)
-    return Source(x, y, len(x), weights=mean_one, total=total)
+        return given._replace(x=x, y=y, size=len(x), total=total)
+    mean_one = (weights * (len(x) / total)).to(floating_dtype(x))
+    return given._replace(x=x, y=y, size=len(x), weights=mean_one, total=total)
 
 
 def weighting(sample_weight: Any) -> str | None:
@@ -187,39 +241,82 @@ def weighting(sample_weight: Any) -> str | None:
     return None if same else digest({"weights": weights})[:16]
 
 
-def _read(data: "Dataset[Any]") -> tuple[Tensor, Tensor]:
-    blocks = [_pair(batch) for batch in _in_order(data)]
+def _read(data: "Dataset[Any]", target: str | None) -> tuple[Input, Tensor]:
+    blocks = [_pair(batch, target, collated=True) for batch in _in_order(data)]
     if not blocks:
         raise InputError("the data set is empty")
-    return torch.cat([x for x, _ in blocks]), torch.cat([y for _, y in blocks])
+    return cat([x for x, _ in blocks]), torch.cat([y for _, y in blocks])
 
 
-def _in_order(data: "Dataset[Any]") -> "DataLoader[Any]":
+def _in_order(data: "Dataset[Any]") -> Iterator[Any]:
+    """Its rows as batches."""
+    try:
+        yield from _loader(data)
+    except RuntimeError as error:
+        if "equal size" not in str(error):  # the words of torch's own collate function
+            raise
+        raise InputError(f"rows of the data set have different lengths ({error}). {PAD}") from error
+
+
+def _loader(data: "Dataset[Any]") -> "DataLoader[Any]":
     # A generator of its own, since even this loader draws a number, of torch's where it has none.
     return DataLoader(data, batch_size=READ, generator=torch.Generator())
 
 
-def _pair(data: Any) -> tuple[Tensor, Tensor]:
-    if not isinstance(data, (tuple, list)) or len(data) != 2:
+def _pair(data: Any, target: str | None = None, *, collated: bool = False) -> tuple[Input, Tensor]:
+    """x and y of (x, y), or of a dictionary that holds y by its name."""
+    if isinstance(data, Mapping):
+        name = target_of(data, target)
+        y = _tensor(data[name], name)
+        rest = {key: value for key, value in data.items() if key != name}
+        return read_input(rest, rows=len(y) if y.dim() else None, collated=collated), y
+    pair = isinstance(data, (tuple, list)) and len(data) == 2
+    if target is not None and not (pair and isinstance(data[0], InputTree)):  # read by us before
         raise InputError(
-            "data must be (x, y), or a Dataset or DataLoader of such pairs, got "
-            f"{type(data).__name__}"
+            f"target={target!r} is the name of y in a dictionary, and the data is a "
+            f"{type(data).__name__}; leave target out"
+        )
+    if not pair:
+        raise InputError(
+            "data must be (x, y), a dictionary that holds y as 'labels', 'label' or 'y', or a "
+            f"Dataset or DataLoader of such, got {type(data).__name__}"
         )
     y = _tensor(data[1], "y")
-    _refuse_several(data[0], rows=len(y) if y.dim() else None)
-    return _tensor(data[0], "x"), y
+    return read_input(data[0], rows=len(y) if y.dim() else None, collated=collated), y
 
 
-def _refuse_several(x: Any, *, rows: int | None) -> None:
-    """A list of tensors may be one, row by row; anything else that holds several is refused."""
-    parts = x if isinstance(x, (tuple, list)) else ()
-    tensors = all(isinstance(part, (Tensor, np.ndarray)) and part.ndim for part in parts)
-    stacks = len({tuple(part.shape) for part in parts}) == 1 if tensors else True
-    if isinstance(x, dict) or (parts and tensors and not (stacks and len(parts) == rows)):
-        raise InputError(
-            f"x must be one tensor [N, ...], got a {type(x).__name__} of {len(x)}: networks take "
-            "one tensor; join the parts into one, and let the network split it"
-        )
+def target_of(data: Mapping[str, Any], target: str | None) -> str:
+    """What y is called there."""
+    found = [name for name in (TARGETS if target is None else (target,)) if name in data]
+    if len(found) == 1:
+        return found[0]
+    have = ", ".join(map(repr, data)) or "nothing"
+    if target is not None:
+        raise InputError(f"target={target!r} is not in the data, which has {have}")
+    what = f"several targets, {' and '.join(map(repr, found))}" if found else "no target"
+    raise InputError(
+        f"the data has {what}: it has {have}. y is taken from 'labels', 'label' or 'y'; "
+        "target='name' says which entry it is"
+    )
+
+
+def read_input(value: Any, *, rows: int | None, collated: bool = False) -> Input:
+    """One tensor, or a tree of them with as many rows each."""
+    if not is_several(value, rows, collated=collated):
+        return _tensor(value, "x")
+    x = InputTree(read_tree(value, _part, rows=rows))
+    check_rows(x)
+    return x
+
+
+def _part(value: Any, name: str) -> Tensor:
+    """A tensor of a tree."""
+    rows = isinstance(value, (tuple, list)) and all(isinstance(row, Tensor) for row in value)
+    if rows and value:  # those of a column, one by one
+        if len({tuple(row.shape) for row in value}) > 1:
+            raise InputError(f"rows of {name!r} have different lengths. {PAD}")
+        return torch.stack(list(value)).detach()
+    return _tensor(value, name)
 
 
 def _tensor(value: Any, name: str) -> Tensor:
@@ -239,7 +336,8 @@ def _tensor(value: Any, name: str) -> Tensor:
     except InputError:
         raise
     except (TypeError, ValueError) as error:
-        raise InputError(f"{name} cannot be read as a tensor: {error}") from None
+        pad = f". {PAD}" if "inhomogeneous" in str(error) else ""
+        raise InputError(f"{name} cannot be read as a tensor: {error}{pad}") from None
     # numpy's own float64 becomes torch's default; a float64 tensor was meant as one
     return tensor.to(torch.get_default_dtype()) if tensor.is_floating_point() else tensor
 
@@ -253,44 +351,69 @@ def _remedy(name: str) -> str:
     return f"use {name}.astype(float), or encode it"
 
 
-def inputs(given: Any) -> Tensor:
+def inputs(given: Any, like: Input | None = None, *, target: str | None = None) -> Input:
     """Inputs alone, for prediction, checked like those of training.
 
-    Of a Dataset or a DataLoader the inputs of all its batches, (x, y) or x, in order.
+    Of a Dataset or a DataLoader the inputs of all its batches, (x, y) or x, in order. `like`: an
+    example of what the network was trained on; `target`: what y was called then.
     """
     if isinstance(given, (Dataset, DataLoader)):
-        blocks = list(input_blocks(given))
+        blocks = list(input_blocks(given, like, target=target))
         for block in blocks:
-            if block.shape[1:] != blocks[0].shape[1:]:
+            if form(block) != form(blocks[0]):
                 raise InputError(
-                    f"batches of different shapes, {tuple(blocks[0].shape)} and "
-                    f"{tuple(block.shape)}, cannot be put together here; predict takes them with "
+                    f"batches of different shapes, {_shapes(blocks[0])} and "
+                    f"{_shapes(block)}, cannot be put together here; predict takes them with "
                     "engine=None"
                 )
-        return torch.cat(blocks)
-    _refuse_several(given, rows=len(given) if isinstance(given, list) else None)
-    x = _tensor(given, "x")
-    if x.dim() == 0 or len(x) == 0:
-        raise InputError(f"x is empty: shape {tuple(x.shape)}")
+        joined: Input = cat(blocks)
+        return joined
+    x = _input(_columns(given), like, target)
+    _refuse_empty(x)
     _finite(x)
     return x
 
 
-def input_blocks(data: "Dataset[Any] | DataLoader[Any]") -> Iterator[Tensor]:
+def _input(given: Any, like: Input | None, target: str | None, *, collated: bool = False) -> Input:
+    """A batch of inputs, and nothing else."""
+    parts = isinstance(given, (list, tuple)) and len(given)
+    if parts and isinstance(like, InputTree) and isinstance(like.tree, (list, tuple)):
+        collated = collated or len(given) == len(like.tree)
+    rows = len(given) if isinstance(given, list) and not collated else None
+    if isinstance(given, Mapping):
+        rows = next((len(part) for part in given.values() if isinstance(part, list)), None)
+    x = read_input(given, rows=rows, collated=collated)
+    targets = TARGETS if target is None else (target,)
+    if like is not None:
+        return match(x, like, targets)
+    if isinstance(x, InputTree) and isinstance(x.tree, dict):
+        return InputTree({name: part for name, part in x.tree.items() if name not in targets})
+    return x
+
+
+def _refuse_empty(x: Input) -> None:
+    for name, t in named(x).items():
+        if t.dim() == 0 or len(t) == 0:
+            raise InputError(f"{name} is empty: shape {tuple(t.shape)}")
+
+
+def input_blocks(
+    data: "Dataset[Any] | DataLoader[Any]", like: Input | None = None, *, target: str | None = None
+) -> Iterator[Input]:
     """The inputs of its batches, (x, y) or x, in order, each checked when it is read.
 
     >>> [tuple(x.shape) for x in input_blocks(DataLoader(torch.zeros(5, 2), batch_size=3))]
     [(3, 2), (2, 2)]
     """
-    loader = data if isinstance(data, DataLoader) else _in_order(data)
-    _refuse_disorder(loader)
+    if isinstance(data, DataLoader):
+        _refuse_disorder(data)
     row = 0
-    for batch in loader:
-        block = batch[0] if isinstance(batch, (tuple, list)) and len(batch) else batch
-        _refuse_several(block, rows=None)
-        x = _tensor(block, "x")
-        if x.dim() == 0:
-            raise InputError(f"each batch of inputs must be [B, ...], got {tuple(x.shape)}")
+    for batch in data if isinstance(data, DataLoader) else _in_order(data):
+        x = _input(_without_y(batch, like), like, target, collated=True)
+        for name, t in named(x).items():
+            if t.dim() == 0:
+                which = "inputs" if name == "x" else name
+                raise InputError(f"each batch of {which} must be [B, ...], got {tuple(t.shape)}")
         _finite(x, row)
         row += len(x)
         if len(x):
@@ -299,10 +422,20 @@ def input_blocks(data: "Dataset[Any] | DataLoader[Any]") -> Iterator[Tensor]:
         raise InputError("the data set is empty")
 
 
-def first_input(given: Any) -> Tensor:
+def _without_y(batch: Any, like: Input | None) -> Any:
+    """x of (x, y); a batch of the parts that the network was trained on is x itself."""
+    if not isinstance(batch, (tuple, list)) or not len(batch):
+        return batch
+    tree = like.tree if isinstance(like, InputTree) else None
+    whole = isinstance(tree, (tuple, list)) and len(tree) == len(batch)
+    return batch if whole and isinstance(batch[0], Tensor) else batch[0]
+
+
+def first_input(given: Any, like: Input | None = None, *, target: str | None = None) -> Input:
     """One row, [1, ...]; of a Dataset or a DataLoader no more than a batch is read."""
-    streamed = isinstance(given, (Dataset, DataLoader))
-    return (next(input_blocks(given)) if streamed else inputs(given))[:1]
+    if isinstance(given, (Dataset, DataLoader)):
+        return next(input_blocks(given, like, target=target))[:1]
+    return inputs(given, like, target=target)[:1]
 
 
 def _refuse_disorder(loader: "DataLoader[Any]") -> None:
@@ -320,16 +453,20 @@ def _refuse_disorder(loader: "DataLoader[Any]") -> None:
         )
 
 
-def _check(x: Tensor, y: Tensor) -> None:
-    if x.dim() == 0 or y.dim() == 0 or len(x) != len(y):
+def _check(x: Input, y: Tensor) -> None:
+    if isinstance(x, InputTree):
+        check_rows(x, len(y) if y.dim() else None)
+    if y.dim() == 0 or any(t.dim() == 0 or len(t) != len(y) for t in named(x).values()):
         raise InputError(
-            f"x and y must have the same length, got {tuple(x.shape)} and {tuple(y.shape)}"
+            f"x and y must have the same length, got {_shapes(x)} and {tuple(y.shape)}"
         )
-    inputs(x)
+    _refuse_empty(x)
+    _finite(x)
 
 
-def _finite(x: Tensor, first_row: int = 0) -> None:
-    if x.is_floating_point() and not bool(x.isfinite().all()):
-        where = tuple(int(i) for i in (~x.isfinite()).nonzero()[0])
-        place = [first_row + where[0], *where[1:]]
-        raise InputError(f"x must be finite; x{place} is {x[where].item()}")
+def _finite(x: Input, first_row: int = 0) -> None:
+    for name, t in named(x).items():
+        if t.is_floating_point() and not bool(t.isfinite().all()):
+            where = tuple(int(i) for i in (~t.isfinite()).nonzero()[0])
+            place = [first_row + where[0], *where[1:]]
+            raise InputError(f"{name} must be finite; {name}{place} is {t[where].item()}")

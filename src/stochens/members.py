@@ -9,8 +9,8 @@ import copy
 import dataclasses
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from stochens.errors import InputError
 from stochens.private_names import reset_of
 from stochens.randomness.noise import one_by_one, over_members, replay_noise
 from stochens.randomness.seeds import INITIALISATION, member_seed, seeded
+from stochens.trees import Input, split
 
 Params = dict[str, Tensor]
 Builder = Callable[[], nn.Module]
@@ -222,14 +223,28 @@ def _same_for_all(shared: dict[str, Tensor], fixed: dict[str, Tensor], own: Para
             )
 
 
-def init_from_prior(shapes: Params, *, members: Sequence[int], seed: int, sd: float) -> Params:
-    """theta_k ~ N(0, sd^2) for each member; `shapes` is any Params with the names and shapes."""
+def init_from_prior(
+    shapes: Params,
+    *,
+    members: Sequence[int],
+    seed: int,
+    sd: float | Mapping[str, float],
+    mean: Params | None = None,
+) -> Params:
+    """theta_k ~ N(mean, sd^2) for each member; `shapes` is any Params with the names and shapes.
+
+    sd: of all, or by name. mean: [1 or members, ...] by name; 0 where there is none.
+    """
     drawn = {name: p.new_empty(len(members), *p.shape[1:]) for name, p in shapes.items()}
     generator = torch.Generator()
     for row, member in enumerate(members):
         generator.manual_seed(member_seed(seed, member, INITIALISATION))
-        for p in drawn.values():
-            p[row] = sd * torch.randn(p.shape[1:], generator=generator, dtype=p.dtype)
+        for name, p in drawn.items():
+            own = sd if isinstance(sd, float) else sd[name]
+            p[row] = own * torch.randn(p.shape[1:], generator=generator, dtype=p.dtype)
+    for name, centre in (mean or {}).items():
+        if name in drawn:
+            drawn[name] += centre.to(drawn[name])
     return drawn
 
 
@@ -239,7 +254,7 @@ def init_from_prior(shapes: Params, *, members: Sequence[int], seed: int, sd: fl
 def forward(
     net: nn.Module,
     params: Params,
-    x: Tensor,
+    x: Input,
     *,
     engine: Engine = "vmap",
     noise: Sequence[Tensor] | None = None,
@@ -256,7 +271,7 @@ def forward(
     return _run(net, params, x, x_axis=None, engine=engine, noise=noise)
 
 
-def forward_each(net: nn.Module, params: Params, x: Tensor, *, engine: Engine = "vmap") -> Tensor:
+def forward_each(net: nn.Module, params: Params, x: Input, *, engine: Engine = "vmap") -> Tensor:
     """Outputs of every member for its own inputs: x [M, B, ...] -> [M, B, C]."""
     return _run(net, params, x, x_axis=0, engine=engine)
 
@@ -264,7 +279,7 @@ def forward_each(net: nn.Module, params: Params, x: Tensor, *, engine: Engine = 
 def _run(
     net: nn.Module,
     params: Params,
-    x: Tensor,
+    x: Input,
     *,
     x_axis: int | None,
     engine: Engine,
@@ -272,29 +287,32 @@ def _run(
 ) -> Tensor:
     places = places_of(net)
     drawn = [] if noise is None else list(noise)
+    tensors, joined = split(x)
 
-    def call(member: Params, x: Tensor, own: list[Tensor]) -> Tensor:
+    def call(member: Params, tensors: Any, own: list[Tensor]) -> Tensor:
         everywhere = {place: member[name] for place, name in places.items() if name in member}
         # Tied by us: functional_call's own tying swaps a module with two names twice, and then
         # puts the wrong tensor back.
         with contextlib.nullcontext() if noise is None else replay_noise(own):
-            outputs: Tensor = functional_call(net, everywhere, (x,), tie_weights=False)
+            outputs: Tensor = functional_call(
+                net, everywhere, (joined(tensors),), tie_weights=False
+            )
         return outputs
 
     def one(k: int) -> Tensor:
         own = {n: p[k] for n, p in params.items()}
-        return call(own, x if x_axis is None else x[k], [t[k] for t in drawn])
+        return call(own, split(x if x_axis is None else x[k])[0], [t[k] for t in drawn])
 
     with plain_attention(), with_casts(x.device):
         if engine == "vmap":
             axes = (0, x_axis, 0) if drawn else (0, x_axis, None)
-            outputs: Tensor = over_members(call, axes)(params, x, drawn)
+            outputs: Tensor = over_members(call, axes)(params, tensors, drawn)
         else:
             outputs = one_by_one(one, size(params))
     return after_casts(outputs)
 
 
-def watch(net: nn.Module, x: Tensor, hooks: dict[nn.Module, Callable[..., None]]) -> None:
+def watch(net: nn.Module, x: Input, hooks: dict[nn.Module, Callable[..., None]]) -> None:
     """One forward pass of a single network with hooks on some modules, leaving no trace of it."""
     with torch.no_grad(), plain_attention(), seeded(0, x.device):
         # Inside, where no other thread calls the network, or it would call the hooks as well.

@@ -5,15 +5,18 @@ Every layer states its mixtures; all the terms below are functions of those.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from stochens.errors import InputError
 from stochens.likelihoods import Likelihood
 from stochens.members import Engine, Params, flatten, forward, forward_each, size
 from stochens.methods import Mixture, stochastic_layers
+from stochens.prior import Centred
+from stochens.trees import Input
 
 SIGMA = 2.0**-23  # "machine precision" sigma: the spacing of float32 numbers at 1
 BLOCK = 1 << 24  # elements of a pairwise block of the repulsive bound, 64 MiB in float32
@@ -47,7 +50,7 @@ class MeanNLL(Protocol):
     """Of each member on its rows, [M]; `noise` is what `Outputs` takes."""
 
     def __call__(
-        self, params: Params, x: Tensor, y: Tensor, rows: Tensor | None, noise: Any = None
+        self, params: Params, x: Input, y: Tensor, rows: Tensor | None, noise: Any = None
     ) -> Tensor: ...
 
 
@@ -75,7 +78,7 @@ def mean_nll(
             return likelihood.nll(outputs, y)
         return likelihood.nll(outputs, y, weights if rows is None else weights[rows])
 
-    def run(params: Params, x: Tensor, rows: Tensor | None, noise: Any) -> Tensor:
+    def run(params: Params, x: Any, rows: Tensor | None, noise: Any) -> Tensor:
         if program is not None:
             return (
                 program(params, x, noise) if rows is None else program.each(params, x[rows], noise)
@@ -85,9 +88,7 @@ def mean_nll(
                 return forward(net, params, x, engine=engine)  # [M, N, C]
             return forward_each(net, params, x[rows], engine=engine)  # [M, B, C]
 
-    def mean(
-        params: Params, x: Tensor, y: Tensor, rows: Tensor | None, noise: Any = None
-    ) -> Tensor:
+    def mean(params: Params, x: Input, y: Tensor, rows: Tensor | None, noise: Any = None) -> Tensor:
         outputs = run(params, x, rows, noise)
         if rows is not None:
             return nll(outputs, y[rows], rows)
@@ -113,30 +114,98 @@ def mixtures(net: nn.Module, params: Params) -> list[Mixture]:
     return [*found, *(Mixture((1.0,), (block,)) for block in rest)]
 
 
-def l2(parts: list[Mixture], precision: float) -> Tensor:
-    """1/2 sum_n sum_i lambda p_i ||omega_i,n||^2, for each member: [M]."""
-    return (
-        0.5
-        * precision
-        * _sum(
-            p * mean.square().sum((1, 2))
-            for part in parts
-            for p, mean in zip(part.weights, part.means, strict=True)
+class NodePrior(NamedTuple):
+    """N(mean, 1 / precision) for each number of a Mixture, laid out as that has them."""
+
+    precision: Tensor  # [1, N, D]
+    mean: Tensor | None  # [1 or M, N, D]; None: 0
+
+
+# of all parameters, N(0, 1 / precision); or one for each mixture
+PriorOf = float | Sequence[NodePrior]
+
+
+def node_priors(net: nn.Module, prior: Centred, params: Params) -> list[NodePrior]:
+    """The prior laid out as `mixtures` lays out parameters [M, ...] like these.
+
+    A layer lays parameters out as the means of its first component, which are omega itself, so it
+    does so with whatever stands in omega's place.
+    """
+    _refuse_other_means(net, params)
+    first = {name: p[:1].detach() for name, p in params.items()}
+    precision = {n: torch.full_like(p, prior.precision.get(n, 1.0)) for n, p in first.items()}
+    precisions = [part.means[0] for part in mixtures(net, precision)]
+    if not prior.mean:
+        return [NodePrior(each, None) for each in precisions]
+    rows = max(map(len, prior.mean.values()))
+    mean = {
+        name: prior.mean.get(name, torch.zeros_like(p)).to(p).expand(rows, *p.shape[1:])
+        for name, p in first.items()
+    }
+    means = [part.means[0] for part in mixtures(net, mean)]
+    return [NodePrior(a, b) for a, b in zip(precisions, means, strict=True)]
+
+
+def _refuse_other_means(net: nn.Module, params: Params) -> None:
+    """A method of one's own may lay something else than omega out first. (Ours do not.)"""
+    for path, layer in stochastic_layers(net).items():
+        if type(layer).__module__.startswith("stochens."):
+            continue
+        prefix, at, total = f"{path}." if path else "", 1, 0
+        numbered: Params = {}
+        for n in layer.owned():
+            if (p := params.get(prefix + n)) is not None:
+                ids = torch.arange(at, at + p[0].numel(), dtype=torch.float64, device=p.device)
+                numbered[n] = ids.view(1, *p.shape[1:])
+                at += p[0].numel()
+        seen = [part.means[0].flatten() for part in layer.mixtures(numbered)] if numbered else []
+        total = sum(map(len, seen))
+        found = set(torch.cat(seen).tolist()) if seen else set()
+        if len(found) < total or not found <= set(map(float, range(1, at))):
+            raise InputError(
+                f"{type(layer).__name__} of {path!r} has another first component than omega in its "
+                "mixtures, so that a prior with a mean, a scale or layers cannot be laid out as it "
+                "lays out parameters; let mixtures begin with omega, or use prior_precision"
+            )
+
+
+def l2(parts: list[Mixture], prior: PriorOf) -> Tensor:
+    """1/2 sum_n sum_i p_i sum_d lambda_d (omega_i,n,d - mu_n,d)^2, for each member: [M]."""
+    if isinstance(prior, (int, float)):
+        return (
+            0.5
+            * prior
+            * _sum(
+                p * mean.square().sum((1, 2))
+                for part in parts
+                for p, mean in zip(part.weights, part.means, strict=True)
+            )
         )
+    return 0.5 * _sum(
+        p * (own.precision * _from(mean, own.mean).square()).sum((1, 2))
+        for part, own in zip(parts, prior, strict=True)
+        for p, mean in zip(part.weights, part.means, strict=True)
     )
 
 
-def constant(parts: list[Mixture], precision: float, sigma: float = SIGMA) -> Tensor:
-    """1/2 sum_d (lambda sigma_d^2 - log sigma_d^2 - 1 - log lambda), for each member: [M].
+def _from(omega: Tensor, mean: Tensor | None) -> Tensor:
+    return omega if mean is None else omega - mean
+
+
+def constant(parts: list[Mixture], prior: PriorOf, sigma: float = SIGMA) -> Tensor:
+    """1/2 sum_d (lambda_d sigma_d^2 - log sigma_d^2 - 1 - log lambda_d), for each member: [M].
 
     Constant where sigma is; a force on sigma where a method learns it.
     """
 
-    def terms(part: Mixture) -> Tensor:
+    def terms(part: Mixture, precision: Tensor | float) -> Tensor:
         s = part.sigma if part.sigma is not None else torch.full_like(part.means[0], sigma)
-        return (precision * s.square() - 2 * s.log() - 1 - math.log(precision)).sum((1, 2))
+        log = precision.log() if isinstance(precision, Tensor) else math.log(precision)
+        return (precision * s.square() - 2 * s.log() - 1 - log).sum((1, 2))
 
-    return 0.5 * _sum(terms(part) for part in parts)
+    if isinstance(prior, (int, float)):
+        return 0.5 * _sum(terms(part, prior) for part in parts)
+    return 0.5 * _sum(terms(part, own.precision) for part, own in zip(parts, prior, strict=True))
 
 
 def stochasticity(parts: list[Mixture]) -> float:
@@ -198,45 +267,96 @@ def _log_affinity(a: Tensor, b: Tensor, s: Tensor | None, sigma: float) -> Tenso
     return (log_norm - gap).sum(-1).movedim(-1, 0)
 
 
-def penalty(net: nn.Module, params: Params, precision: float) -> Tensor:
+def penalty(net: nn.Module, params: Params, prior: float | Centred) -> Tensor:
     """The part of the KL that training moves, without repulsion, for each member: [M].
 
     L2, and the terms of sigma in the layers where it is learned or finite.
     """
-    parts = mixtures(net, params)
-    finite = [part for part in parts if part.sigma is not None]
-    return l2(parts, precision) + (constant(finite, precision) if finite else 0.0)
+    own = prior if isinstance(prior, (int, float)) else node_priors(net, prior, params)
+    return _penalty(mixtures(net, params), own)
+
+
+def _penalty(parts: list[Mixture], prior: PriorOf) -> Tensor:
+    finite = [k for k, part in enumerate(parts) if part.sigma is not None]
+    if not finite:
+        return l2(parts, prior)
+    of_finite = prior if isinstance(prior, (int, float)) else [prior[k] for k in finite]
+    return l2(parts, prior) + constant([parts[k] for k in finite], of_finite)
 
 
 class Penalty(NamedTuple):
     """`penalty` of one network, as training needs it."""
 
     of: Callable[[Params], Tensor]  # of parameters [M, ...]: [M]
-    # Where no sigma is finite the penalty is sum_i slope_i ||p_i||^2 / 2, so that its gradient is
-    # slope_i p_i: an optimiser's weight decay, which costs nothing. None: autograd has to find it.
+    # Where no sigma is finite the penalty is sum_i slope_i ||p_i - mu_i||^2 / 2 + constant, so that
+    # its gradient is slope_i (p_i - mu_i): an optimiser's weight decay, which costs nothing, and a
+    # constant. None: autograd has to find it.
     slopes: dict[str, float] | None
+    means: Params | None = None  # mu_i, [1 or M, ...], where it is not 0
 
 
-def penalty_for(net: nn.Module, params: Params, precision: float) -> Penalty:
+def penalty_for(net: nn.Module, params: Params, prior: float | Centred) -> Penalty:
     """`penalty` of this network for parameters [M, ...] like these."""
+    own: PriorOf
+    if isinstance(prior, (int, float)):
+        own, means = prior, Params()
+    else:
+        prior = prior.to(params)
+        own, means = node_priors(net, prior, params), prior.mean
+
+    def by_autograd(params: Params) -> Tensor:
+        return _penalty(mixtures(net, params), own)
+
     ones = {name: torch.ones_like(p[:1]).requires_grad_() for name, p in params.items()}
     parts = mixtures(net, ones)
     if any(part.sigma is not None for part in parts):
-        return Penalty(lambda params: penalty(net, params, precision), None)
-    found = torch.autograd.grad(l2(parts, precision).sum(), list(ones.values()))
+        return Penalty(by_autograd, None)
+    at_zero = own if isinstance(own, (int, float)) else [each._replace(mean=None) for each in own]
+    found = torch.autograd.grad(l2(parts, at_zero).sum(), list(ones.values()))
     slopes = {name: float(slope.flatten()[0]) for name, slope in zip(ones, found, strict=True)}
     if any(not bool((s == slopes[name]).all()) for name, s in zip(ones, found, strict=True)):
-        return Penalty(lambda params: penalty(net, params, precision), None)
+        return Penalty(by_autograd, None)
+    rest: Tensor | float = 0.0
+    if means and not isinstance(own, (int, float)):
+        if not _is_centred(net, own, ones, slopes, means):
+            return Penalty(by_autograd, None)
+        rows = max(map(len, means.values()))
+        at_mean = {
+            name: means.get(name, torch.zeros_like(p)).expand(rows, *p.shape[1:])
+            for name, p in ones.items()
+        }
+        with torch.no_grad():
+            rest = l2(mixtures(net, at_mean), own)  # [1 or M], of the components that are dropped
     if sum(p.numel() for p in params.values()) > ALONE_FROM:
-        halves = 0.5 * torch.tensor(list(slopes.values())).to(found[0])  # [P]
-        return Penalty(lambda params: halves @ _squares(params, slopes), slopes)
+        halves = 0.5 * torch.tensor(list(slopes.values()), dtype=torch.float64).to(found[0])  # [P]
+        return Penalty(
+            lambda params: halves @ _squares(params, slopes, means) + rest, slopes, means
+        )
     weights = 0.5 * torch.cat([slope.flatten() for slope in found])  # [D]
 
     def squares(params: Params) -> Tensor:
-        together = flatten({name: params[name] for name in slopes})  # [M, D]
-        return (weights * together.square()).sum(1)
+        each = {name: _from(params[name], means.get(name)) for name in slopes}
+        return (weights * flatten(each).square()).sum(1) + rest  # [M, D] -> [M]
 
-    return Penalty(squares, slopes)
+    return Penalty(squares, slopes, means)
+
+
+def _is_centred(
+    net: nn.Module,
+    own: Sequence[NodePrior],
+    ones: Params,
+    slopes: dict[str, float],
+    means: Params,
+) -> bool:
+    """Whether the gradient is slope (p - mu), which it need not be by a method of one's own."""
+    one = [each._replace(mean=None if each.mean is None else each.mean[:1]) for each in own]
+    found = torch.autograd.grad(l2(mixtures(net, ones), one).sum(), list(ones.values()))
+    for (name, p), g in zip(ones.items(), found, strict=True):
+        away = _from(p.detach(), means[name][:1] if name in means else None)
+        size = slopes[name] * (1 + float((away - p.detach()).abs().max()))
+        if not bool(((g - slopes[name] * away).abs() <= 1e-4 * size).all()):
+            return False
+    return True
 
 
 # Numbers from which on parameters are squared one by one. Fewer are copied side by side first: that
@@ -244,22 +364,33 @@ def penalty_for(net: nn.Module, params: Params, precision: float) -> Penalty:
 ALONE_FROM = 1 << 20
 
 
-def _squares(params: Params, names: Iterable[str]) -> Tensor:
-    """||p||^2 of each parameter and member, [P, M]."""
-    norms = [torch.linalg.vector_norm(params[name].flatten(1), dim=1) for name in names]
-    return torch.stack(norms).square()
+def _squares(params: Params, names: Iterable[str], means: Params) -> Tensor:
+    """||p - mu||^2 of each parameter and member, [P, M]."""
+    away = (_from(params[name], means.get(name)).flatten(1) for name in names)
+    return torch.stack([torch.linalg.vector_norm(each, dim=1) for each in away]).square()
 
 
-def kl(net: nn.Module, params: Params, precision: float, *, sigma: float = SIGMA) -> KL:
-    """Every term of the ensemble's KL to the prior N(0, 1 / precision), in float64."""
+def kl(net: nn.Module, params: Params, prior: float | Centred, *, sigma: float = SIGMA) -> KL:
+    """Every term of the ensemble's KL to the prior, N(0, 1 / prior) where it is a number, in
+    float64.
+
+    Where each member has a prior of its own, it is the KL of (member, theta): the mean over members
+    of KL(q_k || prior_k). What mixing the members takes off is 0 then, as is the repulsive term.
+    """
     with torch.no_grad():
-        parts = mixtures(net, {name: p.detach().double() for name, p in params.items()})
+        doubled = {name: p.detach().double() for name, p in params.items()}
+        parts, apart = mixtures(net, doubled), False
+        own: PriorOf
+        if isinstance(prior, (int, float)):
+            own = prior
+        else:
+            own, apart = node_priors(net, prior.to(doubled), doubled), prior.differs
         return KL(
-            constant=float(constant(parts, precision, sigma).mean()),
-            l2=float(l2(parts, precision).mean()),
-            ensembling=-math.log(size(params)),
+            constant=float(constant(parts, own, sigma).mean()),
+            l2=float(l2(parts, own).mean()),
+            ensembling=0.0 if apart else -math.log(size(params)),
             stochasticity=stochasticity(parts),
-            repulsive=float(repulsive_bound(parts, sigma)),
+            repulsive=0.0 if apart else float(repulsive_bound(parts, sigma)),
         )
 
 

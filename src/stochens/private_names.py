@@ -134,6 +134,13 @@ def unsaved_buffers_of(module: nn.Module) -> set[str]:
     return found
 
 
+def lend_all(owner: nn.Module, to: nn.Module) -> None:
+    """Parts, parameters and buffers of one module are those of another too, by the same names:
+    what is exchanged in one is exchanged in the other."""
+    for name in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
+        to.__dict__[name] = _held(owner, name)
+
+
 def hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
     """What is called after its forward."""
     found: MutableMapping[int, Callable[..., Any]] = _held(module, "_forward_hooks")
@@ -343,6 +350,20 @@ ONNX_LOG = "torch.onnx._internal.exporter._registration"
 
 
 # Of other packages --------------------------------------------------------------------------------
+
+
+class _ByName(type):
+    """isinstance by the name of the class, so that its package need not be there."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        kind = type(instance)
+        return bool(f"{kind.__module__}.{kind.__qualname__}" == vars(cls)["stands_for"])
+
+
+class TransposedLinear(nn.Module, metaclass=_ByName):
+    """Hugging Face's Conv1D:  y = x W + b,  x [..., in], W [in, out], b [out]."""
+
+    stands_for = "transformers.pytorch_utils.Conv1D"
 
 
 def check_sample_weight(weights: Any, x: Any) -> Any:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 GAP = "  "  # between two columns
 
 
-def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows under their heads: the first column to the left, the others to the right. A cell may
-    have several lines.
+def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
+    """Rows under their heads: the first `left` columns to the left, the others to the right. A cell
+    may have several lines.
 
     >>> print(text_table(["", "mine"], [["accuracy", "0.9"], ["NLL", "0.31"]]))
               mine
@@ -19,16 +19,19 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [[cell.split("\n") for cell in row] for row in (heads, *rows)]
     widths = [max(len(line) for row in lines for line in row[k]) for k in range(len(heads))]
     rule = "-" * (sum(widths) + len(GAP) * (len(widths) - 1))
-    first, *rest = ["\n".join(_lines(row, widths)) for row in lines]
+    first, *rest = ["\n".join(_lines(row, widths, left)) for row in lines]
     return "\n".join([first, rule, *rest])
 
 
-def _lines(row: list[list[str]], widths: list[int]) -> list[str]:
+def _lines(row: list[list[str]], widths: list[int], left: int) -> list[str]:
     found = []
     for k in range(max(len(cell) for cell in row)):
         cells = [cell[k] if k < len(cell) else "" for cell in row]
-        rest = [c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True)]
-        found.append(GAP.join([cells[0].ljust(widths[0]), *rest]).rstrip())
+        placed = [
+            cell.ljust(width) if column < left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        found.append(GAP.join(placed).rstrip())
     return found
 
 

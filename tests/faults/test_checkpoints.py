@@ -340,7 +340,7 @@ def test_a_checkpoint_knows_whose_it_is(tmp_path):
             samples=2,
             warmup=2,
             run=stochens.Run(checkpoint=chains),
-            start="default",
+            start="reset",
         )
 
 

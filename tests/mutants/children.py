@@ -28,6 +28,7 @@ import numpy  # noqa: F401, everything heavy that tests import, so that children
 import pytest
 import torch
 from tests.mutants.mutations import MARK, Mutation, marked, mutated
+from tests.torchvision_on_cpu import let_torchvision_import
 
 HEAVY = (
     *("hypothesis", "hypothesis.strategies", "_pytest.doctest", "_hypothesis_pytestplugin"),
@@ -52,6 +53,7 @@ class Ran(NamedTuple):
 def preload() -> None:
     """Everything but the package. Threads would not live through a fork."""
     torch.set_num_threads(1)
+    let_torchvision_import()
     for name in HEAVY:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

@@ -101,6 +101,27 @@ def test_work_is_counted() -> None:
     assert build(net(), x).mean_convolution == 0
 
 
+class Expands(nn.Module):
+    """A parameter that goes into a layer, one for each row: a query, or a class token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.layer = nn.Parameter(torch.randn(1, 3)), nn.Linear(3, 2)
+        self.again = self.layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.query.expand(len(x), -1)) + self.again(x)
+
+
+def test_a_parameter_that_is_expanded_is_counted_too() -> None:
+    expands = Expands()
+    before = list(expands.parameters())
+    assert flops(expands, torch.zeros(4, 3)) == 2 * 4 * 2 * 3 * 2
+    assert [id(p) for p in expands.parameters()] == [id(p) for p in before]
+    data = (torch.randn(6, 3), torch.arange(6) % 2)
+    stochens.fit(expands, data, method="regular", members=2, epochs=1, start="module", batch_size=3)
+
+
 def test_what_is_asked_for_is_compiled_and_short_work_is_not() -> None:
     x = torch.randn(4, 3)
     for wanted, expected in [(None, False), (False, False), (True, True)]:

@@ -136,6 +136,8 @@ SHAPES: list[tuple[Any, list[Any], dict[str, Any]]] = [
     (aten.expand.default, [n(4, 1), [B, -1, 3]], {}),
     (aten.repeat.default, [n(4, 1), [B, 1, 3]], {}),
     (aten.cat.default, [[n(B, 4), n(B, 2)], 1], {}),
+    (aten.cat.default, [[n(B, 4), n(0), n(B, 2)], -1], {}),
+    (aten.cat.default, [[n(0), n(3)]], {}),
     (aten.stack.default, [[n(B, 4), n(B, 4)]], {}),
     (aten.pad.default, [n(B, 4, 3), [1, 1]], {}),
     (aten.pad.default, [n(B, 4, 3), [1, 1], "reflect"], {}),

@@ -298,7 +298,7 @@ def test_a_prior_too_wide_for_the_network_is_named():
     options = {"members": 20, "likelihood": "heteroscedastic", "steps": 5}
     with pytest.raises(InputError, match=r"member \d+ cannot start: .* start=fit"):
         stochens.langevin(net, (x, x[:, :1]), **gather(**options))
-    stochens.langevin(net, (x, x[:, :1]), start="default", **gather(**options))
+    stochens.langevin(net, (x, x[:, :1]), start="reset", **gather(**options))
 
 
 def test_a_stochastic_network_is_refused(xor):

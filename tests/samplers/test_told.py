@@ -137,7 +137,7 @@ def test_a_checkpoint_of_another_beginning_is_refused(data, sampler, tmp_path):
     with pytest.raises(InputError, match=r"step_size was 0\.1 there and is 0\.2 now"):
         sampler(nn.Linear(2, 2), data, step_size=0.2, **gather(**options))
     with pytest.raises(InputError, match="start was"):
-        sampler(nn.Linear(2, 2), data, step_size=0.1, start="default", **gather(**options))
+        sampler(nn.Linear(2, 2), data, step_size=0.1, start="reset", **gather(**options))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -152,7 +152,7 @@ def test_one_chain_may_start_from_a_posterior_of_one_member(data):
 
 def test_a_start_that_lacks_some_parameters_is_refused(data):
     without = stochens.fit(nn.Linear(2, 2, bias=False), data, method="regular", members=1, epochs=1)
-    with pytest.raises(InputError, match="'bias' is absent in the posterior given"):
+    with pytest.raises(InputError, match=r"'bias' must be .* got absent"):
         stochens.nuts(nn.Linear(2, 2), data, start=without, chains=1, samples=1, warmup=1)
 
 
@@ -166,7 +166,7 @@ def test_chains_start_from_the_prior_or_as_the_network_is_initialised(data, samp
         options["max_leapfrogs"] = 1
     else:
         options["max_depth"] = 1
-    for start, least, most in (("prior", 5, 1000), ("default", 0, 0.7072)):
+    for start, least, most in (("prior", 5, 1000), ("reset", 0, 0.7072)):
         run = sampler(nn.Linear(2, 2), data, start=start, **gather(**options))
         values = run.params["weight"].abs()  # 16 of them: the largest is above 5 but for e-21
         assert least <= float(values.max()) <= most

@@ -64,7 +64,7 @@ def test_the_way_that_the_error_recommends_begins_at_the_trained_weights(method:
     assert not alike(moved.params)
 
 
-@pytest.mark.parametrize("start", ["default", "prior"])
+@pytest.mark.parametrize("start", ["reset", "prior"])
 def test_trained_statistics_are_not_put_under_new_weights(start: str) -> None:
     frozen = stochens.freeze_batchnorm(trained())
     message = rf"'1' is batch normalisation .* start='{start}' would draw new .*start='module'"
@@ -96,7 +96,7 @@ def test_what_cannot_be_reset_begins_as_it_is(tmp_path: Path) -> None:
     assert torch.equal(again.predict(data[0]).mean, posterior.predict(data[0]).mean)
     with pytest.raises(InputError, match="start='module' needs a module, got a function"):
         stochens.fit(Own, data, start="module", **options)
-    with pytest.raises(InputError, match="one of 'default', 'prior', 'module', or Params"):
+    with pytest.raises(InputError, match="must be 'reset', 'prior', 'module', or weights"):
         stochens.fit(net.__class__, data, start="modul", **options)
 
 
@@ -155,7 +155,7 @@ def fit(net: Any, data: Any = DATA, **options: Any) -> stochens.Posterior:
 def test_members_that_would_stay_alike_are_refused(way: str, options: dict[str, Any]) -> None:
     net = stochens.MLP(2, 4, 2)
     same = {name: p.detach().expand(3, *p.shape).clone() for name, p in net.named_parameters()}
-    start: Any = {"copies": "default", "module": "module", "params": same}[way]
+    start: Any = {"copies": "reset", "module": "module", "params": same}[way]
     given = (lambda: copy.deepcopy(net)) if way == "copies" else net
     with pytest.raises(InputError, match=ALIKE):
         fit(given, **{"batch_size": None, "start": start, **options})

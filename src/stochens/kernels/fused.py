@@ -81,6 +81,14 @@ def fused_forward(net: nn.Module, params: Params, x: Tensor, *, seed: int) -> Te
     )
 
 
+def fused_takes(net: nn.Module, likelihood: Likelihood | None, x: Tensor) -> bool:
+    """Whether the kernel runs this network on inputs like x [B, ...]: `fused_nll` where a
+    likelihood is given, else `fused_forward`."""
+    steps = chain(net)
+    known = likelihood is None or likelihood_for(likelihood) is not None
+    return steps is not None and known and _runs_here(steps, x)
+
+
 def _runs_here(steps: list[ChainLayer], x: Tensor) -> bool:
     """Whether the kernel takes these inputs: float rows of the right width, on the CPU."""
     if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):

@@ -104,6 +104,14 @@ def resnet_nll(
     return nll
 
 
+def resnet_takes(net: nn.Module, x: Tensor) -> bool:
+    """Whether the kernels run this network on images like x [B, 3, H, W]."""
+    if x.dim() != 4 or not _runs_here(x):
+        return False
+    steps = steps_of(net, x.shape[-2:])
+    return steps is not None and _fits(net, steps, trainable(net))
+
+
 def _runs_here(x: Tensor) -> bool:
     return x.is_cuda and conv.available(x.device)
 

@@ -21,6 +21,7 @@ from stochens.methods.patterns import first_match, matches
 from stochens.networks import FRN
 from stochens.private_names import (
     Convolution,
+    TransposedLinear,
     apply_to_tensors,
     buffers_of,
     check_apply,
@@ -30,7 +31,8 @@ from stochens.private_names import (
     unsaved_buffers_of,
 )
 
-LINEAR = (nn.Linear, Convolution)  # theta enters linearly; transposed ones included
+# theta enters linearly; transposed ones included
+LINEAR = (nn.Linear, Convolution, TransposedLinear)
 LOOKUP = (nn.Embedding,)
 ATTENTION = (nn.MultiheadAttention,)
 RECURRENT = (nn.RNNBase,)
@@ -206,6 +208,10 @@ class StochasticLayer(nn.Module, abc.ABC):
 
     def noise_repr(self) -> str:
         return ""
+
+    def noise_words(self) -> str:
+        """Its own noise in a few words, without that of the layer inside, for `describe`."""
+        return f"{type(self).__name__}({self.noise_repr().removesuffix(', ')})"
 
 
 def of_likelihood(module: nn.Module, name: str) -> bool:

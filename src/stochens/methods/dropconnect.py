@@ -43,6 +43,9 @@ class DropConnectLayer(StochasticLayer):
     def noise_repr(self) -> str:
         return f"p={self.p}, "
 
+    def noise_words(self) -> str:
+        return f"dropconnect {self.p:g} on weights"
+
 
 @dataclasses.dataclass(frozen=True)
 class DropConnect(Rated):

@@ -60,6 +60,9 @@ class DropoutLayer(StochasticLayer):
     def noise_repr(self) -> str:
         return f"p={self.output_rate}, "
 
+    def noise_words(self) -> str:
+        return f"dropout {self.output_rate:g} on {'channels' if self.by_channel else 'outputs'}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Dropout(Rated):

@@ -32,7 +32,13 @@ from stochens.methods.base import (
     register,
 )
 from stochens.methods.reach import LISTS, own_parameters
-from stochens.private_names import buffers_of, parameters_of, parts_of, unsaved_buffers_of
+from stochens.private_names import (
+    TransposedLinear,
+    buffers_of,
+    parameters_of,
+    parts_of,
+    unsaved_buffers_of,
+)
 from stochens.randomness.noise import normal
 
 LOG_SIGMA = "_log_sigma"  # "weight" has its learned log sigma in "weight_log_sigma"
@@ -121,12 +127,18 @@ class GaussianLayer(StochasticLayer):
         if not self.learn:
             return inner
         sigmas = {
-            name + LOG_SIGMA: torch.full_like(p, math.log(self.sigma)) for name, p in first.items()
+            name + LOG_SIGMA: torch.full_like(p, math.log(self.sigma))
+            for name, p in first.items()
+            if name in self.noisy  # not what a likelihood has added
         }
         return {**inner, **sigmas}
 
     def noise_repr(self) -> str:
         return f"sigma={self.sigma}{', learned' if self.learn else ''}, "
+
+    def noise_words(self) -> str:
+        how = "learned, from " if self.learn else ""
+        return f"gaussian {how}{self.sigma:g} on weights"
 
 
 class GaussianOwn(GaussianLayer):
@@ -215,7 +227,10 @@ def enters_linearly(layer: nn.Module) -> bool:
     return (
         isinstance(layer, LINEAR + LOOKUP)
         and {name for name, _ in layer.named_parameters()} <= {"weight", "bias"}
-        and type(layer).forward.__module__.startswith("torch.nn.modules.")
+        and (
+            isinstance(layer, TransposedLinear)
+            or type(layer).forward.__module__.startswith("torch.nn.modules.")
+        )
     )
 
 

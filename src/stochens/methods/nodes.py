@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from stochens.private_names import TransposedConvolution
+from stochens.private_names import TransposedConvolution, TransposedLinear
 
 Group = dict[str, int]  # parameter name -> its axis of nodes
 
@@ -24,7 +24,7 @@ def groups(layer: nn.Module) -> list[Group]:
     names = [name for name, _ in layer.named_parameters()]
     if isinstance(layer, nn.Embedding):
         return [{"weight": 1}]
-    if isinstance(layer, TransposedConvolution):
+    if isinstance(layer, (TransposedConvolution, TransposedLinear)):
         return [{name: 1 if name == "weight" else 0 for name in names}]
     if isinstance(layer, nn.MultiheadAttention):
         return _attention(names)

@@ -84,6 +84,9 @@ class NPDropoutLayer(StochasticLayer):
     def start(self, first: Params, second: Params) -> Params:
         return {**first, **{name + SECOND: p for name, p in second.items()}}
 
+    def noise_words(self) -> str:
+        return f"np-dropout: two sets, chosen by {'position' if self.by_position else 'node'}"
+
 
 @dataclasses.dataclass(frozen=True)
 class NPDropout(Method):

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
 from stochens.conversions import FrozenBatchNorm
 from stochens.errors import outside
@@ -14,6 +14,7 @@ from stochens.methods.patterns import matches
 from stochens.methods.reach import owners
 from stochens.methods.swap import layers_of, stochastic_layers
 from stochens.private_names import BatchOrInstanceNorm
+from stochens.trees import Input
 
 NORMS = (*NORM, BatchOrInstanceNorm, FrozenBatchNorm)
 TOLD = 6  # names in a warning
@@ -26,7 +27,7 @@ class PartialNoiseWarning(UserWarning):
 def warn_partial(
     net: nn.Module,
     rules: Sequence[Method],
-    few: Tensor,
+    few: Input,
     *,
     skip: Sequence[str],
     output: str | None,
@@ -43,12 +44,17 @@ def warn_partial(
     by = " and ".join(rule.name for rule in rules)
     for what, names in without_noise(net, rules, few, skip=skip, output=output).items():
         if names and not (asked and what is FROZEN):
-            more = f" and {len(names) - TOLD} more" if len(names) > TOLD else ""
-            told = ", ".join(names[:TOLD]) + more
-            words = what.format(by=by, told=told)
+            words = what.format(by=by, told=told(names))
             if what is UNKNOWN and not any(rule.everywhere for rule in rules):
                 words += "; gaussian gives noise to every parameter"
+            words += ". stochens.describe(net, method) lists every layer with its noise"
             warnings.warn(words, PartialNoiseWarning, stacklevel=outside())
+
+
+def told(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = f" and {len(names) - TOLD} more" if len(names) > TOLD else ""
+    return ", ".join(names[:TOLD]) + more
 
 
 UNKNOWN = "{by} gives no noise to {told}, which stands in no layer that it takes"
@@ -59,26 +65,14 @@ FROZEN = "frozen parameters (requires_grad=False) have no noise: {told}"
 def without_noise(
     net: nn.Module,
     rules: Sequence[Method],
-    few: Tensor,
+    few: Input,
     *,
     skip: Sequence[str],
     output: str | None,
 ) -> dict[str, list[str]]:
     """The names, by what is said of them."""
-
-    def meant(path: str, module: nn.Module) -> bool:
-        wanted = any(rule.takes_output(path) or rule.names(path) for rule in rules)
-        at_the_end = path == output and not wanted
-        norms = any(kind in rule.applies_to for rule in rules for kind in NORM)
-        return (
-            matches(skip, path)
-            or at_the_end
-            or all(rule.declines(path) for rule in rules)
-            or (isinstance(module, NORMS) and not norms)
-        )
-
     noisy = stochastic_layers(net)
-    called = _called(net, noisy, few)
+    called = called_layers(net, noisy, few)
     found: dict[str, list[str]] = {UNKNOWN: [], UNCALLED: [], FROZEN: []}
     found[UNCALLED] += [path for path in noisy if path not in called]
     reached = {  # what stands in a layer with noise -> whether it has noise there
@@ -86,18 +80,37 @@ def without_noise(
         for path, layer in noisy.items()
         for own, p in layer.owned().items()
     }
-    layers = layers_of(net)
-    holders = {**layers, **owners(net, layers)}
+    holders = holders_of(net)
     root = net.plain if isinstance(net, StochasticLayer) else net
     for name, p in net.named_parameters():
         if of_likelihood(root, name) or reached.get(name):
             continue
-        if name in reached or not meant(*_holder(name, holders)):
+        path, module = holder_of(name, holders)
+        meant = reason_without(path, module, rules, skip=skip, output=output)
+        if name in reached or not meant:
             found[UNKNOWN if p.requires_grad else FROZEN].append(name)
     return found
 
 
-def _called(net: nn.Module, layers: dict[str, StochasticLayer], few: Tensor) -> set[str]:
+def reason_without(
+    path: str,
+    module: nn.Module,
+    rules: Sequence[Method],
+    *,
+    skip: Sequence[str],
+    output: str | None,
+) -> str:
+    """Why a layer is meant to have no noise, or nothing where it is not."""
+    if matches(skip, path) or all(rule.declines(path) for rule in rules):
+        return "left out by the options"
+    wanted = any(rule.takes_output(path) or rule.names(path) for rule in rules)
+    if path == output and not wanted:
+        return "output layer"
+    norms = any(kind in rule.applies_to for rule in rules for kind in NORM)
+    return "normalisation" if isinstance(module, NORMS) and not norms else ""
+
+
+def called_layers(net: nn.Module, layers: dict[str, StochasticLayer], few: Input) -> set[str]:
     """The names of those layers that a pass calls."""
     called: set[str] = set()
     hooks: dict[nn.Module, Callable[..., None]] = {
@@ -114,7 +127,13 @@ def _called(net: nn.Module, layers: dict[str, StochasticLayer], few: Tensor) -> 
     return called
 
 
-def _holder(name: str, holders: dict[str, nn.Module]) -> tuple[str, nn.Module]:
+def holders_of(net: nn.Module) -> dict[str, nn.Module]:
+    """The layers, and the other modules that hold parameters themselves, by name."""
+    layers = layers_of(net)
+    return {**layers, **owners(net, layers)}
+
+
+def holder_of(name: str, holders: dict[str, nn.Module]) -> tuple[str, nn.Module]:
     """The module that a parameter belongs to: the layer, or what holds it itself."""
     parts = name.split(".")
     for end in range(len(parts) - 1, -1, -1):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
 from stochens.errors import Unsuited
 from stochens.members import Params, copy_network, watch
@@ -11,6 +11,7 @@ from stochens.methods.patterns import matches, refuse_unmatched
 from stochens.methods.reach import owners, weights
 from stochens.methods.registry import METHODS, MethodLike, resolve
 from stochens.private_names import parts_of
+from stochens.trees import Input
 
 
 def stochastic(
@@ -145,7 +146,7 @@ def layers_of(net: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
-def output_layer(net: nn.Module, x: Tensor) -> str | None:
+def output_layer(net: nn.Module, x: Input) -> str | None:
     """The name of the last layer called on x [B, ...]: the one that makes the outputs."""
     called: list[str] = []
     hooks = {

@@ -14,6 +14,7 @@ from stochens.posterior.history import History
 from stochens.posterior.low_rank import LowRankGaussian
 from stochens.posterior.recipe import Inputs, Recipe
 from stochens.posterior.trials import Trials
+from stochens.prior import Prior
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,9 @@ class PosteriorFields:
     members: tuple[int, ...]
     data_size: float  # how many examples the likelihood is of: N, or the sum of their weights
     prior_precision: float = 1.0
+    prior: Prior | None = None  # None: N(0, 1 / prior_precision)
+    # of it, [1, ...] for all members or [M, ...], by parameter; where it is not here, 0
+    prior_mean: Params = dataclasses.field(default_factory=dict)
     seed: int = 0
     history: History | None = None
     low_rank: LowRankGaussian | None = None
@@ -44,5 +48,9 @@ class PosteriorFields:
         low_rank = self.low_rank and self.low_rank.each(lambda part: move(part, device))
         net = copy.deepcopy(self.net).to(device)  # a module moves in place
         return dataclasses.replace(
-            self, net=net, params=move(self.params, device), low_rank=low_rank
+            self,
+            net=net,
+            params=move(self.params, device),
+            prior_mean=move(self.prior_mean, device),
+            low_rank=low_rank,
         )

@@ -10,6 +10,7 @@ from stochens.members import Params, plain_attention
 from stochens.methods import stochastic_places
 from stochens.posterior.recipe import Inputs
 from stochens.randomness.seeds import seeded
+from stochens.trees import Input, InputTree
 
 ROWS = 2
 ROUNDING = 1e-3  # of the largest output: another machine, another order of sums
@@ -53,9 +54,15 @@ def differs(one: Tensor, other: Tensor) -> float | None:
     return apart if apart > ROUNDING * float(one.abs().max()) else None
 
 
-def _example(inputs: Inputs) -> Tensor:
-    """Numbers in [-1, 1] that no generator of random ones is needed for; whole numbers are 0."""
-    zeros = inputs.example().expand(ROWS, *inputs.shape)
+def _example(inputs: Inputs) -> Input:
+    """Numbers in [-1, 1] that no generator of random ones is needed for; whole numbers are 0, and
+    1 in masks."""
+    one = inputs.example()
+    return one.each(_numbers) if isinstance(one, InputTree) else _numbers(one)
+
+
+def _numbers(one: Tensor) -> Tensor:
+    zeros = one.expand(ROWS, *one.shape[1:])
     if not zeros.is_floating_point():
         return zeros.clone()
     return torch.arange(1.0, 1.0 + zeros.numel()).sin().view(zeros.shape).to(zeros)

@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stochens.errors import InputError
-from stochens.members import join, shared_by_all
+from stochens.members import Params, join, shared_by_all
 from stochens.posterior.chains import Chains
 from stochens.posterior.fingerprint import ROUNDING, differs, fingerprint
 from stochens.posterior.history import History
@@ -50,6 +51,10 @@ def join_posteriors(posteriors: Sequence[Posterior]) -> Posterior:
             n: p.shape[1:] for n, p in other.params.items()
         }:
             raise InputError("posteriors are of different networks")
+        if _described(first) != _described(other):
+            raise InputError(
+                f"posteriors differ in prior: {_described(first)} and {_described(other)}"
+            )
         _refuse_other_network(first, other)
         if (first.low_rank is None) != (other.low_rank is None):
             raise InputError("of the posteriors only some have SWAG's Gaussian around each member")
@@ -61,11 +66,31 @@ def join_posteriors(posteriors: Sequence[Posterior]) -> Posterior:
     return dataclasses.replace(
         first,
         params=join([p.params for p in posteriors]),
+        prior_mean=_joined_means(posteriors),
         members=tuple(ids),
         history=_together(histories) if len(histories) == len(posteriors) else None,
         low_rank=join_low_rank(spreads) if len(spreads) == len(posteriors) else None,
         chains=None,
     )
+
+
+def _described(posterior: Posterior) -> dict[str, Any] | None:
+    return None if posterior.prior is None else posterior.prior.description()
+
+
+def _joined_means(posteriors: Sequence[Posterior]) -> Params:
+    """The prior's means, [1, ...] where all members have the same, else [M, ...]."""
+    found: Params = {}
+    for name in posteriors[0].prior_mean:
+        means = [p.prior_mean[name] for p in posteriors]
+        if all(len(mean) == 1 and torch.equal(mean, means[0].to(mean)) for mean in means):
+            found[name] = means[0]
+        elif any(p.chains is not None for p in posteriors):
+            raise InputError(f"posteriors differ in the mean of the prior of {name!r}")
+        else:
+            each = (m.expand(len(p), *m.shape[1:]) for m, p in zip(means, posteriors, strict=True))
+            found[name] = torch.cat([m.to(means[0]) for m in each])
+    return found
 
 
 def _refuse_other_network(first: Posterior, other: Posterior) -> None:

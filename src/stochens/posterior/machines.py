@@ -2,10 +2,9 @@
 
 import copy
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from stochens.errors import InputError
 from stochens.likelihoods import Predicted
@@ -14,11 +13,12 @@ from stochens.posterior.fields import PosteriorFields
 from stochens.posterior.low_rank import LowRankGaussian
 from stochens.posterior.predictive import join_rows
 from stochens.posterior.streaming import Ask, predictive
-from stochens.run.cluster.arrays import Array, Named, pack_all, pack_array, unpack_all, unpack_array
+from stochens.run.cluster.arrays import Named, pack_all, pack_input, unpack_all, unpack_input
 from stochens.run.cluster.connect import Ray, connect, room
 from stochens.run.cluster.tasks import cut_evenly, run_pieces
 from stochens.run.options import CUDA_ONLY, Run, matmul_precision, refuse_unused
 from stochens.run.progress import Report
+from stochens.trees import Input
 
 PIECES = 4  # for each worker, so that a slow one delays the end by little
 
@@ -54,14 +54,14 @@ class _Shared(NamedTuple):
     bare: PosteriorFields  # without its tensors, on the CPU
     params: Named  # packed
     low_rank: LowRankGaussian | None  # likewise
-    x: Array | Tensor
+    x: Any  # packed
     ask: Ask
     run: Run
     gpu: bool
 
 
 def predict_on_machines(
-    posterior: PosteriorFields, x: Tensor, ask: Ask, cluster: Ray, run: Run
+    posterior: PosteriorFields, x: Input, ask: Ask, cluster: Ray, run: Run
 ) -> Predicted:
     """Batches of x as pieces; posterior and x lie in the object store once."""
     device = None if run.device is None else str(run.device)
@@ -80,7 +80,7 @@ def predict_on_machines(
         copy.deepcopy(bare).to("cpu"),
         pack_all(posterior.params),
         low_rank,
-        pack_array(x),
+        pack_input(x),
         ask,
         Run(precision=run.precision),
         where.gpu,
@@ -111,7 +111,7 @@ def _predict_piece(shared: _Shared, at: slice, report: Report) -> Predicted:
     )
     if shared.gpu:
         posterior = posterior.to("cuda")
-    part = unpack_array(shared.x)[at]
+    part = unpack_input(shared.x)[at]
     with matmul_precision(shared.run):
         found = predictive(posterior, part, shared.ask, first_row=at.start)
     report(len(part), len(part), None)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,22 +10,30 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from stochens import objective
+from stochens.adapter import Output
 from stochens.checks import whole, whole_or_none, whole_seed
 from stochens.data import first_input, input_blocks, inputs
+from stochens.description.describe import description_of
+from stochens.description.layers import count_bytes
+from stochens.description.runs import what_predicts
+from stochens.description.table import Description
 from stochens.errors import InputError
 from stochens.likelihoods import Likelihood, Predicted
-from stochens.members import Builder, join, take
+from stochens.members import Builder, device_of, join, take
 from stochens.methods import MethodLike, merge_adapters, stochastic_places
 from stochens.posterior import saved
 from stochens.posterior.export import Predictor, write
 from stochens.posterior.fields import PosteriorFields
 from stochens.posterior.low_rank import params_of_draw
 from stochens.posterior.machines import predict_on_machines, refuse_unfit
+from stochens.posterior.of import fields_of
 from stochens.posterior.reading import PIECE, Ahead, predict_blocks
 from stochens.posterior.shared_noise import noise_by_name, noise_requests
 from stochens.posterior.streaming import Ask, bytes_of_one, plan, predictive
+from stochens.prior import Centred, Prior, precisions
 from stochens.run.options import Run, matmul_precision, merge_run, refuse_moved
 from stochens.run.progress import Show
+from stochens.trees import Input
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +54,60 @@ class Posterior(PosteriorFields):
     ['0.bias', '0.weight']
     """
 
+    @classmethod
+    def of(
+        cls,
+        networks: Sequence[nn.Module | Mapping[str, Tensor]],
+        *,
+        net: nn.Module | Builder | None = None,
+        likelihood: str | Likelihood = "categorical",
+        example: Any = None,
+        data_size: float = 0,
+        members: Sequence[int] | None = None,
+        prior_precision: float = 1.0,
+        prior: Prior | None = None,
+        output: Output | None = None,
+        device: torch.device | str = "cpu",
+    ) -> "Posterior":
+        """Networks that are trained already, as a posterior like any other.
+
+        networks: modules, or state dicts of `net`, with the same parameters and shapes.
+        likelihood: what their outputs mean, as in `fit`; of "gaussian" the noise must be given.
+        example: inputs [B, ...] of the kind that they take. A few are run through each network and
+            held against the posterior, and export knows the shape then.
+        data_size: N, on which they were trained; 0 where it is not known.
+        members: their numbers, where they are to be joined with others.
+        prior_precision, prior: for `kl`.
+        output: what of their outputs counts, as in `fit`.
+
+        Batch norms are frozen. Where their statistics differ they are folded into the layer's
+        weight and bias, which each member has for itself; other buffers must be the same in all.
+        A network's own dropout is off; `keep_dropout` keeps it on.
+
+        >>> nets = [nn.Linear(2, 3) for _ in range(5)]
+        >>> posterior = Posterior.of(nets, example=torch.zeros(1, 2))
+        >>> posterior
+        Posterior(5 members, regular, N not known)
+        >>> posterior.predict(torch.zeros(4, 2)).probs.shape  # [S, B, C]
+        torch.Size([5, 4, 3])
+        """
+        fields = fields_of(
+            networks,
+            net,
+            likelihood,
+            example=example,
+            data_size=data_size,
+            members=members,
+            prior_precision=prior_precision,
+            prior=prior,
+            output=output,
+        )
+        return cls(**vars(fields)).to(device)
+
     def __repr__(self) -> str:
+        if self.data_size == 0:
+            names = " + ".join(method.name for method in self.recipe.methods)
+            return f"Posterior({len(self)} members, {names}, N not known)"
         n = self.data_size if isinstance(self.data_size, int) else f"{self.data_size:.6g}"
         if self.chains is not None:
             sampler, count = self.chains.sampler.upper(), self.chains.count
@@ -72,9 +134,10 @@ class Posterior(PosteriorFields):
         """The predictive distribution at x [B, ...], of the kind that the likelihood states: a
         Predictive for classes, a GaussianPredictive for regression.
 
-        x may be a Dataset or a DataLoader too, of x or of (x, y), whose inputs are read in order, a
-        few at a time; the lengths of its batches may differ, as of sequences that are padded batch
-        by batch.
+        x is what the network was trained on: a tensor, or a dictionary, tuple, list or dataclass
+        of them, where y by its name may still be there. x may be a Dataset or a DataLoader too, of
+        x or of (x, y), whose inputs are read in order, a few at a time; the lengths of its batches
+        may differ, as of sequences that are padded batch by batch.
         Each member is drawn `draws` times, so S = M * draws. Inputs are streamed in batches. The
         draws [S, B, C] are kept where they fit into 1 GiB, unless `keep_draws` says otherwise; mean
         and uncertainties are always there. One seed gives the same draws again. Noise on weights is
@@ -92,7 +155,12 @@ class Posterior(PosteriorFields):
         """
         run = merge_run(run, device=device, progress=progress)
         streamed = run.cluster is None and isinstance(x, (Dataset, DataLoader))
-        blocks = input_blocks(x) if streamed else iter([inputs(x)])
+        like, target = self._trained_on()
+        blocks = (
+            input_blocks(x, like, target=target)
+            if streamed
+            else iter([inputs(x, like, target=target)])
+        )
         if noise not in ("fresh", "shared"):
             raise InputError(f"noise must be 'fresh' or 'shared', got {noise!r}")
         whole(draws=draws)
@@ -107,7 +175,7 @@ class Posterior(PosteriorFields):
             some, available = ahead.first, ahead.available
             return plan(self.net, self.params, some, batch_size, trained_on, available=available)
 
-        def predicted(x: Tensor, sizes: tuple[int, int], first_row: int) -> Predicted:
+        def predicted(x: Input, sizes: tuple[int, int], first_row: int) -> Predicted:
             rows, chunk = sizes
             mine = ask._replace(all_rows=first_row + len(x), rows=rows, chunk=chunk)
             if run.cluster is not None:
@@ -141,6 +209,11 @@ class Posterior(PosteriorFields):
         onnxruntime.set_default_logger_severity(3). A .pt2 takes (x, noise). SWAG's draws of whole
         parameter sets are made now and are part of the file.
 
+        A tree of inputs is that many inputs, by their names ("input_ids", "pair.0"); a .pt2 takes a
+        dictionary of them. Lengths of sequences (the second axis of whole numbers and of masks)
+        stay free too where the network takes other lengths and torch can trace that; noise that has
+        a number for each position is needed in the new length then (`noise_inputs`).
+
         `example`: inputs to take shape and dtype from; those of training when None.
         """
         noise = self.noise_inputs(example, draws=draws, seed=seed)
@@ -162,19 +235,57 @@ class Posterior(PosteriorFields):
         requests = noise_requests(self.net, self._example(example))
         return noise_by_name(requests, len(self), draws=draws, seed=seed)
 
-    def _example(self, given: Any) -> Tensor:
+    def _example(self, given: Any) -> Input:
         """One input, [1, ...]."""
+        like, target = self._trained_on()
         if given is not None:
-            return first_input(given)
-        if self.inputs is None:
+            return first_input(given, like, target=target)
+        example: Input | None = None if self.inputs is None else self.inputs.example()
+        if example is None:
             raise InputError("this posterior does not know its inputs; pass an example of them")
-        return self.inputs.example()
+        return example
+
+    def _trained_on(self) -> tuple[Input | None, str | None]:
+        """An example of inputs of several tensors, and what y was called beside them."""
+        calling = self.recipe.calling
+        if self.inputs is None or calling is None:
+            return None, None
+        return self.inputs.example(), calling.target
 
     # -- what it is -----------------------------------------------------------------------------
 
     def kl(self, *, sigma: float = objective.SIGMA) -> objective.KL:
-        """Every term of KL(q || prior), by name; `sigma` where a method has none of its own."""
-        return objective.kl(self.net, self.params, self.prior_precision, sigma=sigma)
+        """Every term of KL(q || prior), by name; `sigma` where a method has none of its own.
+
+        Where members have priors of their own, each around its own start, it is the mean of their
+        KL(q_k || prior_k), and the terms of the mixture (ensembling, repulsive) are 0.
+        """
+        prior: float | Centred = self.prior_precision
+        if self.prior is not None:
+            prior = Centred(precisions(self.prior, self.net), self.prior_mean)
+        return objective.kl(self.net, self.params, prior, sigma=sigma)
+
+    def summary(self) -> Description:
+        """A table of layers: their noise, their parameters and bytes, what is frozen, shared or
+        tied, and what runs predictions. `stochens.describe` gives it before training."""
+        few = None if self.inputs is None else self.inputs.example().to(device_of(self.params))
+        also, extra = "", 0
+        if self.low_rank is not None:
+            also = f"SWAG, a Gaussian of rank {self.low_rank.rank()} over all parameters"
+            extra = sum(count_bytes(part.values()) for part in self.low_rank)
+        if self.chains is not None:
+            also = f"draws of {self.chains.count} {self.chains.sampler.upper()} chains"
+        return description_of(
+            self.net.eval(),
+            self.recipe.methods,
+            few,
+            skip=self.recipe.skip,
+            output=self.recipe.output,
+            members=len(self),
+            runs=self.engine if few is None else what_predicts(self.net, few, self.engine),
+            also=also,
+            other_bytes=extra,
+        )
 
     def member(self, k: int) -> dict[str, Tensor]:
         """The k-th member as the plain network's own load_state_dict wants it, buffers and all.
@@ -225,6 +336,7 @@ class Posterior(PosteriorFields):
         return dataclasses.replace(
             self,
             params=take(self.params, members),
+            prior_mean={n: t[members] if len(t) > 1 else t for n, t in self.prior_mean.items()},
             members=tuple(torch.tensor(self.members)[members].tolist()),
             low_rank=self.low_rank and self.low_rank.take(members),
             history=self.history and self.history.take(members),
@@ -251,13 +363,15 @@ def load(
     *,
     method: MethodLike | None = None,
     likelihood: Likelihood | None = None,
+    output: Output | None = None,
     device: torch.device | str = "cpu",
 ) -> Posterior:
     """Read a saved posterior into the network it belongs to (the plain one, as given to `fit`).
 
     Never runs a pickle. Another network is refused by the first parameter that differs, or by its
     outputs at fixed inputs.
-    `method`, `likelihood`: those given to `fit`, where they are of a class of your own.
+    `method`, `likelihood`: those given to `fit`, where they are of a class of your own; `output`:
+    likewise, where it is a function.
 
     >>> import stochens, tempfile
     >>> net, data = stochens.MLP(2, 5, 2), stochens.toy_set("a", n=40)
@@ -266,4 +380,4 @@ def load(
     >>> load(folder, net).params["0.weight"].shape  # [M, 5, 2]
     torch.Size([3, 5, 2])
     """
-    return Posterior(**vars(saved.read(path, net, method, likelihood))).to(device)
+    return Posterior(**vars(saved.read(path, net, method, likelihood, output))).to(device)

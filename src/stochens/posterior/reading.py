@@ -3,12 +3,10 @@
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 
-import torch
-from torch import Tensor
-
 from stochens.errors import InputError
 from stochens.likelihoods import Predicted
 from stochens.posterior.predictive import join_rows
+from stochens.trees import Input, cat, form, row_bytes
 
 PIECE = 64 << 20  # bytes of inputs that are read before they are predicted
 
@@ -16,16 +14,17 @@ PIECE = 64 << 20  # bytes of inputs that are read before they are predicted
 class Ahead:
     """Batches of one shape, read when they are needed.
 
+    >>> import torch
     >>> ahead = Ahead(iter(torch.arange(10).split(4)))
     >>> ahead.available(5), ahead.take(5), ahead.available(100)
     (5, tensor([0, 1, 2, 3, 4]), 5)
     """
 
-    def __init__(self, blocks: Iterator[Tensor]) -> None:
+    def __init__(self, blocks: Iterator[Input]) -> None:
         self._blocks, self._held = blocks, [next(blocks)]
 
     @property
-    def first(self) -> Tensor:
+    def first(self) -> Input:
         """Some rows that are here."""
         return self._held[0]
 
@@ -37,18 +36,18 @@ class Ahead:
             here += len(block)
         return min(here, rows)
 
-    def take(self, rows: int) -> Tensor:
+    def take(self, rows: int) -> Input:
         """The next rows, at most so many."""
         self.available(rows)
-        whole = torch.cat(self._held) if len(self._held) > 1 else self._held[0]
+        whole: Input = cat(self._held) if len(self._held) > 1 else self._held[0]
         self._held = [whole[rows:]] if len(whole) > rows else []
         return whole[:rows]
 
 
 def predict_blocks(
-    blocks: Iterable[Tensor],
+    blocks: Iterable[Input],
     plan: Callable[[Ahead], tuple[int, int]],
-    predict: Callable[[Tensor, tuple[int, int], int], Predicted],
+    predict: Callable[[Input, tuple[int, int], int], Predicted],
     *,
     piece: int | None,
 ) -> Predicted:
@@ -61,10 +60,10 @@ def predict_blocks(
     """
     parts: list[Predicted] = []
     first_row = 0
-    for _, run in itertools.groupby(blocks, key=lambda x: (x.shape[1:], x.dtype)):
+    for _, run in itertools.groupby(blocks, key=form):
         ahead = Ahead(run)
         rows, chunk = plan(ahead)
-        one = max(1, ahead.first[0].numel() * ahead.first.element_size())
+        one = max(1, row_bytes(ahead.first))
         at_once = len(ahead.first) if piece is None else rows * max(1, piece // (rows * one))
         while ahead.available(1):
             x = ahead.take(at_once)

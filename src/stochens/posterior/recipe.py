@@ -8,9 +8,11 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from stochens.adapter import Calling, Output
 from stochens.errors import InputError
 from stochens.likelihoods import Likelihood
 from stochens.methods import METHODS, Method
+from stochens.trees import Input, InputTree
 
 
 def describe_fully(part: Method | Likelihood) -> dict[str, Any]:
@@ -62,15 +64,23 @@ class Recipe:
     methods: tuple[Method, ...]
     skip: tuple[str, ...] = ()
     output: str | None = None
+    calling: Calling | None = None  # where the network is not net(x), one tensor for one
 
     def description(self) -> dict[str, Any]:
         """As JSON can hold it."""
         methods = [describe_part(method, METHODS) for method in self.methods]
-        return {"methods": methods, "skip": list(self.skip), "output": self.output}
+        about = {"methods": methods, "skip": list(self.skip), "output": self.output}
+        return about if self.calling is None else about | {"calling": self.calling.description()}
 
     @classmethod
-    def read(cls, about: dict[str, Any], given: Sequence[Method] | None, path: Any) -> "Recipe":
-        """From what `description` gave, and the methods where they are the user's own."""
+    def read(
+        cls,
+        about: dict[str, Any],
+        given: Sequence[Method] | None,
+        path: Any,
+        output: Output | None = None,
+    ) -> "Recipe":
+        """From what `description` gave, and methods and output where they are the user's own."""
         then = about["methods"]
         now: Sequence[Method | None] = [None] * len(then) if given is None else given
         if len(now) != len(then):
@@ -80,6 +90,7 @@ class Recipe:
             methods=tuple(rebuild_part(a, b, METHODS, "method", path) for a, b in pairs),
             skip=tuple(about["skip"]),
             output=about["output"],
+            calling=Calling.read(about.get("calling"), output, path),
         )
 
 
@@ -88,17 +99,59 @@ class Inputs(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: str  # torch's name, e.g. "float32"
+    tree: Any = None  # of an InputTree its containers, as JSON can hold them; shape is () then
 
     @classmethod
-    def of(cls, x: Tensor) -> "Inputs":
-        """From a batch, [B, ...]."""
-        return cls(tuple(x.shape[1:]), str(x.dtype).removeprefix("torch."))
+    def of(cls, x: Input) -> "Inputs":
+        """From a batch, [B, ...].
+
+        >>> Inputs.of(InputTree({"ids": torch.zeros(5, 7, dtype=torch.long)})).tree
+        {'dict': {'ids': {'shape': [7], 'dtype': 'int64'}}}
+        """
+        if isinstance(x, Tensor):
+            return cls(tuple(x.shape[1:]), _name(x.dtype))
+        return cls((), "", _described(x.tree))
 
     @classmethod
     def read(cls, about: dict[str, Any] | None) -> "Inputs | None":
         """From what `_asdict` gave."""
-        return None if about is None else cls(tuple(about["shape"]), str(about["dtype"]))
+        if about is None:
+            return None
+        return cls(tuple(about["shape"]), str(about["dtype"]), about.get("tree"))
 
-    def example(self) -> Tensor:
-        """Zeros, [1, ...]."""
-        return torch.zeros(1, *self.shape, dtype=getattr(torch, self.dtype))
+    def example(self) -> Any:
+        """Zeros, [1, ...], and ones in masks; None where the containers are of the user's own
+        class."""
+        if self.tree is None:
+            return torch.zeros(1, *self.shape, dtype=getattr(torch, self.dtype))
+        try:
+            return InputTree(_zeros(self.tree, ""))
+        except KeyError:
+            return None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _described(tree: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return {"shape": list(tree.shape[1:]), "dtype": _name(tree.dtype)}
+    if isinstance(tree, dict):
+        return {"dict": {name: _described(part) for name, part in tree.items()}}
+    if isinstance(tree, (tuple, list)) and not hasattr(tree, "_fields"):
+        return {"list" if isinstance(tree, list) else "tuple": [_described(part) for part in tree]}
+    return None if tree is None else {"class": type(tree).__qualname__}  # of the user's own
+
+
+def _zeros(about: Any, name: str) -> Any:
+    if about is None:
+        return None
+    if "dict" in about:
+        return {own: _zeros(part, own) for own, part in about["dict"].items()}
+    for kind in (tuple, list):
+        if kind.__name__ in about:
+            return kind(_zeros(part, name) for part in about[kind.__name__])
+    zeros = torch.zeros(1, *about["shape"], dtype=getattr(torch, about["dtype"]))
+    # Where all positions are masked there is nothing to attend to, and outputs are no numbers.
+    return torch.ones_like(zeros) if zeros.dtype == torch.bool or "mask" in name else zeros

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from stochens.adapter import Output
 from stochens.errors import InputError
 from stochens.files import storage
 from stochens.likelihoods import LIKELIHOODS, Likelihood
@@ -15,16 +16,22 @@ from stochens.posterior.fingerprint import differs, fingerprint
 from stochens.posterior.history import History
 from stochens.posterior.low_rank import LowRankGaussian
 from stochens.posterior.recipe import Inputs, Recipe, describe_part, rebuild_part
+from stochens.posterior.templates import as_members_have_it
 from stochens.posterior.trials import Trials
+from stochens.prior import Prior
 from stochens.randomness.seeds import derive, seeded
 
 FORMAT = "stochens posterior 1"
+# With a prior that is more than a precision, which versions that know the first one only would not
+# see: kl() would be another there.
+WITH_PRIOR = "stochens posterior 2"
 
 
 def write(path: Any, posterior: PosteriorFields, *, overwrite: bool) -> None:
     """One folder of safetensors and JSON, whole or not there."""
+    kind = FORMAT if posterior.prior is None else WITH_PRIOR
     storage.write_folder(
-        path, FORMAT, tensors(posterior), _description(posterior), overwrite=overwrite
+        path, kind, tensors(posterior), _description(posterior), overwrite=overwrite
     )
 
 
@@ -33,6 +40,8 @@ def tensors(posterior: PosteriorFields) -> dict[str, Tensor]:
     # Copies, since one tensor may have several names, which safetensors refuses.
     shared = {name: t.clone() for name, t in shared_by_all(posterior.net).items()}
     kinds: dict[str, dict[str, Tensor]] = {"params": posterior.params, "shared": shared}
+    if posterior.prior_mean:
+        kinds["prior"] = posterior.prior_mean
     if posterior.history is not None:
         kinds["history"] = posterior.history._asdict()
     if posterior.low_rank is not None:
@@ -54,6 +63,7 @@ def _description(posterior: PosteriorFields) -> dict[str, Any]:
         "data_size": posterior.data_size,
         "sample_weight": posterior.sample_weight,
         "prior_precision": posterior.prior_precision,
+        "prior": posterior.prior and posterior.prior.description(),
         "seed": posterior.seed,
         "engine": posterior.engine,
         "chains": posterior.chains and posterior.chains.description(),
@@ -63,23 +73,31 @@ def _description(posterior: PosteriorFields) -> dict[str, Any]:
 
 
 def read(
-    path: Any, net: nn.Module | Builder, method: MethodLike | None, likelihood: Likelihood | None
+    path: Any,
+    net: nn.Module | Builder,
+    method: MethodLike | None,
+    likelihood: Likelihood | None,
+    output: Output | None = None,
 ) -> PosteriorFields:
-    """The posterior, on the CPU, for the plain network that it belongs to; method and
-    likelihood where they are the user's own."""
-    found, about = storage.read_folder(path, FORMAT)
+    """The posterior, on the CPU, for the plain network that it belongs to; method, likelihood and
+    output where they are the user's own."""
+    kind = WITH_PRIOR if storage.format_of(path) == WITH_PRIOR else FORMAT
+    found, about = storage.read_folder(path, kind)
     kinds: dict[str, dict[str, Tensor]] = {}
     for key, tensor in found.items():
         kind, _, name = key.partition("/")
         kinds.setdefault(kind, {})[name] = tensor
     params, common = kinds.get("params", {}), kinds.get("shared", {})
     with storage.reading(path):
-        recipe = Recipe.read(about, None if method is None else resolve(method), path)
+        recipe = Recipe.read(about, None if method is None else resolve(method), path, output)
         likelihood = rebuild_part(about["likelihood"], likelihood, LIKELIHOODS, "likelihood", path)
         seed = derive(about["seed"])  # the same as in `fit`
     with seeded(seed):
         # A module as it is: its weights are overwritten, and it need not be one that resets them.
         template = copy_network(net).cpu() if isinstance(net, nn.Module) else builder(net)()
+        template = as_members_have_it(template, params)
+        if recipe.calling is not None:
+            template = recipe.calling.adapt(template)
         for name in likelihood.adds()[:1]:
             if name in params:
                 template = likelihood.prepare(template, params[name])
@@ -107,6 +125,8 @@ def read(
             data_size=about["data_size"],
             sample_weight=about.get("sample_weight"),
             prior_precision=about["prior_precision"],
+            prior=_prior(about.get("prior"), kinds),
+            prior_mean=kinds.get("prior", {}),
             seed=about["seed"],
             history=History(**kinds["history"]) if "history" in kinds else None,
             low_rank=_low_rank(kinds, names),
@@ -115,6 +135,10 @@ def read(
             inputs=inputs,
             trials=Trials.read(about.get("trials")),
         )
+
+
+def _prior(about: dict[str, Any] | None, kinds: dict[str, Params]) -> Prior | None:
+    return None if about is None else Prior.read(about, kinds.get("prior", {}))
 
 
 def _low_rank(kinds: dict[str, Params], names: list[str]) -> LowRankGaussian | None:

@@ -10,9 +10,10 @@ from stochens.errors import InputError
 from stochens.members import watch
 from stochens.randomness.noise import Request, draw_noise, record_noise
 from stochens.randomness.seeds import PREDICTION, derive
+from stochens.trees import Input
 
 
-def noise_requests(net: nn.Module, x: Tensor) -> list[Request]:
+def noise_requests(net: nn.Module, x: Input) -> list[Request]:
     """What the layers ask for in one pass of one example, x [1, ...]."""
     for path, module in net.named_modules():
         if isinstance(module, AlwaysDropout):

@@ -28,6 +28,7 @@ from stochens.program.prefix import Split, has_frozen, split
 from stochens.randomness.noise import same_noise
 from stochens.randomness.seeds import PREDICTION, derive, seeded
 from stochens.run.memory import activation_bytes, free_bytes
+from stochens.trees import Input, cat, describe, for_members
 
 ACTIVATIONS = 64 << 20  # bytes of activations at once, which a CPU's caches like
 MOST_ACTIVATIONS = 16 << 30  # likewise, to keep a large GPU busy
@@ -50,7 +51,7 @@ class Ask(NamedTuple):
 def plan(
     net: nn.Module,
     params: Params,
-    x: Tensor,
+    x: Input,
     batch_size: int | None,
     trained_on: tuple[int, ...] | None = None,
     *,
@@ -68,16 +69,16 @@ def plan(
     return available(batch_size or max(1, budget // (one * chunk))), chunk
 
 
-def bytes_of_one(net: nn.Module, x: Tensor, trained_on: tuple[int, ...] | None) -> int:
+def bytes_of_one(net: nn.Module, x: Input, trained_on: tuple[int, ...] | None) -> int:
     """Of activations for one row of x [B, ...], or an InputError if the network cannot take it."""
     home = next(net.parameters()).device
     try:
         return max(1, activation_bytes(net, telling_rows(x, 1).to(home)))
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
-        other = trained_on is not None and trained_on != tuple(x.shape[1:])
+        other = isinstance(x, Tensor) and trained_on not in (None, tuple(x.shape[1:]))
         then = f"; it was trained on x [N, {', '.join(map(str, trained_on or ()))}]"
         raise InputError(
-            f"the network fails on x {tuple(x.shape)} of {x.dtype}{dtype_remedy(net, x)}"
+            f"the network fails on x {describe(x)}{dtype_remedy(net, x)}"
             f"{then if other else ''}: {error}"
         ) from error
 
@@ -91,7 +92,7 @@ def _budget(device: torch.device) -> int:
     return min(MOST_ACTIVATIONS, max(ACTIVATIONS, 1 << quarter.bit_length() - 1))
 
 
-def predictive(posterior: PosteriorFields, x: Tensor, ask: Ask, *, first_row: int = 0) -> Predicted:
+def predictive(posterior: PosteriorFields, x: Input, ask: Ask, *, first_row: int = 0) -> Predicted:
     """At some of the rows that were asked for: those from a multiple of `ask.rows` on."""
     net, params, engine = posterior.net, posterior.params, posterior.engine
     device, members = device_of(params), size(params)
@@ -110,8 +111,8 @@ def predictive(posterior: PosteriorFields, x: Tensor, ask: Ask, *, first_row: in
     apart = (1,) if shared else ()  # noise on outputs has no numbers of what batches share
     net.eval()
     requests = (noise_requests(net, x[:1]) if ask.shared_noise else None) or None
-    given: Tensor | OnHost = x
-    if again > 1:
+    given: Input | OnHost = x
+    if again > 1 and isinstance(x, Tensor):
         net, given = _behind_frozen(net, x, rows, device, engine)
     with torch.no_grad():
         for number in range(draws):
@@ -138,7 +139,7 @@ def _behind_frozen(
 ) -> tuple[nn.Module, Tensor | OnHost]:
     """The part of the network that members change, and its inputs: what comes before is computed
     once for x [B, ...], and not in every pass over it. Where nothing is frozen: as they are."""
-    if not has_frozen(net) or not isinstance(x, Tensor):
+    if not has_frozen(net):
         return net, x
     held = _cuts.get(net)
     if held is None or not held.holds(net):
@@ -206,16 +207,19 @@ def _program(net: nn.Module, x: Tensor, engine: Engine) -> Outputs | None:
     return _traced[net].outputs
 
 
-def _padded(x: Tensor, rows: int) -> Tensor:
+def _padded(x: Input, rows: int) -> Input:
     """x with its last row repeated up to `rows`: every batch then uses as many random numbers."""
     missing = rows - len(x)
-    return x if missing <= 0 else torch.cat([x, x[-1:].expand(missing, *x.shape[1:])])
+    if missing <= 0:
+        return x
+    padded: Input = cat([x, for_members(x[-1], missing)])
+    return padded
 
 
 def _forward(
     net: nn.Module,
     params: Params,
-    x: Tensor,
+    x: Input,
     stream: int,
     same: int | None,  # the stream of what all batches share
     bf16: bool | None,
@@ -226,7 +230,7 @@ def _forward(
     # `seeded` lets in one at a time.
     always = contextlib.nullcontext() if same is None else same_noise(same, x.device)
     with seeded(stream, x.device), always:
-        if engine == "vmap" and noise is None:
+        if engine == "vmap" and noise is None and isinstance(x, Tensor):
             fused = fused_forward(net, params, x, seed=stream)
             if fused is None and bf16 is not False:
                 chosen = torch.tensor([stream], device=x.device)

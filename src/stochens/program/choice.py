@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
-from stochens.members import Engine, Params, forward, forward_each, trainable
+from stochens.members import Engine, Params, forward, forward_each, places_of, trainable
 from stochens.program.apart import Apart
 from stochens.program.program import Noise, Program, build
 from stochens.program.trace import Untraceable
@@ -94,8 +95,12 @@ def choose(net: nn.Module, few: Tensor, task: Workload) -> Choice | None:
 
 def flops(net: nn.Module, few: Tensor) -> float:
     """Of a forward pass of one member: products, convolutions and attention."""
+    # Detached: the counter hooks into gradients, and a view of a parameter, such as a class token
+    # that is expanded to the batch, asks for one even in no_grad, and has no function to hook into.
+    named = dict(net.named_parameters())
+    plain = {place: named[name].detach() for place, name in places_of(net).items()}
     with torch.no_grad(), seeded(0, few.device), FlopCounterMode(display=False) as counter:
-        net(few)
+        functional_call(net, plain, (few,), tie_weights=False)
     return float(counter.get_total_flops())
 
 

@@ -4,6 +4,7 @@ chooses between kernels, a program and vmap. `fit` and the samplers take gradien
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -24,6 +25,9 @@ from stochens.program.precision import auto_dtype
 from stochens.program.program import Noise
 from stochens.randomness.noise import member_noise
 from stochens.randomness.seeds import NOISE, derive
+from stochens.trees import Input, InputTree
+
+log = logging.getLogger("stochens")
 
 LOOKED_AT = 16  # examples that tell whether bfloat16 is enough
 
@@ -35,7 +39,7 @@ DataTerm = Callable[[Params, Tensor | None, int | Tensor], Tensor]
 class Data(NamedTuple):
     """In memory, on the device that computes."""
 
-    x: Tensor | OnHost  # [N, ...]
+    x: Input | OnHost  # [N, ...]
     y: Tensor  # [N, ...]
     weights: Tensor | None = None  # [N], of mean 1
 
@@ -73,12 +77,12 @@ def data_term(
     """Of the network in the mode that it is in. Noise is a function of (seed, member, step),
     whatever runs it and whoever the other members are."""
     on_gpu = data.x.is_cuda
-    if way.fast and not way.compile:
+    if way.fast and not way.compile and isinstance(data.x, Tensor):
         kernel = _kernel(net, likelihood, data, members, seed, way)
         if kernel is not None:
             return kernel
     chosen = None
-    if way.fast:
+    if way.fast and not isinstance(data.x, InputTree):
         load = Workload(
             batch=way.batch or len(data.x),
             examples=way.examples,
@@ -88,6 +92,8 @@ def data_term(
             dtype=_dtype(net, likelihood, data.x, way),
         )
         chosen = choose(net, data.x[:TRIED], load)
+    elif way.fast:
+        log.info("members run by %s: programs take one tensor, and the input is a tree", way.engine)
     mean_nll = objective.mean_nll(
         net,
         likelihood,
@@ -113,13 +119,6 @@ def data_term(
     return Term(with_own_noise(by_engine, members, seed, data.x.device), recordable=recordable)
 
 
-def _inputs(data: Data, rows: Tensor | None) -> Tensor:
-    """x, whose rows come from the host when they are taken, or at once where all are wanted."""
-    if isinstance(data.x, OnHost) and rows is None:
-        return data.x[:]
-    return cast(Tensor, data.x)
-
-
 def _dtype(
     net: nn.Module, likelihood: Likelihood, x: Tensor | OnHost, way: Way
 ) -> torch.dtype | None:
@@ -130,6 +129,13 @@ def _dtype(
         return None
     apart = x[:: max(1, len(x) // LOOKED_AT)][:LOOKED_AT]  # neighbours may be alike
     return auto_dtype(net, apart, coarse=likelihood.coarse)
+
+
+def _inputs(data: Data, rows: Tensor | None) -> Tensor:
+    """x, whose rows come from the host when they are taken, or at once where all are wanted."""
+    if isinstance(data.x, OnHost) and rows is None:
+        return data.x[:]
+    return cast(Tensor, data.x)
 
 
 def _kernel(
@@ -143,7 +149,7 @@ def _kernel(
     """By a kernel for the whole network, where there is one."""
     if data.weights is not None or way.engine != "vmap":  # kernels know no weights
         return None
-    if isinstance(data.x, OnHost):
+    if not isinstance(data.x, Tensor):
         return None
     on = (net, likelihood, data.x, data.y, members, seed)
     # they make noise on outputs by themselves; that on weights is drawn before they run

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from stochens.errors import InputError
 from stochens.members import Engine
 from stochens.program.prefix import Split, has_frozen, split
 from stochens.run.memory import SHARE, activation_bytes, free_bytes, parameter_bytes
+from stochens.trees import Input, InputTree
 
 log = logging.getLogger("stochens")
 
@@ -51,12 +52,12 @@ class Kept(NamedTuple):
         return max(1, int(SHARE * free_bytes(device)) // max(one, 1))
 
 
-def keep_features(net: nn.Module, x: Any, few: Any, *, engine: Engine) -> Kept | None:
+def keep_features(net: nn.Module, x: Input, few: Input, *, engine: Engine) -> Kept | None:
     """The network in its mode and x [N, ...], on one device, behind the part that is frozen; None
     where there is no such part. few: some rows of x, or rows like them."""
     if not has_frozen(net):
         return None
-    if not isinstance(x, Tensor):
+    if isinstance(x, InputTree) or isinstance(few, InputTree):
         log.info("the frozen part is computed in each step: its input is more than one tensor")
         return None
     device = x.device

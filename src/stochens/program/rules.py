@@ -417,8 +417,11 @@ def repeat(s: Stacker, target: Any, given: Arguments) -> Made:
 
 @rule("cat", "concat", "stack")
 def cat(s: Stacker, target: Any, given: Arguments) -> Made:
-    tensors = [s.stacked(v) for v in given["tensors"]]
-    return s.emit(target, tensors, _shifted(given["dim"])), "front"
+    values = given["tensors"]
+    if len({v.one.dtype for v in values}) == 1:
+        # torch leaves out tensors [0], whatever the rank of the others: an empty cache, for example
+        values = [v for v in values if tuple(v.one.shape) != (0,)] or values
+    return s.emit(target, [s.stacked(v) for v in values], _shifted(given["dim"])), "front"
 
 
 @rule("slice_scatter", "select_scatter")

@@ -20,6 +20,7 @@ CACHED = 1 << 16  # numbers of a permutation made at a time, so that they stay i
 INITIALISATION, SECOND_SET, DATA_ORDER, NOISE, PREDICTION, LOW_RANK, SAMPLER, RETRY, TRIALS = range(
     9
 )
+JITTER, BOOTSTRAP = 9, 10
 
 
 def derive(seed: int, *purpose: int) -> int:

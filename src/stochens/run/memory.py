@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from stochens.errors import InputError
 from stochens.members import trainable, watch
+from stochens.trees import Input, row_bytes
 
 SHARE = 0.5  # of the free memory that a run may plan with; the rest is for what we cannot foresee
 
@@ -24,9 +25,9 @@ def chosen_device(device: str | torch.device | None, *, elsewhere: bool = False)
     return chosen
 
 
-def activation_bytes(net: nn.Module, x: Tensor) -> int:
+def activation_bytes(net: nn.Module, x: Input) -> int:
     """Bytes of all layer outputs for one example of one member; x [B, ...]."""
-    total = x[0].numel() * x.element_size()
+    total = row_bytes(x)
 
     def add(_module: nn.Module, _args: object, output: object) -> None:
         nonlocal total
@@ -55,13 +56,13 @@ def free_bytes(device: torch.device) -> int:
         return 4 << 30
 
 
-def member_bytes(net: nn.Module, x: Tensor, *, batch_size: int) -> int:
+def member_bytes(net: nn.Module, x: Input, *, batch_size: int) -> int:
     """Of one member in training: parameters, gradients and two moments of each, and the activations
     of a batch, kept for the backward pass and doubled by it."""
     return 6 * parameter_bytes(net) + 4 * batch_size * activation_bytes(net, x)
 
 
-def members_that_fit(net: nn.Module, x: Tensor, *, batch_size: int, device: torch.device) -> int:
+def members_that_fit(net: nn.Module, x: Input, *, batch_size: int, device: torch.device) -> int:
     """How many members can train together."""
     one = member_bytes(net, x, batch_size=batch_size)
     return max(1, int(SHARE * free_bytes(device)) // max(one, 1))

@@ -12,6 +12,7 @@ from stochens.members import flatten
 from stochens.posterior.posterior import Posterior
 from stochens.samplers.mixing import LEAST_DRAWS, Mixing, mixing
 from stochens.text_table import text_table
+from stochens.trees import Input
 
 RHAT_LIMIT = 1.01  # Vehtari et al. 2021
 ESS_LIMIT = 100  # of each chain, ibid.
@@ -127,7 +128,7 @@ def e_bfmi(energy: Tensor) -> Tensor:
 # In words -----------------------------------------------------------------------------------------
 
 
-def warn_of_trouble(posterior: Posterior, x: Tensor, more: str | None = None) -> None:
+def warn_of_trouble(posterior: Posterior, x: Input, more: str | None = None) -> None:
     """Said once at the end of a run on the inputs x: what its own statistics tell, `more` that the
     sampler has found, and whether its chains mixed."""
     for said in (more, *sampler_troubles(posterior), mixing_trouble(posterior, x)):
@@ -135,7 +136,7 @@ def warn_of_trouble(posterior: Posterior, x: Tensor, more: str | None = None) ->
             warnings.warn(said, SamplingWarning, stacklevel=outside())
 
 
-def mixing_trouble(posterior: Posterior, x: Tensor) -> str | None:
+def mixing_trouble(posterior: Posterior, x: Input) -> str | None:
     """R-hat and bulk ESS of the predictions at a few of the inputs x, and of the log density.
 
     Not of the weights, which need not mix: units can change places without changing a prediction.

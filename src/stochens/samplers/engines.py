@@ -131,7 +131,8 @@ def choose(
         if engine == "fused":
             raise InputError(
                 "engine='fused' runs chains of small Linear layers and activations where there is "
-                "a compiler, not this network here; use engine='auto'"
+                "a compiler and the prior is N(0, 1 / precision), not this network here; use "
+                "engine='auto'"
             )
     if state.key.device.type == "cuda" and problem.engine != "loop":
         return GraphRunner(state, target, rules, record)
@@ -152,7 +153,12 @@ class Compiled:
 
 
 def _compiled(problem: Problem, state: State, rules: Rules, record: Record) -> Compiled | None:
-    kind = kernel_for(problem.net, problem.x, problem.shapes, problem.likelihood)
+    x = problem.x
+    if not isinstance(x, Tensor):
+        return None  # kernels take one tensor
+    if not problem.coordinates.plain:  # kernels know one precision, and no mean
+        return None
+    kind = kernel_for(problem.net, x, problem.shapes, problem.likelihood)
     if kind is None:
         return None
     static = tensors(state)
@@ -172,4 +178,4 @@ def _compiled(problem: Problem, state: State, rules: Rules, record: Record) -> C
         "stats": record.stats,
         **dict(zip(names(), static, strict=True)),
     }
-    return Compiled(static, kind(problem.x, problem.y, numbers, named))
+    return Compiled(static, kind(x, problem.y, numbers, named))

@@ -20,13 +20,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from stochens.adapter import Output
 from stochens.checks import positive, whole_or_none
 from stochens.errors import Failed, InputError, outside
 from stochens.likelihoods import Likelihood
-from stochens.members import Builder, flatten
+from stochens.members import Builder, Params, flatten
 from stochens.posterior.chains import Chains, count_or_list
 from stochens.posterior.joining import join_posteriors
 from stochens.posterior.posterior import Posterior
+from stochens.prior import Prior
+from stochens.program.data_term import DataTerm
 from stochens.randomness.hashed import MOMENTUM, normal
 from stochens.randomness.seeds import SAMPLER, derive
 from stochens.run.checkpoints import kept_in
@@ -36,9 +39,11 @@ from stochens.samplers import arrival, langevin_steps
 from stochens.samplers.arrival import Ends
 from stochens.samplers.diagnostics import SamplingWarning
 from stochens.samplers.langevin_steps import State, StepRule
-from stochens.samplers.problem import Problem, SamplerRequest, Start, prepare
+from stochens.samplers.problem import Problem, SamplerRequest, prepare
 from stochens.samplers.sgmcmc_steps import Gradient, batches, data_term_for
 from stochens.samplers.target import unflatten
+from stochens.training.request import Start
+from stochens.training.starts import settle_start
 
 FORMAT = "stochens langevin 2"  # 1: one step size for all; an epoch ended in a short batch
 STREAM = 2  # of the numbers of (seed, SAMPLER, member)
@@ -92,7 +97,10 @@ def langevin(
     anneal: float | None = None,
     last_step: float | None = None,
     prior_precision: float = 1.0,
+    prior: Prior | None = None,
     likelihood: str | Likelihood = "categorical",
+    target: str | None = None,
+    output: Output | None = None,
     start: Start = "prior",
     seed: int = 0,
     device: str | torch.device | None = None,
@@ -108,7 +116,8 @@ def langevin(
     where they do not: the spread of such members is wrong. Members that diverged are left out and
     named; Failed is raised where fewer than half are left.
 
-    net, data, likelihood: as in `fit`, but not a DataLoader. The network must not be stochastic.
+    net, data, likelihood, target, output: as in `fit`, but not a DataLoader. The network must not
+        be stochastic.
     members: how many, or which. Fewer than 5 cannot be judged by their spread.
     steps: full passes over the data, or mini-batches of `batch_size`. When None, as many as the
         member needs with its step size, at most 100,000.
@@ -122,8 +131,8 @@ def langevin(
         start that is not the prior.
     last_step: the size of the last step as a share of the first, which a cosine leads to over the
         second half; 1 when None, 0.1 with mini-batches, whose noise then dies away.
-    start: "prior", "default" (the layers' own), a Posterior (its first members, such as `fit`
-        returns), or Params [members, ...].
+    prior: as in `nuts`. step_size is in standard deviations of each parameter's own prior.
+    start: "prior", or as in `nuts`; weights that are trained already bring no spread with them.
     device, progress, run: how it runs, as in `fit`.
 
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
@@ -142,11 +151,15 @@ def langevin(
         anneal=anneal,
         last_step=last_step,
         prior_precision=prior_precision,
+        prior=prior,
         likelihood=likelihood,
+        target=target,
+        output=output,
         start=start,
         seed=seed,
         run=merge_run(run, device=device, progress=progress),
     )
+    request = settle_start(request)
     problem = prepare(request)
     plan = _plan(request, problem)
     if problem.machines is None:
@@ -156,7 +169,7 @@ def langevin(
         chains = Chains.join([block.chains for block in blocks if block.chains is not None])
         joined = join_posteriors(blocks).to(problem.machines.home)
         posterior = dataclasses.replace(joined, chains=chains)
-    return _judged(posterior, plan, {name: s.numel() for name, s in problem.shapes.items()})
+    return _judged(posterior, plan, problem)
 
 
 def _walk_block(request: LangevinRequest) -> Posterior:
@@ -194,7 +207,7 @@ def _walk(request: LangevinRequest, problem: Problem, plan: StepRule) -> Posteri
         settings |= problem.begun(bf16=run.bf16)
     ids = problem.ids
     term = data_term_for(problem, request.batch_size)
-    gradient = Gradient(problem, term.of)
+    gradient = _gradient(problem, term.of)
     bars = progress_bar("langevin", total=UNITS * len(ids), show=run.progress)
     keeping = kept_in(run.checkpoint, FORMAT, settings, every=run.every)
     with matmul_precision(run), term.context, bars as bar, keeping as keep:
@@ -217,7 +230,7 @@ def _walk(request: LangevinRequest, problem: Problem, plan: StepRule) -> Posteri
         bar.advance(int(UNITS * float(at.u.sum())) - shown)
         keep.now(done, lambda: at._asdict() | {"step": torch.tensor(done)})
         energy, s = _of_all(gradient, at, batch, N, done)
-    params = unflatten(at.q, problem.shapes)
+    params = unflatten(problem.coordinates.theta(at.q), problem.shapes)
     ended = {"s": s, "energy": energy, "p": at.p, "curvature": at.curvature}
     ended |= {"u": at.u, "time": at.time}
     chains = Chains(
@@ -230,9 +243,22 @@ def _walk(request: LangevinRequest, problem: Problem, plan: StepRule) -> Posteri
     return dataclasses.replace(problem.posterior(params), members=ids, chains=chains)
 
 
+def _gradient(problem: Problem, data_term: DataTerm) -> Gradient:
+    """With respect to coordinates in which the prior is the same for all parameters."""
+    coordinates = problem.coordinates
+    if coordinates.plain:
+        return Gradient(problem, data_term)
+
+    def of_w(params: Params, rows: Tensor | None, step: int | Tensor) -> Tensor:
+        theta = coordinates.theta(flatten(params))
+        return data_term(unflatten(theta, problem.shapes), rows, step)
+
+    return Gradient(problem, of_w)
+
+
 def _beginning(problem: Problem) -> tuple[State, Tensor]:
     """Where members begin, and the keys of their numbers, [M]."""
-    q = flatten(problem.start)  # [M, D]
+    q = problem.coordinates.w(flatten(problem.start))  # [M, D]
     keys = [derive(problem.seed, SAMPLER, member, STREAM) for member in problem.ids]
     key = torch.tensor(keys, device=q.device)
     p, v = (normal(key, torch.full_like(key, k), MOMENTUM, q.shape[1]).to(q) for k in (-1, -2))
@@ -281,20 +307,23 @@ def _refuse_bad_start(energy: Tensor, ids: tuple[int, ...]) -> None:
         if not math.isfinite(value):
             raise InputError(
                 f"member {member} cannot start: its log likelihood is {-value} there. Is the prior "
-                "too wide for this network? Use a larger prior_precision, "
-                "run=Run(precision='float64'), or start=fit(...), the posterior of trained members"
+                "too wide for this network? Use prior=stochens.Prior(scale='fan-in'), a larger "
+                "prior_precision, run=Run(precision='float64'), or start=fit(...), the posterior "
+                "of trained members"
             )
 
 
 # What comes of it ---------------------------------------------------------------------------------
 
 
-def _judged(posterior: Posterior, plan: StepRule, sizes: dict[str, int]) -> Posterior:
+def _judged(posterior: Posterior, plan: StepRule, problem: Problem) -> Posterior:
     """The members that did not diverge, with a warning where they are not draws."""
+    sizes = {name: s.numel() for name, s in problem.shapes.items()}
     assert posterior.chains is not None
     ended = {name: t.double() for name, t in posterior.chains.state.items()}
     posterior = dataclasses.replace(posterior, chains=None)
-    q = flatten(posterior.params).detach().double().cpu()
+    own = problem.coordinates.to(torch.device("cpu"))
+    q = own.w(flatten(posterior.params).detach().double().cpu())
     g = ended["s"] + plan.precision * q
     energy = ended["energy"] + 0.5 * plan.precision * q.square().sum(1)
     ends = Ends(q, ended["p"], g, energy)

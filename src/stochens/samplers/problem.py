@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stochens import likelihoods, methods
+from stochens.adapter import Calling
 from stochens.checks import own_dropout, whole, whole_or_none
 from stochens.data import source
 from stochens.errors import InputError
@@ -17,7 +18,6 @@ from stochens.members import (
     Factory,
     Params,
     init,
-    init_from_prior,
     move,
     plain_attention,
     size,
@@ -28,19 +28,25 @@ from stochens.posterior.chains import count_or_list
 from stochens.posterior.joining import join_chains
 from stochens.posterior.posterior import Posterior
 from stochens.posterior.recipe import Inputs, Recipe
+from stochens.prior import Centred, Prior, resolve, warn_unknown_fan_in
 from stochens.program.features import Kept, keep_features
 from stochens.randomness.seeds import seeded
 from stochens.run.checkpoints import digest
 from stochens.run.cluster.connect import Ray
 from stochens.run.options import Run, refuse_unused
+from stochens.samplers.coordinates import Coordinates, coordinates_for
+from stochens.samplers.target import unflatten
 from stochens.training.engines import ENGINES, choose_engine, place_for, refuse_unknown
 from stochens.training.machines import local_device, members_to_check, over_machines, refuse_resume
 from stochens.training.network import build_network
-from stochens.training.request import Request
-from stochens.training.starts import refuse_other_shapes
-
-Start = str | Params | Posterior
-
+from stochens.training.request import Request, Start
+from stochens.training.starts import (
+    complete_params,
+    draw_from_prior,
+    refuse_other_shapes,
+    start_network,
+)
+from stochens.trees import Input, named, with_dtype
 
 R = TypeVar("R", bound="SamplerRequest")
 
@@ -90,19 +96,22 @@ class Problem(NamedTuple):
 
     net: nn.Module
     likelihood: Likelihood
-    x: Tensor
+    x: Input
     y: Tensor
     start: Params  # [chains, ...]
     prior_precision: float
+    prior: Prior | None
+    coordinates: Coordinates
     seed: int
     ids: tuple[int, ...]  # of the chains, which depend on nothing else but the seed
     engine: Engine  # by which the network runs where no kernel does
     run: Run
     machines: Machines | None
+    calling: Calling | None = None  # how the network is called, where that is not net(x)
     kept: Kept | None = None  # features, where a part of the network is frozen
 
     @property
-    def computed(self) -> tuple[nn.Module, Tensor]:
+    def computed(self) -> tuple[nn.Module, Input]:
         """What is run: the network and x, or what is left of it behind its frozen part."""
         if self.kept is None or not isinstance(self.kept.x, Tensor):
             return self.net, self.x
@@ -112,16 +121,24 @@ class Problem(NamedTuple):
     def shapes(self) -> dict[str, torch.Size]:
         return {name: p.shape[1:] for name, p in self.start.items()}
 
+    @property
+    def prior_mean(self) -> Params:
+        """The prior's means, [1, ...], where they are not 0."""
+        mean = self.coordinates.mean
+        return {} if mean is None else unflatten(mean.unsqueeze(0), self.shapes)
+
     def posterior(self, params: Params, **fields: Any) -> Posterior:
         """The draws as the kind of object that `fit` returns."""
         return Posterior(
             net=self.net.eval(),
             params=params,
             likelihood=self.likelihood,
-            recipe=Recipe(methods=tuple(methods.resolve("regular"))),
+            recipe=Recipe(methods=tuple(methods.resolve("regular")), calling=self.calling),
             members=tuple(range(size(params))),
             data_size=len(self.x),
             prior_precision=self.prior_precision,
+            prior=self.prior,
+            prior_mean=self.prior_mean,
             seed=self.seed,
             inputs=Inputs.of(self.x),
             engine=self.engine,
@@ -145,8 +162,18 @@ class Problem(NamedTuple):
             "likelihood": {"name": self.likelihood.name, **self.likelihood.options()},
             "parameters": shapes,
             "network": str(self.net),
-            "data": digest({"x": self.x, "y": self.y}),
+            "data": digest({**named(self.x), "y": self.y}),
             **rounded,
+            **self._prior_settings(),
+        }
+
+    def _prior_settings(self) -> dict[str, Any]:
+        if self.prior is None:
+            return {"prior": None}  # said, so that a run with another one is not gone on with
+        mean = self.coordinates.mean
+        return {
+            "prior": self.prior.description(),
+            "prior mean": None if mean is None else digest({"mean": mean}),
         }
 
 
@@ -160,17 +187,33 @@ def prepare(request: SamplerRequest, *, engines: Sequence[str] = ENGINES) -> Pro
         ids = members_to_check(ids, start, run.cluster)
     like = likelihoods.resolve(request.likelihood)
     place, dtype = place_for(run), run.dtype
-    given = source(request.data)
+    given = source(request.data, target=request.target)
     if given.loader is not None:
         raise InputError("samplers need all of the data at once, not a DataLoader; give (x, y)")
     if given.sets > 1:
         raise InputError("samplers take one data set, not Replicas; give (x, y)")
     y = like.check_targets(given.y)
-    x, y = (t.to(dtype) if dtype and t.is_floating_point() else t for t in (given.x, y))
-    plain, build, few, _ = build_network(
-        request.net, like, x, y, seed, dtype=dtype, refuse=_refuse_no_density
+    x, y = with_dtype(given.x, dtype), with_dtype(y, dtype)
+    plain, build, few, _, calling = build_network(
+        start_network(request.net, start),
+        like,
+        x,
+        y,
+        seed,
+        dtype=dtype,
+        refuse=_refuse_no_density,
+        output=request.output,
+        target=request.target,
     )
-    params = _start(plain.eval(), build, start, ids, seed, request.prior_precision)
+    prior: float | Centred = request.prior_precision
+    if request.prior is not None:
+        warn_unknown_fan_in(request.prior, plain)
+        begun = {}
+        if request.prior.needs_start:
+            begun = _start(plain.eval(), build, start, ids, seed, 1.0, like.adds())
+        prior = resolve(request.prior, plain, begun, rows=range(len(ids)), members=len(ids))
+        _refuse_several_priors(prior)
+    params = _start(plain.eval(), build, start, ids, seed, prior, like.adds())
     own_rows = request.batch_size is not None and request.batch_size < len(x)
     # on the CPU, where all of these are
     how = choose_engine(run.way, plain, params, few, own_rows=own_rows, training=False)
@@ -185,16 +228,19 @@ def prepare(request: SamplerRequest, *, engines: Sequence[str] = ENGINES) -> Pro
         y=y,
         start=move(params, place),
         prior_precision=request.prior_precision,
+        prior=request.prior,
+        coordinates=coordinates_for(prior, params, request.prior_precision).to(place),
         seed=seed,
         ids=ids,
         engine=how,
         run=run,
         machines=machines,
+        calling=calling,
         kept=kept,
     )
 
 
-def _refuse_no_density(net: nn.Module, few: Tensor) -> None:
+def _refuse_no_density(net: nn.Module, few: Input) -> None:
     """A density must have one value at one point, and no pass may move the point."""
     for name, module in net.named_modules():
         if getattr(module, "max_norm", None) is not None:
@@ -231,25 +277,27 @@ def _start(
     start: Start,
     ids: tuple[int, ...],
     seed: int,
-    precision: float,
+    prior: float | Centred,
+    adds: tuple[str, ...],
 ) -> Params:
     """Where each chain begins, [chains, ...], in the network's own order."""
     wanted, chains = trainable(net), len(ids)
-    if isinstance(start, Posterior):
-        if len(start) < chains:
-            raise InputError(f"start has {len(start)} members, fewer than chains = {chains}")
-        each = [start.member(k) for k in range(chains)]
-        if not all(name in each[0] for name in wanted):
-            missing = next(name for name in wanted if name not in each[0])
-            raise InputError(f"start: parameter {missing!r} is absent in the posterior given")
-        given = {name: torch.stack([one[name] for one in each]) for name in wanted}
-    elif isinstance(start, dict):
-        given = start
-    elif start in ("prior", "default"):
+    if isinstance(start, dict):
+        given = complete_params(start, net, chains, adds)
+    else:
         given = init(build, members=ids, seed=seed)
         if start == "prior":
-            given = init_from_prior(given, members=ids, seed=seed, sd=precision**-0.5)
-    else:
-        raise InputError(f"start must be 'prior', 'default', Params or a Posterior, got {start!r}")
+            given = draw_from_prior(given, prior, ids, seed)
     refuse_other_shapes(given, wanted, chains)
     return {name: given[name].detach().to("cpu", p.dtype) for name, p in wanted.items()}
+
+
+def _refuse_several_priors(prior: Centred) -> None:
+    """Chains are draws from one posterior, so they have one prior."""
+    if prior.differs:
+        name = next(name for name, mean in prior.mean.items() if len(mean) > 1)
+        raise InputError(
+            f"the prior's mean of {name!r} is another for each chain, and chains sample one "
+            "posterior. Let all begin at the same weights, by start='module', a module or a state "
+            "dict, or give the mean as tensors, Prior(mean=net.state_dict())"
+        )

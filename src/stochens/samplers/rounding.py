@@ -12,6 +12,7 @@ from torch import Tensor
 from stochens.members import Params, forward
 from stochens.posterior.posterior import Posterior
 from stochens.samplers.target import NetworkTarget
+from stochens.trees import with_dtype
 
 LIMIT = 0.2  # nats by which rounding may move the log density from one draw to another
 DRAWS = 16  # that are looked at, evenly spaced over all chains
@@ -55,8 +56,7 @@ def _energy(target: NetworkTarget, params: Params) -> Tensor | None:
         with torch.no_grad():
             for top in range(0, len(target.x), rows):
                 x, y = (
-                    t[top : top + rows].double() if t.is_floating_point() else t[top : top + rows]
-                    for t in (target.x, target.y)
+                    with_dtype(t[top : top + rows], torch.float64) for t in (target.x, target.y)
                 )
                 outputs = forward(net, params, x, engine=target.engine)  # [S, B, C]
                 nll = target.likelihood.nll(outputs, y.expand(len(total), *y.shape))

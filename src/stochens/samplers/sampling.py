@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stochens.adapter import Output
 from stochens.checks import positive, whole
 from stochens.errors import InputError, outside
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder, Params, flatten, size
 from stochens.posterior.chains import Chains
 from stochens.posterior.posterior import Posterior
+from stochens.prior import Prior
 from stochens.program.choice import TRIED, Workload
 from stochens.program.choice import choose as choose_program
 from stochens.randomness.seeds import SAMPLER, derive
@@ -29,11 +31,13 @@ from stochens.samplers.diagnostics import SamplingWarning, warn_of_trouble
 from stochens.samplers.driver import reasonable_step
 from stochens.samplers.driver import run as drive
 from stochens.samplers.engines import choose
-from stochens.samplers.problem import Problem, SamplerRequest, Start, prepare
+from stochens.samplers.problem import Problem, SamplerRequest, prepare
 from stochens.samplers.rounding import rounding_trouble
 from stochens.samplers.snapshot import Snapshot, check_continues, empty, find_snapshot, refuse_both
 from stochens.samplers.target import NetworkTarget, Target, unflatten
 from stochens.samplers.trajectory import STATS, Record, Rules, State, initial
+from stochens.training.request import Start
+from stochens.training.starts import settle_start
 
 ENGINES = ("auto", "fused", "vmap", "loop")
 MEMORY_SHARE = 0.25  # of what is free, for the activations of one gradient
@@ -73,7 +77,10 @@ def nuts(
     samples: int = 2000,
     warmup: int = 2000,
     prior_precision: float = 1.0,
+    prior: Prior | None = None,
     likelihood: str | Likelihood = "categorical",
+    target: str | None = None,
+    output: Output | None = None,
     start: Start = "prior",
     target_accept: float = 0.8,
     max_depth: int = 10,
@@ -94,11 +101,14 @@ def nuts(
     or a bulk ESS below 100 for each chain (Vehtari et al. 2021), of the predictions at 20 training
     inputs and of the log density; divergences; energies that rounding to float32 has eaten.
 
-    net, data, likelihood: as in `fit`, but not a DataLoader. The network must not be stochastic.
+    net, data, likelihood, target, output: as in `fit`, but not a DataLoader. The network must not
+        be stochastic.
     chains: how many, or which.
     samples, warmup: of each chain. Step size and diagonal mass are learned in the warm-up.
-    start: "prior", "default" (the layers' own), a Posterior (its first members, one for each
-        chain), or Params [chains, ...].
+    prior: as in `fit`; chains have one prior, so where its mean is "start" they have one start.
+    start: "prior", "reset" (the layers' own initialisation), or weights as in `fit`: "module", a
+        module, a state dict, a list of them, Params [chains, ...] or a Posterior (its first
+        members, one for each chain).
     target_accept: nearer to 1 makes smaller steps and fewer divergences.
     max_depth: a trajectory has at most 2^max_depth - 1 leapfrog steps.
     step_size: where the warm-up begins; searched for when None.
@@ -126,7 +136,10 @@ def nuts(
             members=chains,
             samples=samples,
             prior_precision=prior_precision,
+            prior=prior,
             likelihood=likelihood,
+            target=target,
+            output=output,
             start=start,
             step_size=step_size,
             seed=seed,
@@ -145,7 +158,10 @@ def hmc(
     samples: int = 200,
     warmup: int = 100,
     prior_precision: float = 1.0,
+    prior: Prior | None = None,
     likelihood: str | Likelihood = "categorical",
+    target: str | None = None,
+    output: Output | None = None,
     start: Start = "prior",
     trajectory: float | None = None,
     jitter: float = 0.2,
@@ -173,7 +189,8 @@ def hmc(
     torch.Size([4000, 40, 2])
     """
     positive(prior_precision=prior_precision)
-    length = math.pi / 2 * prior_precision**-0.5 if trajectory is None else trajectory
+    precision = prior.precision if isinstance(prior, Prior) else prior_precision
+    length = math.pi / 2 * precision**-0.5 if trajectory is None else trajectory
     positive(trajectory=length)
     whole(warmup=warmup, max_leapfrogs=max_leapfrogs)
     if not 0 <= jitter < 1:
@@ -196,7 +213,10 @@ def hmc(
             members=chains,
             samples=samples,
             prior_precision=prior_precision,
+            prior=prior,
             likelihood=likelihood,
+            target=target,
+            output=output,
             start=start,
             step_size=step_size,
             seed=seed,
@@ -207,6 +227,7 @@ def hmc(
 
 
 def _sample(request: HamiltonianRequest) -> Posterior:
+    request = settle_start(request)
     problem = prepare(request, engines=ENGINES)
     if problem.machines is None:
         return _sample_here(request, problem)
@@ -234,7 +255,7 @@ def _sample_here(request: HamiltonianRequest, problem: Problem) -> Posterior:
     keeping = kept_in(checkpoint, FORMAT, {**settings, **own}, every=run.every)
     with matmul_precision(run), keeping as keep:
         refuse_both(resume, keep.found, checkpoint)
-        snapshot = find_snapshot(resume, keep.found, settings)
+        snapshot = find_snapshot(resume, keep.found, settings, problem.coordinates)
         if snapshot is None:
             state = _beginning(problem, target, rules, request.step_size)
             record = empty(state, rules, request.samples)
@@ -263,6 +284,7 @@ def _target(problem: Problem) -> NetworkTarget:
         rows,
         problem.engine,
         _program(problem, rows),
+        problem.coordinates,
     )
 
 
@@ -278,7 +300,7 @@ def _settings(sampler: str, rules: Rules, problem: Problem) -> dict[str, Any]:
 
 
 def _beginning(problem: Problem, target: Target, rules: Rules, step_size: float | None) -> State:
-    q = flatten(problem.start)
+    q = problem.coordinates.w(flatten(problem.start))
     energy, g = target(q)
     _refuse_bad_start(problem, q, energy, g)
     keys = [derive(problem.seed, SAMPLER, chain) for chain in problem.ids]
@@ -296,6 +318,7 @@ def _refuse_bad_start(problem: Problem, q: Tensor, energy: Tensor, g: Tensor) ->
         return
     row = int((~fine).nonzero()[0])
     chain, density = problem.ids[row], -float(energy[row])
+    q = problem.coordinates.theta(q)
     here, slopes = (unflatten(t[row : row + 1], problem.shapes) for t in (q, g))
     for values, what in ((here, "is not finite there"), (slopes, "has no finite gradient there")):
         for name, value in values.items():
@@ -343,8 +366,8 @@ def _result(
         state={name: t.cpu() for name, t in kept.items()},
         settings=settings,
     )
-    params = unflatten(draws.reshape(-1, draws.shape[2]), problem.shapes)
-    posterior = problem.posterior(params, chains=chains)
+    theta = problem.coordinates.theta(draws.reshape(-1, draws.shape[2]))
+    posterior = problem.posterior(unflatten(theta, problem.shapes), chains=chains)
     if not whole_run:
         warnings.warn(
             f"stopped after {made} of {record.draws.shape[1]} draws of each chain, which are kept; "
@@ -358,9 +381,12 @@ def _result(
 
 def _program(problem: Problem, rows: int) -> Callable[[Params, Tensor], Tensor] | None:
     """The network's program on a GPU, in the precision of its parameters."""
-    if not problem.x.is_cuda or problem.run.way != "auto":
+    x = problem.x
+    if not isinstance(x, Tensor) or not x.is_cuda or problem.run.way != "auto":
         return None
     work = Workload(rows, 0.0, own_rows=False, compile=False, engine=problem.engine)
-    net, x = problem.computed
-    chosen = choose_program(net, x[:TRIED], work)
+    net, given = problem.computed
+    if not isinstance(given, Tensor):
+        return None
+    chosen = choose_program(net, given[:TRIED], work)
     return None if chosen is None else chosen.outputs

@@ -9,21 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stochens.adapter import Output
 from stochens.checks import not_negative, positive, whole
 from stochens.errors import InputError, check_known, did_you_mean, outside
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder, flatten
 from stochens.posterior.chains import Chains
 from stochens.posterior.posterior import Posterior
+from stochens.prior import Prior
 from stochens.run.checkpoints import kept_in, refuse_other
 from stochens.run.options import Run, matmul_precision, merge_run, refuse_moved
 from stochens.run.progress import Show, progress_bar
 from stochens.samplers.diagnostics import SamplingWarning, warn_of_trouble
-from stochens.samplers.problem import Problem, SamplerRequest, Start, prepare
+from stochens.samplers.problem import Problem, SamplerRequest, prepare
 from stochens.samplers.sgmcmc_steps import Cycle, Progress, Record, data_term_for, initial
 from stochens.samplers.sgmcmc_steps import run as drive
 from stochens.samplers.snapshot import refuse_both
 from stochens.samplers.target import unflatten
+from stochens.training.request import Start
+from stochens.training.starts import settle_start
 
 FORMAT = "stochens sgmcmc 2"  # 1: an epoch ended in a short batch
 KINDS = ("sgld", "sghmc", "csghmc")
@@ -58,8 +62,11 @@ def sgmcmc(
     cycles: int | None = None,
     temperature: float = 1.0,
     prior_precision: float = 1.0,
+    prior: Prior | None = None,
     likelihood: str | Likelihood = "categorical",
-    start: Start = "default",
+    target: str | None = None,
+    output: Output | None = None,
+    start: Start = "reset",
     seed: int = 0,
     resume: Posterior | None = None,
     device: str | torch.device | None = None,
@@ -86,7 +93,8 @@ def sgmcmc(
     draw, where that step began; prior is lambda / 2 |theta|^2 of the draw; step is its lr. At its
     end it warns of a high R-hat and of few effective draws, as `nuts` does.
 
-    net, data, likelihood: as in `fit`, but not a DataLoader. The network must not be stochastic.
+    net, data, likelihood, target, output: as in `fit`, but not a DataLoader. The network must not
+        be stochastic.
     kind: "sgld" (beta = 0), "sghmc", or "csghmc": cycles of a falling step size,
         lr / 2 (1 + cos(pi k / K)) in the k-th of K steps. A cycle first explores without noise.
     chains: how many, or which.
@@ -101,8 +109,8 @@ def sgmcmc(
         exploration are noisy, so that V sees it).
     cycles: of "csghmc"; 4 when None. They share the samples evenly.
     temperature: T of exp(-U / T). 0 descends to the mode.
-    start: "default" (the layers' own), "prior", a Posterior (its first members, one for each
-        chain), or Params [chains, ...].
+    prior: as in `nuts`; lambda / 2 |theta|^2 becomes sum_d lambda_d / 2 (theta_d - mean_d)^2.
+    start: as in `nuts`.
     resume: what an interrupted call returned, or, without cycles, a finished one when more samples
         are wanted. The draws are those that one long run would have made. Refused where
         run.checkpoint holds a run.
@@ -125,12 +133,16 @@ def sgmcmc(
         members=chains,
         batch_size=batch_size,
         prior_precision=prior_precision,
+        prior=prior,
         likelihood=likelihood,
+        target=target,
+        output=output,
         start=start,
         seed=seed,
         resume=resume,
         run=merge_run(run, device=device, progress=progress),
     )
+    request = settle_start(request)
     problem = prepare(request)
     if problem.machines is None:
         return _sample_here(request, problem)
@@ -306,7 +318,7 @@ def _result(
     rates = [m.lr for m in map(plan.at, range(plan.steps)) if m.draws][:made]
     stats = {
         "likelihood": record.likelihood[:, :made].cpu(),
-        "prior": 0.5 * problem.prior_precision * draws.double().square().sum(2).cpu(),
+        "prior": problem.coordinates.energy(draws, problem.prior_precision).cpu(),
         "step": torch.tensor(rates, dtype=torch.float64).repeat(len(draws), 1),
     }  # each [M, made]
     state = {name: t.cpu() for name, t in at.named().items()}

@@ -116,7 +116,9 @@ def adapted(state: State, g: Tensor, data_size: int) -> State:
     return state._replace(square=square, weight=AVERAGING * state.weight + 1 - AVERAGING)
 
 
-def step_scale(state: State, lr: float, data_size: int, precision: float) -> Tensor | float:
+def step_scale(
+    state: State, lr: float, data_size: int, precision: float | Tensor
+) -> Tensor | float:
     """s = sqrt(lr / (N m)),   m = sqrt(V) + sqrt(lambda) / N,   [M, D]; m = 1 where there is no V.
 
     What is added is what sqrt(V) would be for a parameter that the data leave alone, E g^2 =
@@ -211,7 +213,7 @@ def _step(problem: Problem, plan: Cycle, state: State, g: Tensor, key: Tensor, s
     now, N = plan.at(step), len(problem.x)
     if now.adapts:
         state = adapted(state, g, N)
-    s = step_scale(state, now.lr, N, problem.prior_precision)
+    s = step_scale(state, now.lr, N, problem.coordinates.precision(problem.prior_precision))
     kick: Tensor | float = 0.0  # sqrt(2 (1 - beta) T) n
     if now.temperature > 0:
         # n is a function of (seed, chain, step): a chain is the same in any company, on any device
@@ -221,7 +223,7 @@ def _step(problem: Problem, plan: Cycle, state: State, g: Tensor, key: Tensor, s
 
 
 class Gradient:
-    """N nll [M] on the rows [M, B], and dU / dq = N dnll / dq + lambda q, [M, D].
+    """N nll [M] on the rows [M, B], and dU / dq = N dnll / dq + lambda (q - mean), [M, D].
 
     Every batch of a random order is a random part of the data: its mean is that of all the data on
     average. On a GPU the network's part is a CUDA graph, one for each size
@@ -235,7 +237,10 @@ class Gradient:
 
     def __call__(self, q: Tensor, rows: Tensor | None, step: int) -> tuple[Tensor, Tensor]:
         energy, slope = self.of_data(q, rows, step)
-        return energy, slope + self._problem.prior_precision * q.detach()
+        coordinates = self._problem.coordinates
+        pull = coordinates.precision(self._problem.prior_precision)  # lambda, or [D] of them
+        away = q.detach() if coordinates.mean is None else q.detach() - coordinates.mean
+        return energy, slope + pull * away
 
     def of_data(self, q: Tensor, rows: Tensor | None, step: int) -> tuple[Tensor, Tensor]:
         """N nll [M] and N dnll / dq [M, D], without the prior."""

@@ -9,6 +9,7 @@ from stochens.errors import InputError
 from stochens.members import flatten
 from stochens.posterior.posterior import Posterior
 from stochens.run.checkpoints import refuse_other
+from stochens.samplers.coordinates import THETA, Coordinates
 from stochens.samplers.engines import names, restored, tensors
 from stochens.samplers.trajectory import STATS, Record, Rules, State
 
@@ -39,24 +40,29 @@ def refuse_both(resume: object, found: object, folder: object) -> None:
 
 
 def find_snapshot(
-    resume: Posterior | None, kept: dict[str, Tensor] | None, settings: dict[str, Any]
+    resume: Posterior | None,
+    kept: dict[str, Tensor] | None,
+    settings: dict[str, Any],
+    coordinates: Coordinates = THETA,
 ) -> Snapshot | None:
     """The run to go on with, if there is one: that of a posterior, or one from a checkpoint."""
     if resume is not None:
         if resume.chains is None or not resume.chains.state:
             raise InputError("resume must be what nuts or hmc returned; it holds no chains")
         refuse_other(settings, resume.chains.settings, "resume")
-        return Snapshot.of(_with_draws(resume, settings["warmup"]))
+        return Snapshot.of(_with_draws(resume, settings["warmup"], coordinates))
     return None if kept is None else Snapshot.of(kept)
 
 
-def _with_draws(posterior: Posterior, warmup: int) -> dict[str, Tensor]:
-    """The state of a run. A whole one has its draws in the posterior alone, not twice."""
+def _with_draws(posterior: Posterior, warmup: int, coordinates: Coordinates) -> dict[str, Tensor]:
+    """The state of a run. A whole one has its draws in the posterior alone, not twice; through
+    coordinates they come back to rounding, while the chains go on from where they are exactly."""
     chains = posterior.chains
     assert chains is not None
     if "draws" in chains.state:
         return chains.state
-    draws = flatten(posterior.params).unflatten(0, (chains.count, -1)).cpu()
+    q = coordinates.w(flatten(posterior.params))
+    draws = q.unflatten(0, (chains.count, -1)).cpu()
     after = torch.stack([chains.stats[name] for name in STATS], dim=-1)
     before = after.new_zeros(chains.count, warmup, len(STATS))  # nobody asks for it any more
     return {**chains.state, "draws": draws, "stats": torch.cat([before, after], dim=1)}

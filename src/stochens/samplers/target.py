@@ -1,4 +1,5 @@
-"""The density to sample: U(q) = N nll(q) + lambda / 2 |q|^2 over flat positions q [M, D].
+"""The density to sample: U(q) = N nll(q) + lambda / 2 |q|^2 over flat positions q [M, D], which
+are the parameters, or coordinates of theirs in which the prior is this (coordinates.py).
 
 The two energies are kept apart, in float64: in float32 the likelihood's is so large that the
 prior's part in a difference would drown in its rounding.
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 
 from stochens.likelihoods import Likelihood
 from stochens.members import Engine, Params, forward
+from stochens.samplers.coordinates import THETA, Coordinates
+from stochens.trees import Input
 
 LIKELIHOOD, PRIOR, KINETIC = range(3)  # the columns of an energy [M, 3]
 
@@ -42,20 +45,21 @@ class NetworkTarget:
 
     net: nn.Module
     likelihood: Likelihood
-    x: Tensor  # [N, ...]
+    x: Input  # [N, ...]
     y: Tensor  # [N] or [N, targets]
     shapes: dict[str, torch.Size]
     precision: float
     rows: int
     engine: Engine = "vmap"
     outputs: Callable[[Params, Tensor], Tensor] | None = None  # a program, in the engine's place
+    coordinates: Coordinates = THETA
 
     def __call__(self, q: Tensor) -> tuple[Tensor, Tensor]:
         total = q.new_zeros(len(q), dtype=torch.float64)
         grad = self.precision * q.detach()
         with torch.enable_grad():
             q = q.detach().requires_grad_()
-            params = unflatten(q, self.shapes)
+            params = unflatten(self.coordinates.theta(q), self.shapes)
             for top in range(0, len(self.x), self.rows):
                 x, y = self.x[top : top + self.rows], self.y[top : top + self.rows]
                 outputs = self.run(params, x)
@@ -66,9 +70,9 @@ class NetworkTarget:
                 grad += part
         return total, grad
 
-    def run(self, params: Params, x: Tensor) -> Tensor:
+    def run(self, params: Params, x: Input) -> Tensor:
         """[M, B, C] of x [B, ...]."""
-        if self.outputs is not None:
+        if self.outputs is not None and isinstance(x, Tensor):
             return self.outputs(params, x)
         return forward(self.net, params, x, engine=self.engine)
 

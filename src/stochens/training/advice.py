@@ -23,6 +23,7 @@ from stochens.likelihoods import (
 )
 from stochens.members import forward, size, take
 from stochens.methods import Method, stochastic_layers
+from stochens.prior import Centred
 from stochens.randomness.seeds import seeded
 from stochens.training.freedom import noise_too_small
 from stochens.training.loop import Settings, Trained
@@ -82,8 +83,12 @@ def advise_after(
     data: Source,
     net: nn.Module,
     rules: Sequence[Method],
+    prior: Centred | None = None,
 ) -> None:
-    """Of a noise that was to be learned; `net` has the noise of the methods `rules`."""
+    """Of a noise that was to be learned; `net` has the noise of the methods `rules`.
+
+    prior: None for N(0, 1 / prior_precision).
+    """
     said = None
     noisy = bool(stochastic_layers(net))
     given = isinstance(like, Categorical) or getattr(like, "noise", None) is not None
@@ -94,9 +99,9 @@ def advise_after(
     ):
         # first: where the network follows the noise, a learned one that is on its way down to what
         # is left of it is not too large, and more epochs would make it worse
-        said = _followed(settings, like, trained, data, net)
+        said = _followed(settings, like, trained, data, net, prior)
     if said is None:
-        said = _not_arrived(settings, steps, like, trained, data.examples)
+        said = _not_arrived(settings, steps, like, trained, data.examples, prior)
     if said is None and noisy and not given:
         said = _counted_twice(settings, like, trained, data, net, rules)
     if said is not None:
@@ -104,7 +109,12 @@ def advise_after(
 
 
 def _not_arrived(
-    settings: Settings, steps: int, like: Likelihood, trained: Trained, examples: float
+    settings: Settings,
+    steps: int,
+    like: Likelihood,
+    trained: Trained,
+    examples: float,
+    prior: Centred | None = None,
 ) -> str | None:
     """A learned noise begins at 1, and may not have come down to a small one; until then
     predictions are too unsure, however good their mean is."""
@@ -114,8 +124,12 @@ def _not_arrived(
     logs = trained.params[name].double().cpu()  # [M, D]
     left = 2 * trained.history.nll[-1].double().cpu() - (logs + LOG_2_PI).sum(1)  # [M]
     # left = sum_d error_d^2 / noise_d^2; where the gradient is 0 it is this, the prior included
-    weight = settings.kl_weight * settings.prior_precision / examples
-    due = (1 + 2 * weight * logs).sum(1)
+    precision, away = settings.prior_precision, logs
+    if prior is not None:
+        precision = prior.precision[name]
+        away = logs - prior.mean[name].to(logs) if name in prior.mean else logs
+    weight = settings.kl_weight * precision / examples
+    due = (1 + 2 * weight * away).sum(1)
     ratio = max(float((left / due).nanmedian()), 1e-4)  # rounding, where no error is left
     if float(due.min()) <= 0 or ratio >= ARRIVED:
         return None
@@ -127,13 +141,19 @@ def _not_arrived(
 
 
 def _followed(
-    settings: Settings, like: GaussianLikelihood, trained: Trained, data: Source, net: nn.Module
+    settings: Settings,
+    like: GaussianLikelihood,
+    trained: Trained,
+    data: Source,
+    net: nn.Module,
+    prior: Centred | None,
 ) -> str | None:
     """Whether the noise that was learned is too small, since the network follows that of its data;
     measured on the first member."""
     first = {name: p[0].detach() for name, p in trained.params.items()}
-    weight = settings.kl_weight * settings.prior_precision
-    ratio = noise_too_small(net, first, like, data, weight)
+    weight = settings.kl_weight * (settings.prior_precision if prior is None else 1.0)
+    own = None if prior is None else prior.precision
+    ratio = noise_too_small(net, first, like, data, weight, own)
     if ratio is None or ratio < FOLLOWED:
         return None
     return (

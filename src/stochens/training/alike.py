@@ -10,12 +10,13 @@ from stochens.errors import Unsuited, outside
 from stochens.members import Params, plain_attention, size
 from stochens.methods import stochastic_layers
 from stochens.randomness.seeds import seeded
+from stochens.trees import Input
 
 FIRST = 256  # numbers of a parameter that tell most members apart
 
 
 def refuse_alike(
-    template: nn.Module, params: Params, few: Tensor, ids: tuple[int, ...], *, rows: int, sets: int
+    template: nn.Module, params: Params, few: Input, ids: tuple[int, ...], *, rows: int, sets: int
 ) -> None:
     """Refuse members that begin alike and would stay so, since nothing sets them apart.
 
@@ -32,10 +33,11 @@ def refuse_alike(
         return
     raise Unsuited(
         f"{_named(groups[0])} begin with the same parameters, see the same rows in each step and "
-        "have no noise, so that they would stay one network, with no uncertainty. Give a method "
-        "with noise (method='dropout'); or (x, y) in memory with a batch_size below "
-        f"N = {rows}, where each member has its own order of the rows; or a function that builds "
-        "each network anew"
+        "have no noise, so that they would stay one network, with no uncertainty. Give one of: a "
+        "method with noise (method='dropout'); bootstrap=True, each member its own resample of the "
+        f"data; (x, y) in memory with a batch_size below N = {rows}, each member its own order of "
+        "the rows; jitter=0.01, starts that differ by 1 %; start='reset' or a function that builds "
+        "each network anew, each member its own initialisation"
     )
 
 
@@ -71,7 +73,7 @@ def _digest(p: Tensor, count: int | None) -> bytes:
     return hashlib.blake2b(numbers.numpy().tobytes(), digest_size=16).digest()
 
 
-def draws_noise(net: nn.Module, few: Tensor) -> bool:
+def draws_noise(net: nn.Module, few: Input) -> bool:
     """Whether two passes in training mode differ: by a method's noise, or by the network's own."""
     if stochastic_layers(net):
         return True

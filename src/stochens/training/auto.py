@@ -33,10 +33,12 @@ from stochens.randomness.seeds import TRIALS, derive, seeded
 from stochens.run.checkpoints import digest
 from stochens.run.progress import live
 from stochens.training.ensemble import train_ensemble
+from stochens.training.folder import own_identity
 from stochens.training.outcomes import Outcome, open_outcomes
 from stochens.training.request import FitRequest
 from stochens.training.schedules import rate_for
 from stochens.training.starts import start_network
+from stochens.trees import named, with_dtype
 
 RATES = (0.02, 0.05, 0.1, 0.2)
 CANDIDATES: tuple[Method, ...] = (
@@ -124,7 +126,7 @@ def choose_method(request: FitRequest, auto: Auto) -> tuple[FitRequest, Trials]:
 
 def run_trials(request: FitRequest, auto: Auto) -> tuple[Trials, MethodLike]:
     """The trials alone, and the candidate that they favour."""
-    given = source(request.data, request.sample_weight)
+    given = source(request.data, request.sample_weight, target=request.target)
     part, held, weights = _split(given, auto.held_out, int(request.seed))
     place = request.run.checkpoint
     own = dataclasses.replace(
@@ -156,7 +158,7 @@ def run_trials(request: FitRequest, auto: Auto) -> tuple[Trials, MethodLike]:
                 outcomes.refused[name] = str(error)
                 reasons.append(error)
                 continue
-            x = held.x.to(run.dtype) if run.dtype and held.x.is_floating_point() else held.x
+            x = with_dtype(held.x, run.dtype)
             p = posterior.predict(x, draws=auto.draws, keep_draws=True)
             all_there = len(posterior) == auto.members
             outcomes.add(name, _outcome(posterior, p.log_prob(y)), whole=all_there)
@@ -175,7 +177,9 @@ def _identity(
     for the precision."""
     with seeded(own.seed):
         plain = builder(start_network(own.net, own.start))()
-    data = {"x": part.x, "y": part.y, "held x": held.x, "held y": held.y, "of held": weights}
+    data = {**named(part.x), "y": part.y}
+    data |= {f"held {name}": t for name, t in named(held.x).items()}
+    data |= {"held y": held.y, "of held": weights}
     if part.weights is not None:
         data["weights"] = part.weights
     settings = {
@@ -203,6 +207,8 @@ def _identity(
     }
     if own.start == "module":
         settings["begun"] = digest(trainable(plain))
+    settings |= own_identity(own)
+    settings["jitter"] = own.jitter or None
     if own.run.dtype is not None and own.run.precision != "float32":
         settings["precision"] = own.run.precision
     return settings

@@ -13,6 +13,7 @@ from stochens.program.trace import Untraceable
 from stochens.randomness.seeds import seeded
 from stochens.run.memory import chosen_device
 from stochens.run.options import CUDA_ONLY, Run
+from stochens.trees import Input, for_members
 
 ENGINES = ("auto", "fused", "compile", "vmap", "loop")
 # Older ones stumble over what we give torch.compile: 2.8 to 2.10 over a context manager that a
@@ -41,7 +42,7 @@ def choose_engine(
     engine: str,
     template: nn.Module,
     params: Params,
-    few: Tensor,
+    few: Input,
     *,
     own_rows: bool,
     training: bool = True,
@@ -68,7 +69,7 @@ def choose_engine(
         reason = _first_sentence(str(error)) or type(error).__name__
         if engine != "auto":
             raise Unsuited(f"vmap cannot run this network: {reason}; use engine='loop'") from error
-        if on_gpu and _traceable(template, few):
+        if on_gpu and isinstance(few, Tensor) and _traceable(template, few):
             return "loop"
         warnings.warn(
             f"members run one after the other, since vmap cannot run this network ({reason}); "
@@ -97,7 +98,7 @@ def _first_sentence(said: str) -> str:
 
 
 def _try_vmap(
-    template: nn.Module, two: Params, few: Tensor, *, own_rows: bool, training: bool
+    template: nn.Module, two: Params, few: Input, *, own_rows: bool, training: bool
 ) -> None:
     """A step with its gradient, and a prediction, for two members."""
     mode = template.training
@@ -106,7 +107,7 @@ def _try_vmap(
         with seeded(0):
             template.train(training)
             if own_rows:
-                outputs = forward_each(template, own, few.expand(size(own), *few.shape))
+                outputs = forward_each(template, own, for_members(few, size(own)))
             else:
                 outputs = forward(template, own, few)
             if outputs.requires_grad:

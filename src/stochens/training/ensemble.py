@@ -1,6 +1,7 @@
 """`train_ensemble`: what is checked, chosen and prepared before the loop, and what comes of it."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -14,6 +15,7 @@ from stochens.methods.partial import warn_partial
 from stochens.posterior.joining import join_posteriors
 from stochens.posterior.posterior import Posterior
 from stochens.posterior.recipe import Inputs, Recipe
+from stochens.prior import Centred, resolve, warn_unknown_fan_in
 from stochens.program.data_term import Data, refuse_unfused
 from stochens.program.features import keep_features
 from stochens.run.memory import member_bytes, members_that_fit
@@ -22,20 +24,23 @@ from stochens.run.progress import log_to
 from stochens.training.advice import advise, advise_after, usual_method
 from stochens.training.alike import refuse_alike, warn_alike
 from stochens.training.blocks import drop_diverged, warn_diverged
+from stochens.training.bootstrap import resampled
 from stochens.training.engines import choose_engine, place_for
-from stochens.training.folder import identity, saved_block_size
+from stochens.training.folder import identity, own_identity, saved_block_size
 from stochens.training.loop import Settings, Task, all_at_once
 from stochens.training.machines import local_device, members_to_check, over_machines
 from stochens.training.network import adapt_network, build_network
 from stochens.training.request import FitRequest
 from stochens.training.schedules import rate_for
 from stochens.training.starts import (
+    complete_params,
     first_params,
-    refuse_other_shapes,
+    jittered,
     start_adapters,
     start_network,
 )
 from stochens.training.work import First, Work
+from stochens.trees import Input, InputTree, floating_dtype, form, with_dtype
 
 
 def train_ensemble(request: FitRequest) -> Posterior:
@@ -43,6 +48,12 @@ def train_ensemble(request: FitRequest) -> Posterior:
     if request.run.cluster is None:
         return train_here(request)
     ready = _prepare(request)
+    given = request.prior is not None and request.prior.has_means and not request.prior.needs_start
+    if given and ready.prior is not None and ready.prior(request.ids, request.seed).differs:
+        raise InputError(
+            "a prior's mean for each member is for one machine: blocks on several have some of the "
+            "members each; give one mean for all"
+        )
     each = member_bytes(ready.template, ready.few, batch_size=ready.at_once)
     blocks = over_machines(
         request.run.cluster, train_here, request, size=request.run.chunk, bytes_each=each
@@ -57,48 +68,86 @@ class _Prepared(NamedTuple):
     recipe: Recipe
     likelihood: Likelihood
     data: Source
-    few: Tensor  # rows of x
+    few: Input  # rows of x
     outputs: Tensor  # of the plain network there
     settings: Settings
     first: First  # where members begin
+    prior: Callable[[tuple[int, ...], int], Centred] | None  # as a Task has it
     at_once: int  # rows of a batch
 
 
 def _prepare(request: FitRequest) -> _Prepared:
     """Check everything that can be checked before the first step."""
-    run, ids, start = request.run, request.ids, request.start
+    run, ids = request.run, request.ids
+    start: Any = request.start  # a name or Params, by `settle_start`
     like = likelihoods.resolve(request.likelihood)
     method = usual_method(like) if request.method is None else request.method
     rules = tuple(methods.resolve(method))
     place = place_for(run)
 
-    given = _cast(source(request.data, request.sample_weight), like, request)
+    given = _cast(source(request.data, request.sample_weight, target=request.target), like, request)
+    if request.bootstrap:
+        given = resampled(given)
     if given.loader is not None and run.way == "compile":
         raise InputError("engine='compile' needs the data in memory, not a DataLoader")
+    if isinstance(given.x, InputTree) and run.way == "compile":
+        raise InputError("engine='compile' needs x to be one tensor; use engine='auto'")
     patterns = (request.skip,) if isinstance(request.skip, str) else tuple(request.skip)
     net, last = request.net, None
     if any(rule.freezes for rule in rules):
-        net, last = adapt_network(net, rules, given.x, patterns, request.seed)
+        net, last = adapt_network(
+            net,
+            rules,
+            given.x,
+            patterns,
+            request.seed,
+            output=request.output,
+            target=request.target,
+        )
     begun_as_is = any(rule.begins_at_module for rule in rules)
     net = start_adapters(net) if begun_as_is else start_network(net, start)
-    plain, build, few, outputs = build_network(
-        net, like, given.x, given.y, request.seed, dtype=run.dtype
+    plain, build, few, outputs, calling = build_network(
+        net,
+        like,
+        given.x,
+        given.y,
+        request.seed,
+        dtype=run.dtype,
+        output=request.output,
+        target=request.target,
     )
-    recipe = Recipe(methods=rules, skip=patterns, output=last or output_layer(plain, few))
+    last = last or output_layer(plain, few)
+    recipe = Recipe(methods=rules, skip=patterns, output=last, calling=calling)
     template = stochastic(plain, rules, skip=recipe.skip, output=recipe.output)
     warn_partial(template, rules, few, skip=recipe.skip, output=recipe.output)
 
     if not isinstance(start, str):
-        refuse_other_shapes(start, trainable(template), len(ids))
+        start = complete_params(start, template, len(ids), like.adds())
     wanted = {name: p.dtype for name, p in trainable(template).items()}
+    needs_start = request.prior is not None and request.prior.needs_start
+    if request.prior is not None:
+        warn_unknown_fan_in(request.prior, template)
+
+    def prior(own: tuple[int, ...], seed: int) -> Centred:
+        assert request.prior is not None
+        begun = unmoved(own, seed) if needs_start else {}
+        rows = [ids.index(k) for k in own]
+        return resolve(request.prior, template, begun, rows=rows, members=len(ids))
+
+    def unmoved(own: tuple[int, ...], seed: int) -> Params:
+        begun = start if isinstance(start, str) else take(start, [ids.index(k) for k in own])
+        of_prior = request.prior is not None and isinstance(start, str) and start == "prior"
+        drawn_from = prior(own, seed) if of_prior else request.prior_precision
+        return first_params(template, build, begun, own, seed, drawn_from, like.adds())
 
     def first(own: tuple[int, ...], seed: int) -> Params:
-        begun = start if isinstance(start, str) else take(start, [ids.index(k) for k in own])
-        params = first_params(template, build, begun, own, seed, request.prior_precision)
+        params = jittered(unmoved(own, seed), template, own, seed=seed, size=request.jitter)
         if run.dtype is None:
             return params
         return {name: p.to(wanted[name]) for name, p in params.items()}
 
+    if request.prior is not None:  # a pattern or a mean that does not fit is refused here
+        prior(ids[:1], request.seed)
     two = first(members_to_check(ids, start, run.cluster)[:2], request.seed)
     batch = min(request.batch_size or given.size, given.size)
     own_rows = given.loader is None and not all_at_once(given, batch)
@@ -127,12 +176,16 @@ def _prepare(request: FitRequest) -> _Prepared:
         fast=run.way in ("auto", "fused", "compile"),
         compile=run.way == "compile",
     )
-    if not own_rows or batch >= given.size:
+    own_resample = request.bootstrap and given.size > 1
+    if (not own_rows or batch >= given.size) and not own_resample:
         own = ids[: given.sets + 1] if isinstance(start, str) else ids  # two of them share a set
         begun = first(own, request.seed)
         refuse_alike(template, begun, few, own, rows=given.size, sets=given.sets)
     at_once = batch if given.loader is None else len(given.x)  # a loader has batches of its own
-    return _Prepared(template, recipe, like, given, few, outputs, settings, first, at_once)
+    prior_of = None if request.prior is None else prior
+    return _Prepared(
+        template, recipe, like, given, few, outputs, settings, first, prior_of, at_once
+    )
 
 
 def _cast(given: Source, like: Likelihood, request: FitRequest) -> Source:
@@ -140,11 +193,11 @@ def _cast(given: Source, like: Likelihood, request: FitRequest) -> Source:
     dtype, y = request.run.dtype, like.check_targets(given.y)
     if dtype is None:
         return given._replace(y=y)
-    x, y = (t.to(dtype) if t.is_floating_point() else t for t in (given.x, y))
-    if given.loader is not None and x.dtype != given.x.dtype:
+    x, y = with_dtype(given.x, dtype), with_dtype(y, dtype)
+    if given.loader is not None and form(x) != form(given.x):
         raise InputError(
             f"precision={request.run.precision!r} casts data in memory, and the DataLoader gives "
-            f"{given.x.dtype}; let it give {dtype}"
+            f"{floating_dtype(given.x)}; let it give {dtype}"
         )
     return given._replace(x=x, y=y)
 
@@ -170,16 +223,20 @@ def train_here(request: FitRequest) -> Posterior:
             "once; use fewer members or a smaller batch_size"
         )
 
-    task = Task(template, data, like, settings, kept)
+    task = Task(template, data, like, settings, ready.prior, kept)
     if run.way == "fused":
         refuse_unfused(task.net, like, Data(data.x, data.y, data.weights))
     write_log = log_to(run.log)  # last, since a logger writes files as soon as it exists
     whose = identity(settings, template, like, ready.recipe, data) if run.checkpoint else {}
+    if run.checkpoint:
+        whose |= own_identity(request)
     work = Work(task, together, request.collect, run.checkpoint, run.every, whose)
     named = isinstance(request.start, str)
-    if request.start in ("default", "prior"):  # who goes on from somewhere may need a few steps
+    if named and request.start != "module":  # who goes on from somewhere may need a few steps
         advise(settings, work.steps, like, ready.data.y, ready.outputs)
     again = request.on_divergence == "retry" and named and request.repulsion is None
+    if request.prior is not None and request.prior.needs_start and request.start == "reset":
+        again = False  # another start would be another prior
     with matmul_precision(run):
         trained = work.done(ready.first, ids, again=again, progress=run.progress, log=write_log)
     keep = request.on_divergence == "keep"
@@ -190,7 +247,8 @@ def train_here(request: FitRequest) -> Posterior:
     if not (trained.lost and keep):
         warn_alike(trained.params, ids)
     rules = ready.recipe.methods
-    advise_after(settings, work.steps, like, trained, data, template.eval(), rules)
+    prior = None if ready.prior is None else _of_all(ready.prior, request, ids)
+    advise_after(settings, work.steps, like, trained, data, template.eval(), rules, prior)
     examples = data.examples
     return Posterior(
         net=template,
@@ -201,9 +259,23 @@ def train_here(request: FitRequest) -> Posterior:
         data_size=int(examples) if examples.is_integer() else examples,
         sample_weight=weighting(request.sample_weight),
         prior_precision=request.prior_precision,
+        prior=request.prior,
+        prior_mean={} if prior is None else prior.to(trained.params).mean,
         seed=settings.seed,
         history=trained.history,
         low_rank=trained.low_rank,
         engine=settings.engine,
         inputs=Inputs.of(ready.data.x),
     )
+
+
+def _of_all(
+    prior: Callable[[tuple[int, ...], int], Centred], request: FitRequest, ids: tuple[int, ...]
+) -> Centred:
+    """Of those members that are left. All that begin at one module have the same."""
+    own = ids[:1] if request.start == "module" and not _by_member(request) else ids
+    return prior(own, int(request.seed))
+
+
+def _by_member(request: FitRequest) -> bool:
+    return request.prior is not None and request.prior.has_means

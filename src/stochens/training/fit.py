@@ -7,16 +7,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from stochens.adapter import Output
 from stochens.likelihoods import Likelihood
-from stochens.members import Builder, Params
+from stochens.members import Builder
 from stochens.methods import MethodLike
 from stochens.posterior.posterior import Posterior
+from stochens.prior import Prior
 from stochens.run.options import Run, merge_run, refuse_moved
 from stochens.run.progress import Show
 from stochens.training.auto import Auto, choose_method
 from stochens.training.ensemble import train_ensemble
-from stochens.training.request import FitRequest
+from stochens.training.request import FitRequest, Start
 from stochens.training.schedules import Optimizer, as_optimizer
+from stochens.training.starts import settle_start
 
 
 @refuse_moved
@@ -30,12 +33,17 @@ def fit(
     batch_size: int | None = 128,
     optimizer: str | Optimizer = "adam",
     lr: float | None = None,
+    target: str | None = None,
+    output: Output | None = None,
     likelihood: str | Likelihood = "categorical",
     prior_precision: float = 1.0,
+    prior: Prior | None = None,
     kl_weight: float = 1.0,
     sample_weight: Any = None,
     skip: str | Sequence[str] = (),
-    start: str | Params = "default",
+    start: Start = "reset",
+    bootstrap: bool = False,
+    jitter: float = 0.0,
     repulsion: float | None = None,
     on_divergence: str = "retry",
     seed: int = 0,
@@ -51,7 +59,14 @@ def fit(
     net: a function that builds a network (each member its own initialisation, as its author wrote
         it), or a module (each member initialised again through its layers' own resets).
     data: (x [N, ...], y [N]), a Dataset (read once), a DataLoader (streamed: every member sees
-        its batches in its order), or Replicas: several sets, member k learns from set k mod D.
+        its batches in its order), or Replicas: several sets, member k learns from set k mod D. x
+        may be a dictionary, tuple, list or dataclass of tensors [N, ...]: the network is called as
+        net(**x), net(*x) or net(x), as its forward asks. A dictionary that holds y as "labels",
+        "label" or "y" will do for (x, y), also as the rows or batches of a Dataset or DataLoader,
+        and so will a Hugging Face Dataset.
+    target: what y is called in such a dictionary, if it is something else.
+    output: what of the network's outputs counts, where they are no one tensor: a name, a place or
+        a function. None: their `logits`.
     method: a name, a Method with options, or several that compose, e.g. [Dropout(0.1), Gaussian()].
         None: "dropout" for classes, "regular" for regression, where a learned noise would take in
         a method's own noise and predictions would count it twice (`fit` warns of it).
@@ -67,14 +82,23 @@ def fit(
         means, then the D log variances), or an object: one's own says what it predicts
         (stochens.likelihoods.Likelihood).
     prior_precision: lambda of the prior N(0, 1 / lambda) on all parameters.
+    prior: stochens.Prior(precision, mean=..., scale=..., layers=...) in its place, such as
+        Prior(mean="start") around weights that are trained already.
     kl_weight: w. 1 is Bayes' rule; another one fits  likelihood^(1 / w) * prior.  `temperature` in
         `sgmcmc` is another thing: (likelihood * prior)^(1 / T).
     sample_weight: [N], not negative: a row of weight w counts as w equal rows, so N becomes their
         sum; batches are drawn row by row whatever the weights. Kernels do not serve it.
     skip: name patterns of layers that get no noise.
-    start: "default", "prior" (a draw from it), "module" (all members at the weights of the module
-        given as net, such as a trained one), or Params [members, ...] to go on from. Members that
-        would stay alike are refused.
+    start: where members begin. "reset": each its own initialisation; the weights of a module given
+        as net are not used. "module": all at the weights of the module given as net, such as a
+        trained one. "prior": a draw from it. A module or a state dict: all at those weights. A
+        list of them: one for each member. Params [members, ...] or a Posterior, to go on from.
+        Members that would stay alike are refused.
+    bootstrap: whether each member has its own resample of the data: N rows drawn with replacement,
+        by (seed, member). The likelihood counts N examples as before, those drawn twice twice.
+        With sample_weight, rows are drawn with probability w / sum(w), and each counts sum(w) / N.
+    jitter: a random step away from the start, as a share of each parameter's size:
+        p + jitter * rms(p) * n,  n ~ N(0, 1) by (seed, member). The prior's mean has none of it.
     repulsion: sigma of the repulsive force between members; None for none (its value at machine
         precision). It couples the members.
     on_divergence: what becomes of members whose loss or parameters are no numbers any more:
@@ -97,12 +121,17 @@ def fit(
         batch_size=batch_size,
         optimizer=as_optimizer(optimizer),
         lr=lr,
+        target=target,
+        output=output,
         likelihood=likelihood,
         prior_precision=prior_precision,
+        prior=prior,
         kl_weight=kl_weight,
         sample_weight=sample_weight,
         skip=skip,
         start=start,
+        bootstrap=bootstrap,
+        jitter=jitter,
         repulsion=repulsion,
         on_divergence=on_divergence,
         seed=seed,
@@ -113,6 +142,7 @@ def fit(
 
 def fit_by(method: MethodLike | Auto | None, request: FitRequest) -> Posterior:
     """By this method, or by the one that short trials favour."""
+    request = settle_start(request)
     if method != "auto" and not isinstance(method, Auto):
         return train_ensemble(dataclasses.replace(request, method=method))
     auto = method if isinstance(method, Auto) else Auto()

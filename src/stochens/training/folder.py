@@ -16,6 +16,8 @@ from stochens.members import Params, shared_by_all
 from stochens.posterior.recipe import Recipe, describe_fully
 from stochens.run.checkpoints import Checkpoints, Keeper, alone_in, as_read, digest, stoppable
 from stochens.training.loop import Collector, Settings
+from stochens.training.request import FitRequest
+from stochens.trees import named
 
 # 1: noise was drawn otherwise; 2: one group of parameters; 3: kl_weight was called temperature, and
 # a short batch was a whole step
@@ -57,7 +59,7 @@ def identity(
         del plain[how]
     if not settings.tf32:
         del plain["tf32"]  # as before there was any
-    in_memory = {"x": data.x, "y": data.y} if data.loader is None else {}
+    in_memory = {**named(data.x), "y": data.y} if data.loader is None else {}
     if data.weights is not None:
         in_memory["weights"] = data.weights
     if data.total is not None:
@@ -70,6 +72,20 @@ def identity(
             "methods": [describe_fully(method) for method in recipe.methods],
             "likelihood": describe_fully(like),
             "data": digest(in_memory),
+        }
+    )
+
+
+def own_identity(request: FitRequest) -> dict[str, Any]:
+    """Likewise of options that came later: None, as where there were none, if they are not used."""
+    prior, means = request.prior, None
+    if prior is not None and prior.has_means:
+        means = digest(prior.given_means())
+    return as_read(
+        {
+            "bootstrap": request.bootstrap or None,
+            "prior": None if prior is None else prior.description(),
+            "prior means": means,
         }
     )
 

@@ -18,15 +18,18 @@ from stochens.likelihoods import Likelihood, learned_noise
 from stochens.members import Engine, Params, flatten, size
 from stochens.posterior.history import History, Recorder
 from stochens.posterior.low_rank import LowRankGaussian
+from stochens.prior import Centred
 from stochens.program.data_term import Data, Term, Way, data_term, with_own_noise
 from stochens.program.features import Kept
 from stochens.randomness.seeds import NOISE, member_seed, permutations, seeded
 from stochens.run.checkpoints import Keeper
 from stochens.run.progress import Bar, Log
+from stochens.training.bootstrap import bootstrap_rows
 from stochens.training.schedules import optimizer_named, restarts, schedule_named
 from stochens.training.shares import Shares
 from stochens.training.snapshot import Held, restore_snapshot, take_snapshot
 from stochens.training.step import Batch, EagerStep, Loss, LossOf, ShareOf, Step, record_step
+from stochens.trees import Input
 
 
 class Collector(Protocol):
@@ -74,6 +77,8 @@ class Task(NamedTuple):
     data: Source
     likelihood: Likelihood
     settings: Settings
+    # of these members by this seed; None: N(0, 1 / prior_precision)
+    prior: Callable[[tuple[int, ...], int], Centred] | None = None
     kept: Kept | None = None  # features, where a part of the network is the same for all members
 
 
@@ -103,11 +108,14 @@ class Trained(NamedTuple):
 def train(task: Task, start: Params, members: tuple[int, ...], watchers: Watchers) -> Trained:
     """Train one block of members: the loop itself. It goes on from what `watchers.keep` has found,
     and trains the tensors of `start` [M, ...] themselves."""
-    net, data, likelihood, settings, _ = task
+    net, data, likelihood, settings, prior_of, _ = task
     collector, bar, log, keep = watchers
     params = {name: p.detach().requires_grad_() for name, p in start.items()}
     share_of = Shares(data, settings.batch_size)
-    penalty = objective.penalty_for(net, params, settings.prior_precision)
+    prior: float | Centred = settings.prior_precision
+    if prior_of is not None:
+        prior = prior_of(members, settings.seed)
+    penalty = objective.penalty_for(net, params, prior)
     net.train()
     term = _data_term(task, members)
     loss_of = _loss(task, term.of, params, share_of, penalty)
@@ -125,7 +133,7 @@ def train(task: Task, start: Params, members: tuple[int, ...], watchers: Watcher
         noise=learned_noise(likelihood),
         capturable=term.recordable,
     )
-    move: Step = EagerStep(params, loss_of, optimizer, recorder, share_of)
+    move: Step = EagerStep(params, loss_of, optimizer, recorder, share_of, penalty.means)
     draws = _draws(loss_of, params, data, settings)
     held = Held(params, optimizer, recorder, collector, settings.device if draws else None)
     seed = member_seed(settings.seed, members[0], NOISE)
@@ -201,7 +209,7 @@ def _loss(
     penalty: objective.Penalty,
 ) -> LossOf:
     """What a step minimises and records."""
-    net, data, _, settings, _ = task
+    net, data, settings = task.net, task.data, task.settings
     noise_gain = objective.stochasticity(objective.mixtures(net, params))
 
     def loss_of(params: Params, batch: Batch, step: int | Tensor) -> Loss:
@@ -231,7 +239,7 @@ def _l2(penalty: objective.Penalty, data: Source, settings: Settings) -> dict[st
 
 def _data_term(task: Task, members: tuple[int, ...]) -> Term:
     """The mean NLL of each member on its batch, [M]."""
-    net, data, likelihood, settings, kept = task
+    net, data, likelihood, settings, _, kept = task
     if data.loader is not None:
         return _loader_term(task, members)
     way = Way(
@@ -250,7 +258,7 @@ def _data_term(task: Task, members: tuple[int, ...]) -> Term:
 
 def _loader_term(task: Task, members: tuple[int, ...]) -> Term:
     """By the engine: batches of a loader come in other shapes and other memory each time."""
-    net, _, likelihood, settings, _ = task
+    net, likelihood, settings = task.net, task.likelihood, task.settings
     mean_nll = objective.mean_nll(
         net, likelihood, engine=settings.engine, bf16=bool(settings.bf16), check=True
     )
@@ -276,14 +284,18 @@ def _epochs(
         shuffle = functools.partial(
             permutations, data.size, seed=settings.seed, members=members, device=settings.device
         )
+        drawn = None
+        if data.bootstrap:
+            drawn = bootstrap_rows(data, members=members, seed=settings.seed).to(settings.device)
         for epoch, order in zip(left, _ahead(shuffle, left, settings), strict=True):  # [M, N]
+            order = order if drawn is None else drawn.gather(1, order)
             batches = (order + place.unsqueeze(1)).split(settings.batch_size, dim=1)
             yield epoch, iter(batches[skipped if epoch == begun else 0 :])
 
 
 def all_at_once(data: Source, batch_size: int) -> bool:
     """Whether every batch is all of the data, the same rows for all members."""
-    return batch_size >= data.size and data.sets == 1
+    return batch_size >= data.size and data.sets == 1 and not data.bootstrap
 
 
 def _ahead(shuffle: Callable[..., Tensor], epochs: range, settings: Settings) -> Iterator[Tensor]:
@@ -308,7 +320,7 @@ def steps_per_epoch(data: Source, settings: Settings) -> int:
 
 
 def _checked(
-    batch: tuple[Tensor, Tensor], likelihood: Likelihood, settings: Settings
-) -> tuple[Tensor, Tensor]:
+    batch: tuple[Input, Tensor], likelihood: Likelihood, settings: Settings
+) -> tuple[Input, Tensor]:
     x, y = batch
     return x.to(settings.device), likelihood.check_targets(y).to(settings.device)

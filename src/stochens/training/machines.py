@@ -23,14 +23,14 @@ from stochens.files.storage import may_pass
 from stochens.members import Params, take
 from stochens.posterior.posterior import Posterior
 from stochens.run.checkpoints import InUse
-from stochens.run.cluster.arrays import pack_array, unpack_array
+from stochens.run.cluster.arrays import pack_array, pack_input, unpack_input
 from stochens.run.cluster.connect import Ray, Room, connect, room
 from stochens.run.cluster.folder import everywhere, folder_of, held, keep_cut, kept_cut
 from stochens.run.cluster.tasks import cut_evenly, run_pieces, runs
 from stochens.run.memory import SHARE, chosen_device, free_bytes
 from stochens.run.progress import Report
 from stochens.training.blocks import AllLost
-from stochens.training.request import Request
+from stochens.training.request import Request, Start
 
 LOCK_PATIENCE = 60.0  # seconds until a worker that lost its node has let go of its folder
 TOLD = 5  # failed blocks that are named with their reasons
@@ -85,9 +85,9 @@ def over_machines(
     )
     sent = dataclasses.replace(
         request,
-        data=packed_data(request.data),
+        data=packed_data(request.data, request.target),
         run=own,
-        start=start if isinstance(start, str) else "default",  # each block has its own part of it
+        start=start if isinstance(start, str) else "reset",  # each block has its own part of it
     )
     with contextlib.ExitStack() as stack:
         before, token = None, ""
@@ -177,9 +177,7 @@ def _name(which: str, ids: tuple[int, ...]) -> str:
     return f"{which} {ids[0]}" if len(ids) == 1 else f"{which} {ids[0]} to {ids[-1]}"
 
 
-def _part(
-    start: Params | Posterior | str | None, block: tuple[int, ...], ids: tuple[int, ...]
-) -> Params | Posterior | None:
+def _part(start: Start, block: tuple[int, ...], ids: tuple[int, ...]) -> Params | Posterior | None:
     """A block's rows of what was given to begin with."""
     rows = [ids.index(k) for k in block]
     if isinstance(start, Posterior):
@@ -234,20 +232,20 @@ def _for_ray() -> Iterator[None]:
 # Data, as the object store shares it --------------------------------------------------------------
 
 
-def packed_data(data: Any) -> Any:
+def packed_data(data: Any, target: str | None = None) -> Any:
     """Tensors as arrays; a Dataset is read here, once; a DataLoader travels as it is."""
-    given = source(data)
+    given = source(data, target=target)
     if given.loader is not None:
         return data
     if isinstance(data, Replicas):
-        return Replicas(packed_data(part) for part in data)
-    return [pack_array(given.x), pack_array(given.y)]
+        return Replicas(packed_data(part, target) for part in data)
+    return [pack_input(given.x), pack_array(given.y)]
 
 
 def unpacked_data(data: Any) -> Any:
     if isinstance(data, Replicas):
         return Replicas(unpacked_data(part) for part in data)
-    return tuple(unpack_array(part) for part in data) if isinstance(data, list) else data
+    return tuple(unpack_input(part) for part in data) if isinstance(data, list) else data
 
 
 # What is told -------------------------------------------------------------------------------------

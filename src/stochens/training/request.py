@@ -10,16 +10,21 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from stochens.adapter import Output
 from stochens.checks import member_ids, not_negative, positive, whole, whole_or_none, whole_seed
 from stochens.errors import InputError
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder, Params
 from stochens.methods import MethodLike
 from stochens.posterior.posterior import Posterior
+from stochens.prior import Prior, as_prior
 from stochens.run.cluster.folder import refuse_url
 from stochens.run.options import Run
 from stochens.training.loop import Collector
 from stochens.training.schedules import Optimizer, rate_for
+
+# A name, one network's weights for all, a list with one for each member, or stacked parameters
+Start = str | nn.Module | Params | Sequence[nn.Module | Params] | Posterior
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,9 +36,12 @@ class Request:
     net: nn.Module | Builder
     data: Any
     members: int | Sequence[int]  # how many, or which
-    start: str | Params | Posterior
+    start: Start
+    target: str | None = None  # what y is called, where the data is dictionaries
+    output: Output | None = None  # what of the network's outputs counts
     likelihood: str | Likelihood = "categorical"
     prior_precision: float = 1.0
+    prior: Prior | None = None  # None: N(0, 1 / prior_precision)
     seed: int = 0
     run: Run = Run()
 
@@ -42,6 +50,15 @@ class Request:
         member_ids(self.members, self.which)
         whole_seed(self.seed)
         positive(prior_precision=self.prior_precision)
+        if self.prior is not None:
+            kept = as_prior(self.prior, self.prior_precision)
+            object.__setattr__(self, "prior_precision", self.prior.precision)
+            object.__setattr__(self, "prior", kept)
+        if self.prior is not None and self.prior.needs_start and self.start == "prior":
+            raise InputError(
+                "the prior's mean is where members begin, and start='prior' is a draw from it; "
+                "begin elsewhere, such as start='module'"
+            )
         if self.run.cluster is None:
             refuse_url(self.run.checkpoint)
 
@@ -64,7 +81,9 @@ class FitRequest(Request):
     kl_weight: float = 1.0
     sample_weight: Any = None
     skip: str | Sequence[str] = ()
-    start: str | Params = "default"
+    start: Start = "reset"
+    bootstrap: bool = False
+    jitter: float = 0.0
     repulsion: float | None = None
     on_divergence: str = "retry"
     collect: Callable[[], Collector] | None = None  # for a block of members, who watches it
@@ -74,6 +93,7 @@ class FitRequest(Request):
         whole(epochs=self.epochs)
         whole_or_none(batch_size=self.batch_size)
         not_negative(kl_weight=self.kl_weight)
+        not_negative(jitter=self.jitter)
         rate_for(self.optimizer.name, self.lr)
         if self.repulsion is not None:
             positive(repulsion=self.repulsion)

@@ -16,10 +16,11 @@ from torch import Tensor
 from stochens.kernels.graphs import record_graph
 from stochens.members import Params
 from stochens.posterior.history import Recorder
+from stochens.trees import Input
 
 log = logging.getLogger("stochens")
 
-Batch = Tensor | tuple[Tensor, Tensor] | None  # rows [M, B]; a loader's (x, y); all of the data
+Batch = Tensor | tuple[Input, Tensor] | None  # rows [M, B]; a loader's (x, y); all of the data
 
 
 class Loss(NamedTuple):
@@ -56,8 +57,11 @@ class EagerStep:
         optimizer: torch.optim.Optimizer,
         recorder: Recorder,
         share_of: ShareOf,
+        means: Params | None = None,
     ) -> None:
+        """means: those of the prior, [1 or M, ...], of parameters where they are not 0."""
         self.params, self.optimizer, self.recorder = params, optimizer, recorder
+        self._means = {id(params[name]): mean for name, mean in (means or {}).items()}
         self.share_of = share_of
         self._loss_of = loss_of
         self._decay: float = optimizer.defaults["weight_decay"]
@@ -93,6 +97,8 @@ class EagerStep:
         for p in own:
             if p.grad is None:  # the network does not use it, the prior holds all the same
                 p.grad = torch.zeros_like(p)
+            if (mean := self._means.get(id(p))) is not None:  # l2 (p - mean): the rest is decay
+                p.grad.sub_(mean, alpha=share * group["l2"])
         if self._decoupled:
             for p in own:
                 p.grad.add_(p.detach(), alpha=share * group["l2"])

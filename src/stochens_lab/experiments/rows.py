@@ -66,7 +66,7 @@ class Training:
     name: str
     train: Callable[..., Posterior]
     steps: int
-    start: str = "default"
+    start: str = "reset"
     replicas: bool = True  # whether it takes several data draws at once
 
 

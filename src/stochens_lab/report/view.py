@@ -18,7 +18,11 @@ CONTROL_SUFFIX = ", early"
 REFERENCES = ("HMC", "NUTS")  # their rows, where nothing else tells what the others are held to
 POINTS = "points"
 DOMAIN_NAMES = {"in": "in domain", "out": "out of domain"}
-START_NAMES = {"default": "default start", "prior": "start from the prior"}
+START_NAMES = {
+    "reset": "default start",
+    "default": "default start",
+    "prior": "start from the prior",
+}
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from stochens.trees import Input, InputTree
+
 
 class Array(NamedTuple):
     """A tensor whose numbers Ray hands out without a copy."""
@@ -30,6 +32,26 @@ def unpack_array(part: Array | Tensor) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it must not be written to, which nobody does
         return torch.from_numpy(part.numbers)
+
+
+class Tree(NamedTuple):
+    """Likewise each tensor of a tree."""
+
+    form: InputTree  # of empty tensors
+    parts: list[Array | Tensor]
+
+
+def pack_input(x: Input) -> Array | Tensor | Tree:
+    """A tensor, or a tree of them."""
+    if isinstance(x, Tensor):
+        return pack_array(x)
+    return Tree(x.each(lambda t: torch.empty(0)), [pack_array(t) for t in x.leaves])
+
+
+def unpack_input(part: Array | Tensor | Tree) -> Input:
+    if isinstance(part, Tree):
+        return part.form.with_leaves([unpack_array(t) for t in part.parts])
+    return unpack_array(part)
 
 
 Named = dict[str, Any]

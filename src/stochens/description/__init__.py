@@ -1,0 +1,1 @@
+"""What a method makes of a network, told before and after training."""

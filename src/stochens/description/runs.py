@@ -1,0 +1,92 @@
+"""What will run the members of a network, as far as it is known before training."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from stochens.kernels.fused import fused_takes
+from stochens.kernels.resnet import resnet_takes
+from stochens.likelihoods import Likelihood
+from stochens.members import Engine, forward_each, trainable
+from stochens.methods import stochastic_layers
+from stochens.program.choice import (
+    BACKWARD,
+    ON_CPU_FROM,
+    TRIED,
+    Workload,
+    flops,
+    program_for,
+)
+from stochens.program.precision import auto_dtype
+from stochens.randomness.seeds import seeded
+
+MLP_KERNEL, RESNET_KERNEL = "the MLP kernel", "the ResNet kernel, in bfloat16"
+LOOP = "a loop, member after member, since vmap cannot run it"
+
+
+def what_trains(net: nn.Module, likelihood: Likelihood, few: Tensor) -> str:
+    """In words, for a network and inputs few [B, ...] on the device that will train it, with
+    engine="auto" and precision="auto"."""
+    net = net.train()
+    if fused_takes(net, likelihood, few):
+        return MLP_KERNEL
+    if resnet_takes(net, few):
+        return RESNET_KERNEL
+    reason = _why_no_vmap(net, few)
+    engine: Engine = "loop" if reason else "vmap"
+    otherwise = f"{LOOP} ({reason})" if reason else "vmap"
+    dtype = auto_dtype(net, few, coarse=likelihood.coarse)
+    task = Workload(len(few), 0.0, own_rows=True, engine=engine, dtype=dtype)
+    with _silent():
+        if program_for(net, few[:TRIED], task) is None:
+            return f"{otherwise}; it has no program"
+    if few.is_cuda:
+        return "its program" if dtype is None else "its program, in bfloat16"
+    each = BACKWARD * flops(net, few) / len(few)
+    if not each:
+        return otherwise
+    rows = ON_CPU_FROM / each
+    return f"{otherwise}; its program where members x rows x epochs are {rows:.1e} or more"
+
+
+def what_predicts(net: nn.Module, few: Tensor, engine: Engine) -> str:
+    """Likewise for predictions of members that `engine` has trained."""
+    net = net.eval()
+    if engine == "vmap" and fused_takes(net, None, few):
+        return MLP_KERNEL
+    if engine == "vmap" and resnet_takes(net, few):
+        return RESNET_KERNEL
+    if engine == "vmap" and few.is_cuda and not stochastic_layers(net):
+        with _silent():
+            if program_for(net, few[:TRIED], Workload(len(few), 0.0, own_rows=False)) is not None:
+                return "its program"
+    return "vmap" if engine == "vmap" else LOOP
+
+
+def _why_no_vmap(net: nn.Module, few: Tensor) -> str:
+    """What vmap says to a step of two members with rows of their own, or nothing if it can."""
+    two = {n: p.detach().expand(2, *p.shape).clone() for n, p in trainable(net).items()}
+    try:
+        with seeded(0, few.device):
+            for p in two.values():
+                p.requires_grad_()
+            outputs = forward_each(net, two, few.expand(2, *few.shape))
+            torch.autograd.grad(outputs.sum(), list(two.values()), allow_unused=True)
+    except Exception as error:  # the network ran alone, so it is vmap that the error is about
+        said = str(error).split("\n")[0].split(". ")[0].removeprefix("vmap: ").rstrip(".")
+        return said or type(error).__name__
+    return ""
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """The log says what is chosen for a training, and this is none."""
+    log = logging.getLogger("stochens")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before

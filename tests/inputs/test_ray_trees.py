@@ -1,0 +1,29 @@
+"""Trees on many machines: the same members, and the same predictions."""
+
+import sys
+
+import pytest
+import torch
+from tests.inputs import networks
+from tests.inputs.networks import TwoArguments, parts
+
+import stochens
+
+pytestmark = pytest.mark.xdist_group("ray")  # one process, and so one cluster, for all of them
+
+
+def test_members_and_predictions_are_those_of_one_machine(ray_cluster):
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[networks.__name__])  # workers have no tests
+    a, b, y = parts()
+    data = {"a": a, "b": b, "is it": y}
+    options = {"target": "is it", "method": "regular", "members": 4, "epochs": 3, "device": "cpu"}
+    here = stochens.fit(TwoArguments, data, **options)
+    far = stochens.Run(engine="ray")
+    there = stochens.fit(TwoArguments, data, **options, run=far)
+    for name, p in here.params.items():
+        # float32, in blocks of another size
+        torch.testing.assert_close(p, there.params[name], rtol=1e-4, atol=1e-5)
+    far_off = there.predict(data, batch_size=4, run=far)
+    torch.testing.assert_close(far_off.mean, there.predict(data, batch_size=4).mean)
