@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: install demo test portable bounds lint docs wheel bench faults mutants clean
+.PHONY: install demo test pretrained portable bounds lint docs wheel bench faults mutants clean
 
 install: $(READY)
 
@@ -21,7 +21,11 @@ demo: $(READY)
 # One process more than there are cores: some tests wait for others most of their time.
 PARALLEL := -n $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 1 : 8))) --dist loadgroup
 test: $(READY)
-	$(BIN)/python -m pytest $(PARALLEL)
+	$(BIN)/python -m pytest $(PARALLEL) --ignore tests/pretrained
+
+# Networks of torchvision, timm and transformers as they come: minutes, most of them in their exports.
+pretrained: $(READY)
+	$(BIN)/python -m pytest $(PARALLEL) tests/pretrained
 
 # What compares numbers, once more: CAPABILITY is of torch's own loops (default, avx2 or avx512), and
 # MKL and oneDNN are held to their oldest code, so that another CPU's rounding is seen on this one.

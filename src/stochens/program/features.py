@@ -55,7 +55,10 @@ class Kept(NamedTuple):
 def keep_features(net: nn.Module, x: Input, few: Input, *, engine: Engine) -> Kept | None:
     """The network in its mode and x [N, ...], on one device, behind the part that is frozen; None
     where there is no such part. few: some rows of x, or rows like them."""
-    if not has_frozen(net) or isinstance(x, InputTree) or isinstance(few, InputTree):
+    if not has_frozen(net):
+        return None
+    if isinstance(x, InputTree) or isinstance(few, InputTree):
+        log.info("the frozen part is computed in each step: its input is more than one tensor")
         return None
     device = x.device
     cut = split(net, few.to(device), engine=engine)
