@@ -605,7 +605,7 @@ def hook_in(told: Path):
     return lambda: Hook(told, seconds=0.03)
 
 
-def until(true, seconds=60.0) -> None:
+def until(true, seconds=300.0) -> None:  # a limit, not a check of speed
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "waited in vain"

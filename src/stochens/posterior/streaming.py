@@ -113,7 +113,8 @@ def predictive(posterior: PosteriorFields, x: Input, ask: Ask, *, first_row: int
     requests = (noise_requests(net, x[:1]) if ask.shared_noise else None) or None
     given: Input | OnHost = x
     if again > 1 and isinstance(x, Tensor):
-        net, given = _behind_frozen(net, x, rows, device, engine)
+        with seeded(seed, device):  # one thread at a time: others have members in the network
+            net, given = _behind_frozen(net, x, rows, device, engine)
     with torch.no_grad():
         for number in range(draws):
             theta = params_of_draw(params, posterior.low_rank, number, seed=seed)
