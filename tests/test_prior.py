@@ -403,14 +403,14 @@ def test_each_member_has_the_mode_of_its_own_prior(chunk: int | None) -> None:
 def test_nuts_has_the_exact_posterior(case: str) -> None:
     """Mean and covariance within five standard errors of as many draws that depend on each other
     little: NUTS on a Gaussian has more than half of its draws effective."""
-    posterior = stochens.nuts(line(), (X, Y), chains=40, samples=50, warmup=150, **options_of(case))
+    posterior = stochens.nuts(line(), (X, Y), chains=40, samples=30, warmup=100, **options_of(case))
     _held_against(case, posterior, effective=1000)
 
 
 @pytest.mark.filterwarnings("ignore:R-hat")  # of each chain there are few draws
 @pytest.mark.parametrize("case", ["mean", "all"])
 def test_hmc_has_the_exact_posterior(case: str) -> None:
-    posterior = stochens.hmc(line(), (X, Y), chains=40, samples=50, warmup=100, **options_of(case))
+    posterior = stochens.hmc(line(), (X, Y), chains=40, samples=30, warmup=80, **options_of(case))
     _held_against(case, posterior, effective=1000)
 
 

@@ -132,9 +132,11 @@ def digest(snippets: list[str]) -> str:
 def run(snippets: list[str], folder: Path) -> None:
     """All of them in one namespace; the pictures and results.json go into the folder."""
     import tempfile
+    import warnings
 
     from matplotlib import pyplot
 
+    warnings.filterwarnings("error", ".* steps of training are few")
     pyplot.rcParams.update(STYLE)
     names: dict[str, Any] = {"__name__": "__main__"}
     results = []

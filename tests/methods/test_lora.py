@@ -477,7 +477,9 @@ def test_last_layers_are_members_of_their_own_on_one_network() -> None:
 @pytest.mark.parametrize("method", [LastLayer(), LoRA(2)], ids=str)
 def test_a_sampler_takes_what_members_own(method: Any) -> None:
     net = mlp()
-    draws = stochens.nuts(stochastic(net, method), data(), chains=2, samples=3, warmup=5)
+    draws = stochens.nuts(
+        stochastic(net, method), data(), chains=2, samples=3, warmup=5, max_depth=3
+    )
     assert set(draws.params) == set(fit(net, method).params)
     shared = shared_by_all(draws.net)
     torch.testing.assert_close(shared["0.weight"], net.get_parameter("0.weight").detach())
