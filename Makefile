@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: install demo test pretrained portable bounds lint docs wheel bench faults mutants clean
+.PHONY: install demo test long pretrained portable bounds lint docs wheel bench faults mutants clean
 
 install: $(READY)
 
@@ -23,6 +23,10 @@ PARALLEL := -n $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 1
 test: $(READY)
 	$(BIN)/python -m pytest $(PARALLEL) --ignore tests/pretrained
 
+# Further cases of what `make test` tests, marked as tests/long.py says: those alone.
+long: $(READY)
+	$(BIN)/python -m pytest $(PARALLEL) --ignore tests/pretrained -m long
+
 # Networks of torchvision, timm and transformers as they come: minutes, most of them in their exports.
 pretrained: $(READY)
 	$(BIN)/python -m pytest $(PARALLEL) tests/pretrained
@@ -35,7 +39,7 @@ NUMERICAL := tests/kernels tests/methods tests/metrics tests/posterior tests/pro
 	likelihoods members networks objective swag tolerance))
 portable: $(READY)
 	ATEN_CPU_CAPABILITY=$(CAPABILITY) ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE \
-		$(BIN)/python -m pytest $(PARALLEL) $(NUMERICAL) \
+		$(BIN)/python -m pytest $(PARALLEL) -m "long or not long" $(NUMERICAL) \
 		--ignore tests/samplers/test_samplers_numpyro.py
 
 # The suite on the lowest versions that pyproject.toml accepts, without what has no such old

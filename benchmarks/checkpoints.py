@@ -21,9 +21,9 @@ from unittest import mock
 import torch
 
 import stochens
+from stochens.errors import TrainingAdvice
 from stochens.networks import ResNet20FRN
 from stochens.run.checkpoints import EVERY, Checkpoints, kept_in
-from stochens.training.advice import TrainingAdvice
 
 LOOKS = 20_000
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 import stochens
+from stochens.errors import TrainingAdvice
 from stochens.networks import ResNet20FRN, SmallResNetFRN
-from stochens.training.advice import TrainingAdvice
 
 TRAININGS = {
     "regular": stochens.Regular(),

@@ -26,6 +26,8 @@ import stochens
 from stochens.kernels import conv, resnet
 from stochens.members import Params
 from stochens.networks import ResNet20FRN
+from stochens.program.graph import graph_of
+from stochens.program.resnet_fusion import resnet_of
 
 RATE = 0.3
 POINTS = 4096  # images on the GPU, of which batches are drawn
@@ -120,14 +122,14 @@ def ours(members: int, batch: int) -> Step:
     net, (x, y) = network(), data()
     params, own = stacked(net, members), rows(members, batch)
     optimizer = torch.optim.SGD(params.values(), fused=True, **SGD)
-    steps = resnet.steps_of(net, (32, 32))
-    assert steps is not None
+    found = resnet_of(graph_of(net), (3, 32, 32))
+    assert found is not None
     assert conv.available()
-    resnet.compile_steps(steps, x.device, backward=True)
+    resnet.compile_steps(found.steps, x.device, backward=True)
     images, seed = conv.quads(x), torch.zeros(1, dtype=torch.int64, device="cuda")
 
     def step() -> None:
-        outputs = resnet.run(steps, params, images[own], seed=seed)
+        outputs = resnet.run(found, params, images[own], seed=seed)
         nll(outputs, y[own]).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -140,11 +142,11 @@ def ours_forward(members: int, batch: int) -> Step:
     """Prediction alone: all members on the same images."""
     net, (x, _) = network(), data()
     params = {name: p.detach() for name, p in stacked(net, members).items()}
-    steps = resnet.steps_of(net, (32, 32))
-    assert steps is not None
-    resnet.compile_steps(steps, x.device, backward=False)
+    found = resnet_of(graph_of(net), (3, 32, 32))
+    assert found is not None
+    resnet.compile_steps(found.steps, x.device, backward=False)
     images, seed = conv.quads(x[:batch])[None], torch.zeros(1, dtype=torch.int64, device="cuda")
-    return graph(lambda: resnet.run(steps, params, images, seed=seed))
+    return graph(lambda: resnet.run(found, params, images, seed=seed))
 
 
 def graph(step: Step) -> Step:

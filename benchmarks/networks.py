@@ -1,6 +1,9 @@
 """Training speed of eight networks: `fit` against the loop that a competent user writes.
 
-    python benchmarks/networks.py [--quick] [--only vit text] [--members 1 10] [--out FILE]
+    python benchmarks/networks.py [--quick] [--only vit text] [--members 10 1 20] [--out FILE]
+
+With several numbers of members all networks come with the first of them, then all with the next, so
+that a run whose --budget is spent has the first ones of each.
 
 A step is: gather the batches, forward, loss, backward, Adam, with the prior's L2. The number that
 counts is member-examples a second. All rows of a network come from one process on one device.
@@ -24,7 +27,7 @@ from pathlib import Path
 import torch
 
 from models import NETWORKS, TINY
-from stochens.training.advice import TrainingAdvice
+from stochens.errors import TrainingAdvice
 from timing import (
     Report,
     Row,
@@ -165,9 +168,9 @@ def main() -> None:
 
     cases = [
         (name, way, case_of(name, members))
+        for k, members in enumerate(args.members or [None])
         for name in args.only
         for way in ways
-        for k, members in enumerate(args.members or [None])
         if not (k and way in ONE_MEMBER)
         and not (way in ("4x batch", "10x batch") and not networks[name].wide)
         and not (way == "jax" and name not in ("mlp", "tabm"))
@@ -180,7 +183,8 @@ def main() -> None:
     if workers:
         names = [f"{name}/{way}/{case.members}" for name, way, case in cases if way in COMPILED]
         heavy = ("resnet18", "mobilenet", "vit", "text")  # first, since they take longest
-        names.sort(key=lambda n: n.split("/")[0] not in heavy)
+        turn = {str(m): k for k, m in enumerate(args.members or [])}
+        names.sort(key=lambda n: (turn.get(n.split("/")[2], 0), n.split("/")[0] not in heavy))
         options = [*(["--tiny"] if args.tiny else []), "--device", device.type]
         share = 0.4 * args.budget
         cold = warm_caches(Path(__file__), names, options, workers=workers, seconds=share)

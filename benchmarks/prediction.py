@@ -13,7 +13,7 @@ import warnings
 import torch
 
 import stochens
-from stochens.training.advice import TrainingAdvice
+from stochens.errors import TrainingAdvice
 
 
 def peak_gib() -> float:

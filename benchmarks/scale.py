@@ -35,9 +35,9 @@ import torch
 from matplotlib.figure import Figure
 
 import stochens
+from stochens.errors import TrainingAdvice
 from stochens.members import Params
 from stochens.run.cluster.tasks import cut_evenly
-from stochens.training.advice import TrainingAdvice
 from stochens.training.ensemble import train_ensemble
 from stochens.training.request import FitRequest
 

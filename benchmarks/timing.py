@@ -72,25 +72,6 @@ def graphed_if_possible(step: Step) -> tuple[Step, Row]:
         return step, {"without_graph": " ".join(str(error).split())[:200]}
 
 
-def busiest_kernels(step: Step, *, steps: int = 3, most: int = 12) -> Row:
-    """Where the GPU's time goes, by torch's profiler: microseconds a step and calls a step."""
-    activities = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        for _ in range(steps):
-            step()
-        wait()
-    kernels = [
-        (event.key[:100], event.self_device_time_total / steps, event.count / steps)
-        for event in profile.key_averages()
-        if event.self_device_time_total > 0
-    ]
-    kernels.sort(key=lambda kernel: -kernel[1])
-    return {
-        "kernels_us": round(sum(us for _, us, _ in kernels), 1),
-        "busiest": [[name, round(us, 1), round(calls, 1)] for name, us, calls in kernels[:most]],
-    }
-
-
 def wait() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()

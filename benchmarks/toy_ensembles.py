@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 
 from stochens import toy_set
-from stochens_lab.experiments.toy_config import PRESETS
-from stochens_lab.experiments.toy_rows import TRAININGS
+from stochens_lab.experiments.toy_config import PRESETS, TRAININGS
 
 FIVE = ("regular", "MultiSWA", "SE1", "SE2", "SE3")
 

@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 
 import stochens
+from stochens.errors import TrainingAdvice
 from stochens.kernels import mlp
-from stochens.training.advice import TrainingAdvice
 
 SIZES = (2, 10, 10, 2)
 POINTS, BATCH = 2000, 100

@@ -24,9 +24,18 @@ torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))
 FIRST = ("test_cluster.py", "test_kills.py", "test_workers.py")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     place = {name: k for k, name in enumerate(FIRST)}
     items.sort(key=lambda item: place.get(item.path.name, len(FIRST)))
+    if config.option.markexpr:
+        return
+    # Long ones (tests/long.py) are for those who ask by -m, or name them: file.py::test
+    here = config.invocation_params.dir
+    named = {here / arg.split("::")[0] for arg in config.args if "::" in arg}
+    left_out = [t for t in items if t.get_closest_marker("long") and t.path not in named]
+    config.hook.pytest_deselected(items=left_out)
+    gone = {item.nodeid for item in left_out}
+    items[:] = [item for item in items if item.nodeid not in gone]
 
 
 # Ray notices after seconds, not minutes, that a node is gone
@@ -50,6 +59,12 @@ def ray_cluster() -> Iterator[Any]:
     yield cluster
     ray.shutdown()
     cluster.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    """Whatever ran before in this process, a test draws the same from torch."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from stochens.training.request import FitRequest
 from stochens.training.schedules import as_optimizer
 
 OF_RUN = [field.name for field in dataclasses.fields(stochens.Run)]
-OF_OPTIMIZER = ["schedule", "weight_decay"]
+# not "warmup", which samplers have too: in steps
+OF_OPTIMIZER = ["schedule", "weight_decay", "repulsion", "clip", "accumulate"]
 
 
 def gather(**options: Any) -> dict[str, Any]:

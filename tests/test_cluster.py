@@ -41,7 +41,7 @@ from stochens.run.cluster.view import LINES, Count, Seen, View, view
 from stochens.run.progress import rich_progress
 from stochens.samplers.diagnostics import SamplingWarning
 from stochens.training.machines import _blocks, _for_ray
-from stochens_lab.experiments import digits, digits_config, runs, toy, toy_config
+from stochens_lab.experiments import digits, runs, toy, toy_config
 from stochens_lab.report.run_folder import Run, RunFolder
 from stochens_lab.workflow import config as own
 
@@ -169,7 +169,7 @@ def test_a_driver_without_a_gpu_may_ask_for_the_clusters(no_gpu_here, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("experiment", "config"), [(toy, toy_config), (digits, digits_config)], ids=["toy", "digits"]
+    ("experiment", "config"), [(toy, toy_config), (digits, digits)], ids=["toy", "digits"]
 )
 def test_a_gpu_that_nobody_has_is_refused_before_a_run_is_begun(
     experiment, config, no_gpu_here, tmp_path, monkeypatch
@@ -388,14 +388,15 @@ def test_a_start_for_each_member_goes_to_its_block(cluster):
 
 
 def test_networks_priors_and_resamples_that_are_given_go_to_their_blocks(cluster):
-    options = {**SMALL, "method": "regular", "members": 4, "bootstrap": True, "jitter": 0.1}
+    options = {**SMALL, "method": "regular", "members": 4, "bootstrap": True}
     options["prior"] = stochens.Prior(2.0, mean="start", scale="fan-in")
     nets = [MLP(2, 4, 2) for _ in range(4)]
-    for start in (nets, nets[0], "module"):
+    for place in (nets, nets[0], "module"):
+        start = stochens.Start(place, jitter=0.1)
         alone = stochens.fit(nets[1], DATA, start=start, **gather(**options))
         there = stochens.fit(nets[1], DATA, start=start, **gather(engine="ray", chunk=2, **options))
         equal(alone, there)
-        assert there.kl() == alone.kl()
+        assert there.kl() == pytest.approx(alone.kl(), rel=1e-5)  # as near as the members are
     stacked = {name: torch.zeros(4, *p.shape) for name, p in nets[0].named_parameters()}
     options["prior"] = stochens.Prior(mean=stacked | {"0.bias": torch.rand(4, 4)})
     with pytest.raises(InputError, match="mean for each member is for one machine"):
@@ -625,6 +626,7 @@ fit_watched(MLP(2, 4, 2), DATA, hook_in(folder), engine="ray", chunk=4,
 """
 
 
+@pytest.mark.long  # the next one kills too, and picks blocks up from their checkpoints
 def test_a_driver_that_is_killed_is_begun_again_and_picks_the_run_up(cluster, tmp_path):
     root = Path(__file__).parents[1]
     paths = os.pathsep.join([str(root), *sys.path])
@@ -647,11 +649,11 @@ def test_a_driver_that_is_killed_is_begun_again_and_picks_the_run_up(cluster, tm
 
 
 def test_a_worker_is_killed_and_a_node_goes_away(cluster, tmp_path):
-    """Two nodes, 8 blocks: the posterior is whole, and that of one process."""
+    """Two nodes, 4 blocks: the posterior is whole, and that of one process."""
     import ray
 
     (tmp_path / "told").mkdir()
-    options = {"engine": "ray", "chunk": 2, "checkpoint": tmp_path / "kept", **SLOW}
+    options = {"engine": "ray", "chunk": 4, "checkpoint": tmp_path / "kept", **SLOW}
     options |= {"every": 0.2, "collect": hook_in(tmp_path / "told")}
     found = []
     work = threading.Thread(target=lambda: found.append(fit_watched(MLP(2, 4, 2), DATA, **options)))

@@ -17,7 +17,8 @@ from torch.utils.data import (
 )
 
 from stochens import InputError
-from stochens.data import inputs, source
+from stochens.data import source
+from stochens.inputs import inputs
 from stochens.trees import InputTree
 from stochens_lab.data.digits import cut_photo_patches, read_digits
 

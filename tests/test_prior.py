@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.long import crossed, long_but
 from torch import Tensor, nn
 
 import stochens
@@ -269,8 +270,8 @@ BAD = {
         {"prior": Prior(layers={"haed*": 2.0})},
         r"'haed\*' matches no .*they are 0.weight",
     ),
-    "both": ({"prior": Prior(2.0), "prior_precision": 3.0}, "give one of them"),
-    "number": ({"prior": 2.0}, "must be a stochens.Prior"),
+    "none": ({"prior": None}, "prior must be a precision or a stochens.Prior, got None"),
+    "number": ({"prior": -2.0}, "prior must be a positive number"),
     "names": ({"prior": Prior(mean={"0.weight": torch.zeros(4, 3)})}, "has no '0.bias'"),
     "shapes": (
         {"prior": Prior(mean={**CENTRE, "0.bias": torch.zeros(7)})},
@@ -344,9 +345,9 @@ def line() -> nn.Module:
 
 def options_of(case: str) -> dict[str, Any]:
     prior = LINEAR[case][0]
-    own: dict[str, Any] = {"prior_precision": 2.0} if prior is None else {"prior": prior}
     start = "module" if case == "start" else "reset"
-    return own | {"start": start, "likelihood": stochens.Homoscedastic(NOISE)}
+    own: dict[str, Any] = {"prior": 2.0 if prior is None else prior, "start": start}
+    return own | {"likelihood": stochens.Homoscedastic(NOISE)}
 
 
 def flat(posterior: stochens.Posterior) -> Tensor:
@@ -354,10 +355,12 @@ def flat(posterior: stochens.Posterior) -> Tensor:
     return torch.cat([posterior.params["weight"][:, 0], posterior.params["bias"]], 1)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
-@pytest.mark.parametrize("case", LINEAR)
+@pytest.mark.parametrize(
+    ("case", "optimizer"), crossed([*LINEAR], ["adam", "adamw", "sgd"], each=1)
+)
 @pytest.mark.filterwarnings("ignore:.*ended with the same")
 def test_a_trained_member_is_the_posteriors_mode(case: str, optimizer: str) -> None:
+    options = options_of(case)
     posterior = stochens.fit(
         line(),
         (X, Y),
@@ -365,10 +368,9 @@ def test_a_trained_member_is_the_posteriors_mode(case: str, optimizer: str) -> N
         members=2,
         epochs=1000,
         batch_size=None,
-        jitter=0.1,
         optimizer=optimizer,
         lr=0.01 if optimizer == "sgd" else 0.1,
-        **options_of(case),
+        **options | {"start": stochens.Start(options["start"], jitter=0.1)},
     )
     mean, _ = exact(case)
     torch.testing.assert_close(flat(posterior), mean.expand(2, 4), rtol=1e-4, atol=1e-4)
@@ -399,18 +401,18 @@ def test_each_member_has_the_mode_of_its_own_prior(chunk: int | None) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:R-hat")  # of each chain there are few draws
-@pytest.mark.parametrize("case", LINEAR)
+@pytest.mark.parametrize("case", long_but({"plain", "start", "all"}, LINEAR))
 def test_nuts_has_the_exact_posterior(case: str) -> None:
     """Mean and covariance within five standard errors of as many draws that depend on each other
     little: NUTS on a Gaussian has more than half of its draws effective."""
-    posterior = stochens.nuts(line(), (X, Y), chains=40, samples=30, warmup=100, **options_of(case))
+    posterior = stochens.nuts(line(), (X, Y), chains=40, samples=30, warmup=50, **options_of(case))
     _held_against(case, posterior, effective=1000)
 
 
 @pytest.mark.filterwarnings("ignore:R-hat")  # of each chain there are few draws
-@pytest.mark.parametrize("case", ["mean", "all"])
+@pytest.mark.parametrize("case", long_but({"all"}, ["mean", "all"]))
 def test_hmc_has_the_exact_posterior(case: str) -> None:
-    posterior = stochens.hmc(line(), (X, Y), chains=40, samples=30, warmup=80, **options_of(case))
+    posterior = stochens.hmc(line(), (X, Y), chains=40, samples=30, warmup=50, **options_of(case))
     _held_against(case, posterior, effective=1000)
 
 
@@ -420,7 +422,7 @@ def test_langevin_has_the_exact_posterior(case: str) -> None:
     _held_against(case, posterior, effective=400)
 
 
-@pytest.mark.parametrize("case", ["mean", "all"])
+@pytest.mark.parametrize("case", long_but({"all"}, ["mean", "all"]))
 @pytest.mark.filterwarnings("ignore")
 def test_sgmcmc_has_the_exact_posterior(case: str) -> None:
     posterior = stochens.sgmcmc(

@@ -158,6 +158,8 @@ def test_is_there_in_this_version(entry):
         (private_names.unsaved_buffers_of, "_non_persistent_buffers_set"),
         (private_names.hooks_of, "_forward_hooks"),
         (private_names.pre_hooks_of, "_forward_pre_hooks"),
+        (private_names.called_around, "_backward_hooks"),
+        (private_names.called_around, "_backward_pre_hooks"),
     ],
 )
 def test_what_a_module_holds_elsewhere_is_an_error_with_a_remedy(read, name):

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 from tests.test_readme import PAGES
 
+from stochens_lab.report.markdown import format_run
+from stochens_lab.report.run_folder import Run
+
 ROOT = Path(__file__).parents[1]
 CIFAR = ROOT / "results" / "cifar10"
 HOW_CLOSE, BENCHMARKS = "docs/how-close.md", "benchmarks/README.md"
@@ -173,6 +176,34 @@ def test_speeds_of_nuts():
         digits = 0 if ratio["median"] > 10 else 1
         about = f"{ratio['median']:.{digits}f}x ({ratio['least']:.1f} to {ratio['most']:.1f})"
         assert plain(cells[2]) == about
+
+
+def test_the_table_of_the_transfer_is_made_from_its_numbers():
+    folder = ROOT / "results" / "transfer"
+    if not folder.exists():
+        pytest.skip("results/transfer is not there")
+    assert (folder / "tables.md").read_text() == format_run(Run(folder))
+
+
+def test_the_table_of_lora_is_made_from_its_numbers():
+    file = ROOT / "benchmarks" / "results" / "lora-h200.json"
+    if not file.exists():
+        pytest.skip("benchmarks/results/lora-h200.json is not there")
+    told = file.with_suffix(".md").read_text()
+    page = (ROOT / "docs" / "pretrained.md").read_text()
+    for row in read(file)["cases"]:
+        if "error" in row:  # the record stays, the page says it, and the table has no such row
+            assert f"*{row['way']}*" in page
+            assert f"| {row['way']} |" not in told
+            continue
+        (line,) = [line for line in told.splitlines() if line.startswith(f"| {row['way']} |")]
+        times = f"{row['times_faster']:.1f}x" if "times_faster" in row else ""
+        for said in (
+            f"| {row['ms_a_step']:.1f} | {times} |",
+            f"| {row['stored_of_one']:.2f} networks | {100 * row['accuracy']:.1f} % (",
+            f") | {row['nll']:.3f} (",
+        ):
+            assert said in line
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import torch
 
 from stochens.comparison import closeness, own_noise
 from stochens.posterior.predictive import Predictive
-from stochens.reference_noise import as_if_apart, average, stand_ins
+from stochens.reference_noise import as_if_apart, stand_ins
 
 B, REPEATS = 60, 20
 MONTE_CARLO = 4.0  # standard errors of a mean over the repeats
@@ -60,7 +60,7 @@ def test_the_row_is_the_distance_to_the_truth(chains, draws, stay):
         actual.append(values(closeness(p, truth(alpha), resamples=None)))
         a = chains // 2
         halves = [[1 / a] * a + [0.0] * (chains - a), [0.0] * a + [1 / (chains - a)] * (chains - a)]
-        one, other = (average(p, weights) for weights in halves)
+        one, other = (p.of_chains(weights) for weights in halves)
         apart.append(values(closeness(one, other, resamples=None)))
     difference = np.array(said) - np.array(actual)
     error = difference.std(0, ddof=1) / REPEATS**0.5
@@ -75,7 +75,7 @@ def test_half_of_the_chains_against_all_of_them():
     assert len(found) == 6
     torch.testing.assert_close(found[0].mean, (p.chains[0].mean + p.chains[1].mean) / 2)
     for weights in ([0.5, 0.5, 0, 0], [0.1, 0.2, 0.3, 0.4]):
-        assert average(p, weights).mean.sum(-1).numpy() == pytest.approx(1.0)
+        assert p.of_chains(weights).mean.sum(-1).numpy() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("chains", [2, 3, 5, 9, 16])

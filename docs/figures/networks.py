@@ -1,8 +1,13 @@
-"""How many times the compiled loop `fit` is, for eight networks on one H200.
+"""How many times the compiled loop `fit` is, against members, on one H200.
 
-python docs/figures/networks.py    (reads benchmarks/results; writes networks.png beside itself)
+python docs/figures/networks.py [FILE ...] [--out PNG]
+
+It reads benchmarks/results, or results of benchmarks/networks.py that are
+given, and writes networks.png beside itself. A network is drawn from the first
+file that has it.
 """
 
+import argparse
 import json
 from pathlib import Path
 
@@ -10,51 +15,77 @@ from matplotlib.figure import Figure
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "benchmarks" / "results"
-FILES = ("networks-fit-h200.json", "networks-fit-rest-h200.json")
+FILES = [
+    RESULTS / "networks-members-h200.json",
+    RESULTS / "networks-fit-h200.json",
+    RESULTS / "networks-fit-rest-h200.json",
+]
 NAMES = {
-    "mlp": "MLP, 50 members",
-    "tabm": "MLP of 4 x 992, 32 members",
-    "vit": "ViT, 10 members",
-    "cnn": "small CNN, 20 members",
-    "text": "text transformer, 10 members",
-    "mobilenet": "MobileNetV2, 10 members",
-    "resnet18": "ResNet-18, 10 members",
-    "lstm": "LSTM, 10 members",
+    "mlp": "MLP",
+    "tabm": "MLP of 4 x 992",
+    "vit": "ViT",
+    "cnn": "small CNN",
+    "text": "text transformer",
+    "mobilenet": "MobileNetV2",
+    "resnet18": "ResNet-18",
+    "lstm": "LSTM",
 }
+COLOURS = [
+    "#3b6ea5",
+    "#c4552d",
+    "#4d8b4d",
+    "#8a5aa8",
+    "#b08a1e",
+    "#4aa3a3",
+    "#a63a5f",
+    "#707070",
+]
 
 
-def ratios() -> dict[str, float]:
-    rows = [
-        row
-        for file in FILES
-        for row in json.loads((RESULTS / file).read_text())["cases"]
-    ]
-    return {
-        row["network"]: row["ratio"] for row in rows if row["way"] == "fit"
-    }
+def ratios(files: list[Path]) -> dict[str, dict[int, float]]:
+    """Of each network the ratio by the number of members."""
+    found: dict[str, dict[int, float]] = {}
+    for file in filter(Path.exists, files):
+        own: dict[str, dict[int, float]] = {}
+        for row in json.loads(file.read_text())["cases"]:
+            if row["way"] == "fit" and "ratio" in row:
+                by_members = own.setdefault(row["network"], {})
+                by_members[row["members"]] = row["ratio"]
+        found = {**own, **found}
+    return found
 
 
 def main() -> None:
-    found = ratios()
-    names = sorted(NAMES, key=found.__getitem__)
-    figure = Figure(figsize=(7, 3.2), layout="constrained")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="*", type=Path, default=FILES)
+    parser.add_argument("--out", type=Path, default=HERE / "networks.png")
+    args = parser.parse_args()
+    found = ratios(args.files)
+    figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    values = [found[name] for name in names]
-    bars = axes.barh(
-        [NAMES[name] for name in names],
-        [value - 1 for value in values],
-        left=1,
-        color="#3b6ea5",
-        height=0.6,
-    )
-    axes.bar_label(bars, [f"{value:.2f}x" for value in values], padding=4)
+    for (name, text), colour in zip(NAMES.items(), COLOURS, strict=True):
+        if name in found:
+            points = sorted(found[name].items())
+            axes.plot(
+                *zip(*points, strict=True), "o-", c=colour, label=text
+            )
+    members = sorted({m for by in found.values() for m in by})
+    every = [ratio for by in found.values() for ratio in by.values()]
+    axes.axhline(1, color="#999999", linewidth=0.8)
     axes.set_xscale("log")
-    axes.set_xlim(1, 32)
-    axes.set_xticks([1, 2, 4, 8, 16], ["1x", "2x", "4x", "8x", "16x"])
+    axes.set_yscale("log")
+    axes.set_xticks(members, [str(m) for m in members])
+    ticks = [
+        t for t in (0.25, 0.5, 1, 2, 4, 8, 16, 32) if t < 1.5 * max(every)
+    ]
+    ticks = [t for t in ticks if t >= 1 or 2 * t > min(every)]
+    axes.set_yticks(ticks, [f"{t:g}x" for t in ticks])
     axes.minorticks_off()
-    axes.set_xlabel("times as fast as the compiled loop over members")
+    axes.set_xlabel("members")
+    axes.set_ylabel("times the compiled loop")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(HERE / "networks.png", dpi=150)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(args.out, dpi=150)
 
 
 if __name__ == "__main__":

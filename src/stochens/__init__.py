@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stochens import metrics
 from stochens.comparison import compare
 from stochens.conversions import freeze_batchnorm, keep_dropout, replace_batchnorm
-from stochens.data import Replicas
+from stochens.data import Data, Replicas
 from stochens.description.describe import describe
 from stochens.description.table import Description
 from stochens.errors import Failed, InputError
@@ -26,6 +26,7 @@ from stochens.methods import (
     stochastic,
 )
 from stochens.networks import FRN, MLP
+from stochens.posterior import acquisition, calibration, selection
 from stochens.posterior.joining import join_parts as join
 from stochens.posterior.posterior import Posterior, load
 from stochens.posterior.predictive import GaussianPredictive, Predictive
@@ -39,8 +40,11 @@ from stochens.samplers.sgmcmc import sgmcmc
 from stochens.samplers.swag import multiswa, multiswag
 from stochens.toy import toy_set
 from stochens.training.auto import Auto
+from stochens.training.callbacks import Callback, MLflow, TensorBoard, View, WandB
 from stochens.training.fit import fit
-from stochens.training.schedules import Optimizer
+from stochens.training.request import Start
+from stochens.training.schedules import Natural, Optimizer
+from stochens.training.validation import Validation
 from stochens.version import __version__
 
 if TYPE_CHECKING:
@@ -50,7 +54,9 @@ __all__ = [
     "FRN",
     "MLP",
     "Auto",
+    "Callback",
     "Categorical",
+    "Data",
     "Description",
     "DropConnect",
     "Dropout",
@@ -62,7 +68,9 @@ __all__ = [
     "InputError",
     "LastLayer",
     "LoRA",
+    "MLflow",
     "NPDropout",
+    "Natural",
     "Optimizer",
     "Posterior",
     "Predictive",
@@ -71,9 +79,16 @@ __all__ = [
     "Regular",
     "Replicas",
     "Run",
+    "Start",
     "StochasticEnsembleClassifier",
     "StochasticEnsembleRegressor",
+    "TensorBoard",
+    "Validation",
+    "View",
+    "WandB",
     "__version__",
+    "acquisition",
+    "calibration",
     "compare",
     "describe",
     "diagnose",
@@ -89,6 +104,7 @@ __all__ = [
     "multiswag",
     "nuts",
     "replace_batchnorm",
+    "selection",
     "sgmcmc",
     "stochastic",
     "toy_set",

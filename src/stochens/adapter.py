@@ -36,35 +36,33 @@ class Adapter(nn.Module):
 
     def __init__(self, net: nn.Module, output: Output | None) -> None:
         super().__init__()
-        self._inner = (net,)  # a tuple, so that torch does not register it as a child
-        self.output = output
+        # A tuple, so that torch does not register it as a child. Names that no network has: its own
+        # parts go by their names here, and many have an `output`.
+        self._stochens_net = (net,)
+        self._stochens_output = output
         lend_all(net, self)
         self.training = net.training
-
-    @property
-    def inner(self) -> nn.Module:
-        """The user's network."""
-        return self._inner[0]
 
     def forward(self, x: Any) -> Tensor:
         tree = x if isinstance(x, (Tensor, InputTree)) else InputTree(read_tree(x, _as_it_is))
         given = tree.tree if isinstance(tree, InputTree) else tree
-        args, kwargs = arguments(self.inner, given)
-        return pick(self.inner(*args, **kwargs), self.output)
+        (net,) = self._stochens_net
+        args, kwargs = arguments(net, given)
+        return pick(net(*args, **kwargs), self._stochens_output)
 
     def reset_parameters(self) -> None:
         """Initialise what the network holds itself again; its parts are reset by themselves."""
-        if (reset := reset_of(self.inner)) is not None:
+        if (reset := reset_of(self._stochens_net[0])) is not None:
             reset()
 
     def train(self, mode: bool = True) -> Self:
-        self.inner.training = mode
+        self._stochens_net[0].training = mode
         return super().train(mode)
 
     def extra_repr(self) -> str:
-        return (
-            f"{type(self.inner).__name__}{'' if self.output is None else f', {told(self.output)}'}"
-        )
+        output = self._stochens_output
+        named = type(self._stochens_net[0]).__name__
+        return named if output is None else f"{named}, {told(output)}"
 
 
 def _as_it_is(value: Any, name: str) -> Any:
@@ -245,7 +243,8 @@ def calling_for(
 def _warn_ignored(net: nn.Module, few: InputTree) -> None:
     """Of entries that the network takes as some of its **kwargs and does nothing with: a mask whose
     name is misspelt would be one, and nobody would notice."""
-    takes = inspect.signature(net.inner.forward).parameters if isinstance(net, Adapter) else {}
+    plain = net._stochens_net[0] if isinstance(net, Adapter) else None
+    takes = {} if plain is None else inspect.signature(plain.forward).parameters
     if not isinstance(few.tree, dict) or not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
         return
     names = [name for name, t in few.tree.items() if name not in takes and isinstance(t, Tensor)]

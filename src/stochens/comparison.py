@@ -1,23 +1,21 @@
 """One table with every metric, method by method, each with its interval."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from stochens import metrics
 from stochens.errors import InputError, did_you_mean
 from stochens.metrics import Interval, bootstrap
-from stochens.posterior.predictive import Predicted, Predictive
+from stochens.posterior.predictive import Predicted
 from stochens.reference_noise import stand_ins
 from stochens.text_table import GAP, folded, text_table
 
 LEVEL = 0.95
 WIDTH = 80  # columns of a terminal that does not say how many it has
-NO_MI = 1e-6  # nats that rounding leaves between two equal entropies in float32
 OWN_NOISE = ", its own noise"  # ends the name of the row that has the noise of the reference
 BESIDE, BELOW = " ", "\n"  # where an interval stands: beside its value, if there is room
 
@@ -77,7 +75,7 @@ def compare(
     y: Tensor,
     *,
     reference: str | None = None,
-    ood: Mapping[str, Predictive] | None = None,
+    ood: Mapping[str, Predicted] | None = None,
     resamples: int = 300,
     seed: int = 0,
     show: bool = True,
@@ -96,6 +94,7 @@ def compare(
     mutual information, for which there must be members that can disagree. Intervals are 95 %
     bootstrap intervals over the examples; that of ECE is `metrics.ece_interval`.
 
+    >>> from stochens import Predictive
     >>> draws = torch.tensor([[[0.9, 0.1], [0.2, 0.8]], [[0.8, 0.2], [0.4, 0.6]]])  # [S, B, C]
     >>> table = compare({"mine": Predictive.of(draws)}, torch.tensor([0, 1]), show=False)
     >>> table.rows["mine"]["accuracy"].value
@@ -116,21 +115,18 @@ def compare(
             raise InputError(
                 f"{asked!r} is not among the predictions{hint or ':'} {list(predictions)}"
             )
-    _refuse_other_kinds([*predictions.values(), *(ood or {}).values()], reference, ood)
+    _refuse_other_kinds([*predictions.values(), *(ood or {}).values()])
     y = torch.as_tensor(y)
     sample = partial(bootstrap, resamples=resamples, level=LEVEL, seed=seed)
     rows: dict[str, dict[str, Interval]] = {}
     for name, p in predictions.items():
         stated = p.measures(y).items()
         rows[name] = {what: sample(metric, *tensors) for what, (metric, *tensors) in stated}
-        if not isinstance(p, Predictive):
-            continue
         if reference is not None:
-            against = predictions[reference]
-            assert isinstance(against, Predictive)
-            rows[name] |= _closeness([p], against, sample)
+            rows[name] |= _closeness([p], predictions[reference], sample)
         if ood and name in ood:
-            rows[name] |= _apart(p, ood[name], sample)
+            stated = p.apart(ood[name]).items()
+            rows[name] |= {what: sample(metric, *tensors) for what, (metric, *tensors) in stated}
         if name == reference and len(p.chains) > 1:
             rows[name + OWN_NOISE] = _own_noise(p, sample)
     comparison = Comparison(rows)
@@ -143,37 +139,23 @@ def compare(
 Sample = Callable[..., Interval]
 
 
-def _refuse_other_kinds(given: list[Predicted], reference: object, ood: object) -> None:
+def _refuse_other_kinds(given: list[Predicted]) -> None:
     kinds = {type(p) for p in given}
     if len(kinds) > 1:
         names = " and ".join(sorted(kind.__name__ for kind in kinds))
         raise InputError(f"only predictions of one kind can be compared, got {names}")
-    if (reference is not None or ood) and kinds != {Predictive}:
-        what = "reference" if reference is not None else "ood"
-        kind = kinds.pop().__name__
-        raise InputError(f"{what} is for classes, and these are {kind}s; leave it out")
 
 
-def _apart(p: Predictive, far: Predictive, sample: Sample) -> dict[str, Interval]:
-    """How well inputs of another kind are told apart."""
-    found = {"OOD AUROC": sample(metrics.ood_auroc, p.mean, far.mean)}
-    here, there = p.mutual_information, far.mutual_information
-    if max(float(here.max()), float(there.max())) > NO_MI:  # one network alone never disagrees
-        found["OOD AUROC (MI)"] = sample(metrics.ood_auroc_mi, here, there)
-    return found
-
-
-def closeness(
-    p: Predictive, reference: Predictive, *, resamples: int | None
-) -> dict[str, Interval]:
-    """Agreement, total variation, and mean absolute differences of entropy and mutual information.
+def closeness(p: Predicted, reference: Predicted, *, resamples: int | None) -> dict[str, Interval]:
+    """How far p is from the reference, as its kind states it: of classes agreement, total
+    variation, and mean absolute differences of entropy and mutual information.
 
     `resamples=None`: the values alone, where replicates will give the intervals.
     """
     return _closeness([p], reference, _sample(resamples))
 
 
-def own_noise(p: Predictive, *, resamples: int | None) -> dict[str, Interval]:
+def own_noise(p: Predicted, *, resamples: int | None) -> dict[str, Interval]:
     """The same of a reference p with two chains or more to the truth: see reference_noise.py."""
     return _own_noise(p, _sample(resamples))
 
@@ -189,25 +171,16 @@ def _value_alone(metric: Callable[..., float | Tensor], *arrays: Tensor) -> Inte
     return Interval(value, value, value)
 
 
-def _own_noise(p: Predictive, sample: Sample) -> dict[str, Interval]:
+def _own_noise(p: Predicted, sample: Sample) -> dict[str, Interval]:
     return _closeness(list(stand_ins(p)), p, sample)
 
 
 def _closeness(
-    found: list[Predictive], reference: Predictive, sample: Sample
+    found: Sequence[Predicted], reference: Predicted, sample: Sample
 ) -> dict[str, Interval]:
     """Of several, the mean over them, example by example."""
-    terms = [_terms(p, reference) for p in found]
+    terms = [p.beside(reference) for p in found]
     return {
         name: sample(torch.mean, torch.stack([each[name] for each in terms]).mean(0))
         for name in terms[0]
     }
-
-
-def _terms(p: Predictive, reference: Predictive) -> dict[str, Tensor]:
-    """Example by example, each [B]."""
-    near = ("agreement", metrics.agreement), ("total variation", metrics.total_variation)
-    means = (*near, ("entropy error", metrics.entropy_error))
-    found = {name: metrics.per_example(metric, p.mean, reference.mean) for name, metric in means}
-    gap = p.mutual_information.cpu().double() - reference.mutual_information.cpu().double()
-    return {name: t.cpu() for name, t in found.items()} | {"MI error": gap.abs()}

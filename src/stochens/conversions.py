@@ -57,9 +57,12 @@ class FrozenBatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         shape = (-1, *[1] * (x.dim() - 2))
-        y = (x - self.mean.view(shape)) * torch.rsqrt(self.var.view(shape) + self.eps)
+        y = x - self.mean.view(shape)  # before it is scaled: in bfloat16 the order tells
+        scale = torch.rsqrt(self.var + self.eps)  # [C]
         if self.weight is not None and self.bias is not None:
-            y = y * self.weight.view(shape) + self.bias.view(shape)
+            y = torch.addcmul(self.bias.view(shape), y, (scale * self.weight).view(shape))
+        else:
+            y = y * scale.view(shape)
         z: Tensor = y if self.after is None else self.after(y)
         return z
 

@@ -1,8 +1,9 @@
-"""Tensors, a torch Dataset or a DataLoader, as one kind of thing."""
+"""`Data`: tensors, a torch Dataset or a DataLoader, as one kind of thing."""
 
+import dataclasses
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,17 +29,58 @@ from stochens.trees import (
     cat,
     check_rows,
     floating_dtype,
-    form,
     is_several,
-    match,
     named,
     read_tree,
 )
 
 log = logging.getLogger("stochens")
 
+# (x [B, ...], y [B, ...]) -> others of as many rows
+Augment = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
 READ = 1024  # rows of a Dataset at a time
 TARGETS = ("labels", "label", "y")  # what y is called in a dictionary, unless `target` says
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Data:
+    """Training data with what is to be known of them, wherever data are taken.
+
+    data: (x [N, ...], y [N]), a Dataset, a DataLoader, a dictionary or Replicas, as in `fit`.
+    target: what y is called in dictionaries, if not "labels", "label" or "y".
+    weights: [N], not negative: a row of weight w counts as w equal rows, so N becomes their sum;
+        batches are drawn row by row whatever the weights. They are for data in memory. Kernels do
+        not serve them, and samplers refuse them.
+    augment: a function of a batch (x [B, ...], y [B, ...]) that gives another one of as many rows,
+        on the device that trains: crops, noise, mixup. `fit` calls it for each member and step,
+        with torch's generator seeded by (seed, member, step): members draw different numbers, the
+        same in blocks of any size and after a checkpoint. x is one tensor; samplers refuse it.
+
+    >>> x, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
+    >>> source(Data((x, y), weights=[1.0, 2.0, 2.0])).examples
+    5.0
+    >>> source(Data({"x": x, "kind": y}, target="kind")).y
+    tensor([0, 1, 1])
+    """
+
+    data: Any
+    target: str | None = None
+    weights: Any = None
+    augment: Augment | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.data, Data):
+            raise InputError("Data in Data: say target and weights once, Data(data, target=...)")
+        if self.target is not None and not isinstance(self.target, str):
+            raise InputError(f"target must be the name of y in the data, got {self.target!r}")
+        if self.augment is not None and not callable(self.augment):
+            raise InputError(f"augment must be a function of a batch x, y, got {self.augment!r}")
+
+    @classmethod
+    def of(cls, given: Any) -> "Data":
+        """What a user gave as data, which need not be such an object."""
+        return given if isinstance(given, Data) else cls(given)
 
 
 class Source(NamedTuple):
@@ -59,6 +101,7 @@ class Source(NamedTuple):
     bootstrap: bool = False  # whether each member has its own resample (training/bootstrap.py)
     odds: Tensor | None = None  # [N], of the rows in it; None: the same for all
     target: str | None = None  # what y is called among the entries of the loader's batches
+    augment: Augment | None = None  # of each member's batches
 
     @property
     def examples(self) -> float:
@@ -93,21 +136,23 @@ class Replicas(tuple[Any, ...]):
 def _side_by_side(data: Replicas, target: str | None) -> Source:
     if not data:
         raise InputError("Replicas holds no data set")
-    parts = [source(part, target=target) for part in data]
+    if any(isinstance(part, Data) for part in data):
+        raise InputError("Data goes around Replicas, not into it: Data(Replicas(...), target=...)")
+    parts = [_source(part, target) for part in data]
     x, y = [part.x for part in parts], [part.y for part in parts]
     for k, part in enumerate(parts):
         if part.loader is not None:
             raise InputError("Replicas must hold data sets in memory, not DataLoaders")
-        if _shapes(part.x) != _shapes(x[0]) or part.y.shape != y[0].shape:
+        if shapes_of(part.x) != shapes_of(x[0]) or part.y.shape != y[0].shape:
             raise InputError(
                 "Replicas must hold data sets of one size: the first has x "
-                f"{_shapes(x[0])} and y {tuple(y[0].shape)}, number {k} x "
-                f"{_shapes(part.x)} and y {tuple(part.y.shape)}"
+                f"{shapes_of(x[0])} and y {tuple(y[0].shape)}, number {k} x "
+                f"{shapes_of(part.x)} and y {tuple(part.y.shape)}"
             )
     return parts[0]._replace(x=cat(x), y=torch.cat(y), sets=len(parts))
 
 
-def _shapes(x: Input) -> Any:
+def shapes_of(x: Input) -> Any:
     if isinstance(x, Tensor):
         return tuple(x.shape)
     return {name: tuple(t.shape) for name, t in x.named().items()}
@@ -116,17 +161,19 @@ def _shapes(x: Input) -> Any:
 OF_ALL_ROWS = (RandomSampler, SequentialSampler, WeightedRandomSampler)
 
 
-def source(data: Any, sample_weight: Any = None, *, target: str | None = None) -> Source:
-    """Read what the user gave. A Dataset is read once into memory; a DataLoader is streamed.
-
-    `sample_weight` [N]: a row of weight w counts as w equal rows; rows of weight 0 are left out.
-    `target`: what y is called in a dictionary, if not one of TARGETS.
+def source(given: Any) -> Source:
+    """Read what the user gave, as it is or in a Data. A Dataset is read once into memory; a
+    DataLoader is streamed. Rows of weight 0 are left out.
 
     >>> source((torch.zeros(6, 2), torch.zeros(6, dtype=torch.long))).size
     6
     """
-    if sample_weight is not None:
-        return _weighted(source(data, target=target), sample_weight)
+    asked = Data.of(given)
+    found = _source(asked.data, asked.target)._replace(augment=asked.augment)
+    return found if asked.weights is None else _weighted(found, asked.weights)
+
+
+def _source(data: Any, target: str | None) -> Source:
     if isinstance(data, Replicas):
         return _side_by_side(data, target)
     if isinstance(data, DataLoader):
@@ -134,12 +181,12 @@ def source(data: Any, sample_weight: Any = None, *, target: str | None = None) -
     if isinstance(data, Dataset):
         x, y = _read(data, target)
     else:
-        x, y = _pair(_columns(data), target)
+        x, y = _pair(columns_of(data), target)
     _check(x, y)
     return Source(x, y, len(x), target=target)
 
 
-def _columns(data: Any) -> Any:
+def columns_of(data: Any) -> Any:
     """The columns of a Hugging Face Dataset; anything else as it is.
 
     It is known by what it can do, so that nothing is imported. Columns that hold no numbers (the
@@ -201,25 +248,25 @@ def _rows(loader: "DataLoader[Any]") -> int:
         ) from None
 
 
-def _weighted(given: Source, sample_weight: Any) -> Source:
+def _weighted(given: Source, weights: Any) -> Source:
     if given.loader is not None or given.sets > 1:
         what = "a DataLoader" if given.loader is not None else "Replicas"
-        raise InputError(f"sample_weight needs one data set in memory, not {what}")
-    weights = _tensor(sample_weight, "sample_weight").to(torch.float64)
+        raise InputError(f"weights need one data set in memory, not {what}")
+    weights = _tensor(weights, "weights").to(torch.float64)
     if tuple(weights.shape) != (given.size,):
         raise InputError(
-            f"sample_weight must be [N] = ({given.size},), one for each row of x, got "
+            f"weights must be [N] = ({given.size},), one for each row of x, got "
             f"{tuple(weights.shape)}"
         )
     wrong = ~weights.isfinite() | (weights < 0)
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])
         raise InputError(
-            f"sample_weight must be finite and not negative; row {row} has {weights[row].item()}"
+            f"weights must be finite and not negative; row {row} has {weights[row].item()}"
         )
     rows = weights > 0
     if not bool(rows.any()):
-        raise InputError("sample_weight is 0 for every row, so there is nothing to learn from")
+        raise InputError("weights are 0 for every row, so there is nothing to learn from")
     x, y, weights = given.x[rows], given.y[rows], weights[rows]  # those of weight 0 say nothing
     total = math.fsum(weights.tolist())  # the same on every machine, unlike a sum in parallel
     if bool((weights == weights[0]).all()):
@@ -228,27 +275,27 @@ def _weighted(given: Source, sample_weight: Any) -> Source:
     return given._replace(x=x, y=y, size=len(x), weights=mean_one, total=total)
 
 
-def weighting(sample_weight: Any) -> str | None:
+def weighting(weights: Any) -> str | None:
     """A word for weights, which members of one ensemble share; None where all rows count the same.
 
     >>> weighting([2.0, 2.0]) is None, weighting([0, 1]) == weighting([1, 0])
     (True, False)
     """
-    if sample_weight is None:
+    if weights is None:
         return None
-    weights = _tensor(sample_weight, "sample_weight").to(torch.float64)
+    weights = _tensor(weights, "weights").to(torch.float64)
     same = bool((weights == weights.flatten()[0]).all())
     return None if same else digest({"weights": weights})[:16]
 
 
 def _read(data: "Dataset[Any]", target: str | None) -> tuple[Input, Tensor]:
-    blocks = [_pair(batch, target, collated=True) for batch in _in_order(data)]
+    blocks = [_pair(batch, target, collated=True) for batch in in_order(data)]
     if not blocks:
         raise InputError("the data set is empty")
     return cat([x for x, _ in blocks]), torch.cat([y for _, y in blocks])
 
 
-def _in_order(data: "Dataset[Any]") -> Iterator[Any]:
+def in_order(data: "Dataset[Any]") -> Iterator[Any]:
     """Its rows as batches."""
     try:
         yield from _loader(data)
@@ -296,7 +343,7 @@ def target_of(data: Mapping[str, Any], target: str | None) -> str:
     what = f"several targets, {' and '.join(map(repr, found))}" if found else "no target"
     raise InputError(
         f"the data has {what}: it has {have}. y is taken from 'labels', 'label' or 'y'; "
-        "target='name' says which entry it is"
+        "stochens.Data(data, target='name') says which entry it is"
     )
 
 
@@ -351,106 +398,10 @@ def _remedy(name: str) -> str:
     return f"use {name}.astype(float), or encode it"
 
 
-def inputs(given: Any, like: Input | None = None, *, target: str | None = None) -> Input:
-    """Inputs alone, for prediction, checked like those of training.
-
-    Of a Dataset or a DataLoader the inputs of all its batches, (x, y) or x, in order. `like`: an
-    example of what the network was trained on; `target`: what y was called then.
-    """
-    if isinstance(given, (Dataset, DataLoader)):
-        blocks = list(input_blocks(given, like, target=target))
-        for block in blocks:
-            if form(block) != form(blocks[0]):
-                raise InputError(
-                    f"batches of different shapes, {_shapes(blocks[0])} and "
-                    f"{_shapes(block)}, cannot be put together here; predict takes them with "
-                    "engine=None"
-                )
-        joined: Input = cat(blocks)
-        return joined
-    x = _input(_columns(given), like, target)
-    _refuse_empty(x)
-    _finite(x)
-    return x
-
-
-def _input(given: Any, like: Input | None, target: str | None, *, collated: bool = False) -> Input:
-    """A batch of inputs, and nothing else."""
-    parts = isinstance(given, (list, tuple)) and len(given)
-    if parts and isinstance(like, InputTree) and isinstance(like.tree, (list, tuple)):
-        collated = collated or len(given) == len(like.tree)
-    rows = len(given) if isinstance(given, list) and not collated else None
-    if isinstance(given, Mapping):
-        rows = next((len(part) for part in given.values() if isinstance(part, list)), None)
-    x = read_input(given, rows=rows, collated=collated)
-    targets = TARGETS if target is None else (target,)
-    if like is not None:
-        return match(x, like, targets)
-    if isinstance(x, InputTree) and isinstance(x.tree, dict):
-        return InputTree({name: part for name, part in x.tree.items() if name not in targets})
-    return x
-
-
-def _refuse_empty(x: Input) -> None:
+def refuse_empty(x: Input) -> None:
     for name, t in named(x).items():
         if t.dim() == 0 or len(t) == 0:
             raise InputError(f"{name} is empty: shape {tuple(t.shape)}")
-
-
-def input_blocks(
-    data: "Dataset[Any] | DataLoader[Any]", like: Input | None = None, *, target: str | None = None
-) -> Iterator[Input]:
-    """The inputs of its batches, (x, y) or x, in order, each checked when it is read.
-
-    >>> [tuple(x.shape) for x in input_blocks(DataLoader(torch.zeros(5, 2), batch_size=3))]
-    [(3, 2), (2, 2)]
-    """
-    if isinstance(data, DataLoader):
-        _refuse_disorder(data)
-    row = 0
-    for batch in data if isinstance(data, DataLoader) else _in_order(data):
-        x = _input(_without_y(batch, like), like, target, collated=True)
-        for name, t in named(x).items():
-            if t.dim() == 0:
-                which = "inputs" if name == "x" else name
-                raise InputError(f"each batch of {which} must be [B, ...], got {tuple(t.shape)}")
-        _finite(x, row)
-        row += len(x)
-        if len(x):
-            yield x
-    if row == 0:
-        raise InputError("the data set is empty")
-
-
-def _without_y(batch: Any, like: Input | None) -> Any:
-    """x of (x, y); a batch of the parts that the network was trained on is x itself."""
-    if not isinstance(batch, (tuple, list)) or not len(batch):
-        return batch
-    tree = like.tree if isinstance(like, InputTree) else None
-    whole = isinstance(tree, (tuple, list)) and len(tree) == len(batch)
-    return batch if whole and isinstance(batch[0], Tensor) else batch[0]
-
-
-def first_input(given: Any, like: Input | None = None, *, target: str | None = None) -> Input:
-    """One row, [1, ...]; of a Dataset or a DataLoader no more than a batch is read."""
-    if isinstance(given, (Dataset, DataLoader)):
-        return next(input_blocks(given, like, target=target))[:1]
-    return inputs(given, like, target=target)[:1]
-
-
-def _refuse_disorder(loader: "DataLoader[Any]") -> None:
-    """Predictions are told apart by their row, so all rows must come, in the order of the data."""
-    order: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    if getattr(order, "drop_last", False):
-        raise InputError("the DataLoader has drop_last=True, which leaves rows out; give False")
-    if isinstance(loader.dataset, IterableDataset):
-        return  # it has no other order than its own
-    order = order.sampler if type(order) is BatchSampler else order
-    if not isinstance(order, SequentialSampler):
-        raise InputError(
-            "the DataLoader must give the rows in their order, or their predictions come in "
-            f"another: it has a {type(order).__name__}; build it with shuffle=False"
-        )
 
 
 def _check(x: Input, y: Tensor) -> None:
@@ -458,13 +409,13 @@ def _check(x: Input, y: Tensor) -> None:
         check_rows(x, len(y) if y.dim() else None)
     if y.dim() == 0 or any(t.dim() == 0 or len(t) != len(y) for t in named(x).values()):
         raise InputError(
-            f"x and y must have the same length, got {_shapes(x)} and {tuple(y.shape)}"
+            f"x and y must have the same length, got {shapes_of(x)} and {tuple(y.shape)}"
         )
-    _refuse_empty(x)
-    _finite(x)
+    refuse_empty(x)
+    finite(x)
 
 
-def _finite(x: Input, first_row: int = 0) -> None:
+def finite(x: Input, first_row: int = 0) -> None:
     for name, t in named(x).items():
         if t.is_floating_point() and not bool(t.isfinite().all()):
             where = tuple(int(i) for i in (~t.isfinite()).nonzero()[0])

@@ -35,6 +35,10 @@ class Failed(RuntimeError):
     """
 
 
+class TrainingAdvice(UserWarning):
+    """Something that would train, or has trained, and badly."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`"; did you mean 'dropout'?"` when a known name is near, else `""`.
 

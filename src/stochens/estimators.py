@@ -24,10 +24,12 @@ from torch import Tensor, nn
 
 from stochens import likelihoods
 from stochens.checks import renamed, whole
+from stochens.data import Data
 from stochens.errors import Failed, InputError, Unsuited
-from stochens.likelihoods import GaussianLikelihood, Likelihood
+from stochens.likelihoods import Likelihood
 from stochens.methods import MethodLike
 from stochens.networks import MLP
+from stochens.prior import Prior
 from stochens.private_names import check_sample_weight
 from stochens.randomness.seeds import seeded
 from stochens.run.options import Run
@@ -59,7 +61,7 @@ class Uncertainty(NamedTuple):
 class _Ensemble(BaseEstimator, abc.ABC):  # type: ignore[misc]
     """What both estimators share. The constructor only stores."""
 
-    @renamed(temperature="kl_weight")
+    @renamed(temperature="kl_weight", prior_precision="prior")
     def __init__(
         self,
         net: NetLike = None,
@@ -72,7 +74,7 @@ class _Ensemble(BaseEstimator, abc.ABC):  # type: ignore[misc]
         optimizer: str = "adam",
         lr: float | None = 0.01,
         schedule: str = "cosine",
-        prior_precision: float = 1.0,
+        prior: float | Prior = 1.0,
         kl_weight: float = 1.0,
         standardize: bool = True,
         draws: int = 5,
@@ -89,7 +91,7 @@ class _Ensemble(BaseEstimator, abc.ABC):  # type: ignore[misc]
         self.optimizer = optimizer
         self.lr = lr
         self.schedule = schedule
-        self.prior_precision = prior_precision
+        self.prior = prior
         self.kl_weight = kl_weight
         self.standardize = standardize
         self.draws = draws
@@ -112,15 +114,14 @@ class _Ensemble(BaseEstimator, abc.ABC):  # type: ignore[misc]
             _rehearse(net, data[:FEW], y[:FEW], self.method, likelihood, seed, outputs)
         self.posterior_ = fit(
             net,
-            (data, y),
+            Data((data, y), weights=sample_weight),
             method=self.method,
             members=self.members,
-            sample_weight=sample_weight,
             epochs=self.epochs,
             batch_size=self.batch_size,
             optimizer=Optimizer(self.optimizer, schedule=self.schedule),
             lr=self.lr,
-            prior_precision=self.prior_precision,
+            prior=self.prior,
             kl_weight=self.kl_weight,
             likelihood=likelihood,
             seed=seed,
@@ -209,7 +210,7 @@ def _rehearse(
                 run=Run(engine="loop"),
             )
             p = posterior.predict(x[:1].expand(FEW, *x.shape[1:]), noise="shared")
-            if p.mean.shape[-1] != outputs and isinstance(likelihood, likelihoods.Categorical):
+            if p.mean.shape[-1] != outputs and not likelihood.in_units:
                 raise InputError(
                     f"the network has {p.mean.shape[-1]} outputs, and y has {outputs} classes; net "
                     "may be a function (features, outputs), which is told"
@@ -241,11 +242,11 @@ class StochasticEnsembleClassifier(ClassifierMixin, _Ensemble):  # type: ignore[
         `hidden_layer_sizes` when None. X is [N, features]: a convolutional network begins with
         nn.Unflatten. An estimator whose net is a lambda cannot be pickled (joblib): name a function
         of a module.
-    method, members, epochs, batch_size, optimizer, lr, schedule, prior_precision, kl_weight,
-        device: as in `stochens.fit`. `method` may be "auto"; None is "dropout" for classes and
+    method, members, epochs, batch_size, optimizer, lr, schedule, prior, kl_weight, device: as
+        in `stochens.fit`. `method` may be "auto"; None is "dropout" for classes and
         "regular" for regression.
     standardize: whether columns (and targets of regression) are brought to mean 0 and variance 1
-        first, which the prior N(0, 1 / prior_precision) on the parameters presumes.
+        first, which a prior of one precision for all parameters presumes.
     draws: of each member in a prediction.
     dtype: "float32" or "float64", of the network and its predictions; as X when None.
     random_state: a number, a RandomState or None, as ever in scikit-learn.
@@ -309,13 +310,13 @@ class StochasticEnsembleRegressor(RegressorMixin, _Ensemble):  # type: ignore[mi
     ((3,), (3,))
     """
 
-    @renamed(temperature="kl_weight")
+    @renamed(temperature="kl_weight", prior_precision="prior")
     def __init__(
         self,
         net: NetLike = None,
         *,
         hidden_layer_sizes: tuple[int, ...] = (50, 50),
-        likelihood: str | GaussianLikelihood = "gaussian",
+        likelihood: str | Likelihood = "gaussian",
         method: MethodLike | None = None,
         members: int = 20,
         epochs: int = 100,
@@ -323,7 +324,7 @@ class StochasticEnsembleRegressor(RegressorMixin, _Ensemble):  # type: ignore[mi
         optimizer: str = "adam",
         lr: float | None = 0.01,
         schedule: str = "cosine",
-        prior_precision: float = 1.0,
+        prior: float | Prior = 1.0,
         kl_weight: float = 1.0,
         standardize: bool = True,
         draws: int = 5,
@@ -341,7 +342,7 @@ class StochasticEnsembleRegressor(RegressorMixin, _Ensemble):  # type: ignore[mi
             optimizer=optimizer,
             lr=lr,
             schedule=schedule,
-            prior_precision=prior_precision,
+            prior=prior,
             kl_weight=kl_weight,
             standardize=standardize,
             draws=draws,
@@ -361,8 +362,11 @@ class StochasticEnsembleRegressor(RegressorMixin, _Ensemble):  # type: ignore[mi
         """X [N, features], y [N] or [N, D], sample_weight [N]."""
         X, y = self._validated(X, y, y_numeric=True, multi_output=True)
         like = likelihoods.resolve(self.likelihood)
-        if not isinstance(like, GaussianLikelihood):
-            raise InputError(f"a regressor needs a Gaussian likelihood, got {like.name!r}")
+        if not like.in_units:  # targets are brought to mean 0, which counts and classes do not bear
+            raise InputError(
+                "a regressor needs a likelihood of numbers in their own units, such as 'gaussian' "
+                f"or 'student-t', got {like.name!r}"
+            )
         columns = y.reshape(len(y), -1).astype(float)  # [N, D]
         scaler = StandardScaler(with_mean=self.standardize, with_std=self.standardize)
         self.target_scaler_ = scaler.fit(columns, sample_weight=sample_weight)

@@ -39,10 +39,10 @@ class KL(NamedTuple):
 class Outputs(Protocol):
     """Whatever runs all members: a program (stochens.program)."""
 
-    def __call__(self, params: Params, x: Tensor, noise: Any) -> Tensor:
+    def __call__(self, params: Params, x: Input, noise: Any) -> Tensor:
         """x [B, ...] of all members -> [M, B, C]."""
 
-    def each(self, params: Params, x: Tensor, noise: Any) -> Tensor:
+    def each(self, params: Params, x: Input, noise: Any) -> Tensor:
         """x [M, B, ...] -> [M, B, C]."""
 
 
@@ -165,7 +165,7 @@ def _refuse_other_means(net: nn.Module, params: Params) -> None:
             raise InputError(
                 f"{type(layer).__name__} of {path!r} has another first component than omega in its "
                 "mixtures, so that a prior with a mean, a scale or layers cannot be laid out as it "
-                "lays out parameters; let mixtures begin with omega, or use prior_precision"
+                "lays out parameters; let mixtures begin with omega, or give a precision alone"
             )
 
 
@@ -206,6 +206,16 @@ def constant(parts: list[Mixture], prior: PriorOf, sigma: float = SIGMA) -> Tens
     if isinstance(prior, (int, float)):
         return 0.5 * _sum(terms(part, prior) for part in parts)
     return 0.5 * _sum(terms(part, own.precision) for part, own in zip(parts, prior, strict=True))
+
+
+def sigma_terms(variance: Params, precision: dict[str, float]) -> Tensor:
+    """Likewise of Gaussians over the parameters themselves, with variances [M, ...]: [M]."""
+    terms = (
+        (precision[name] * v - v.log() - 1 - math.log(precision[name])).flatten(1).sum(1)
+        for name, each in variance.items()
+        for v in (each.double(),)
+    )
+    return 0.5 * _sum(terms)
 
 
 def stochasticity(parts: list[Mixture]) -> float:
@@ -370,9 +380,19 @@ def _squares(params: Params, names: Iterable[str], means: Params) -> Tensor:
     return torch.stack([torch.linalg.vector_norm(each, dim=1) for each in away]).square()
 
 
-def kl(net: nn.Module, params: Params, prior: float | Centred, *, sigma: float = SIGMA) -> KL:
+def kl(
+    net: nn.Module,
+    params: Params,
+    prior: float | Centred,
+    *,
+    sigma: float = SIGMA,
+    variance: Params | None = None,
+) -> KL:
     """Every term of the ensemble's KL to the prior, N(0, 1 / prior) where it is a number, in
     float64.
+
+    variance: of a Gaussian around each parameter, [M, ...], as natural gradients learn it. It is of
+    omega, and so is the prior that it is held against: the one with the L2 of the method.
 
     Where each member has a prior of its own, it is the KL of (member, theta): the mean over members
     of KL(q_k || prior_k). What mixing the members takes off is 0 then, as is the repulsive term.
@@ -385,8 +405,14 @@ def kl(net: nn.Module, params: Params, prior: float | Centred, *, sigma: float =
             own = prior
         else:
             own, apart = node_priors(net, prior.to(doubled), doubled), prior.differs
+        finite = constant(parts, own, sigma)
+        if variance is not None:
+            with torch.enable_grad():
+                slopes = penalty_for(net, doubled, prior).slopes
+            assert slopes is not None  # such a network is refused before training
+            finite = sigma_terms(variance, slopes)
         return KL(
-            constant=float(constant(parts, own, sigma).mean()),
+            constant=float(finite.mean()),
             l2=float(l2(parts, own).mean()),
             ensembling=0.0 if apart else -math.log(size(params)),
             stochasticity=stochasticity(parts),

@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -227,18 +228,19 @@ def warn_unknown_fan_in(prior: Prior, net: nn.Module) -> None:
         )
 
 
-def as_prior(prior: Prior | None, precision: float) -> Prior | None:
-    """The prior where it is more than a precision; the two must not contradict each other."""
-    if prior is None:
-        return None
-    if not isinstance(prior, Prior):
-        raise InputError(f"prior must be a stochens.Prior, got {prior!r}; a number is a precision")
-    if precision not in (1.0, prior.precision):
-        raise InputError(
-            f"prior has precision {prior.precision:g} and prior_precision is {precision:g}; give "
-            "one of them"
-        )
-    return None if prior.plain else prior
+def as_prior(prior: float | Prior) -> Prior:
+    """What a user gave as prior; a number is a precision.
+
+    >>> as_prior(5.0).precision
+    5.0
+    """
+    if isinstance(prior, Prior):
+        return prior
+    number: Any = prior
+    if not isinstance(number, Real):
+        raise InputError(f"prior must be a precision or a stochens.Prior, got {number!r}")
+    positive(prior=number)
+    return Prior(prior)
 
 
 def weights_of(net: nn.Module) -> list[str]:

@@ -40,6 +40,8 @@ NAMES = (
         "torch.nn.Module._forward_hooks", "2.6", "whether a call does more than forward", _TOLD
     ),
     Private("torch.nn.Module._forward_pre_hooks", "2.6", "likewise", _TOLD),
+    Private("torch.nn.Module._backward_hooks", "2.6", "likewise its gradient", _TOLD),
+    Private("torch.nn.Module._backward_pre_hooks", "2.6", "likewise", _TOLD),
     Private("torch.nn.Module._apply", "2.6", "to(): a layer inside another moves with it", _TOLD),
     Private(
         "torch.nn.MultiheadAttention._reset_parameters",
@@ -151,6 +153,30 @@ def pre_hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
     """What is called before its forward."""
     found: MutableMapping[int, Callable[..., Any]] = _held(module, "_forward_pre_hooks")
     return list(found.values())
+
+
+def called_around(module: nn.Module) -> list[Callable[..., Any]]:
+    """All that is called before or after its forward or its backward pass."""
+    found = [*hooks_of(module), *pre_hooks_of(module)]
+    for name in ("_backward_hooks", "_backward_pre_hooks"):
+        found += _held(module, name).values()
+    return found
+
+
+def with_parts(module: nn.Module, parts: dict[str, nn.Module | None]) -> nn.Module:
+    """Another module of the same class that has all of this one but for its parts.
+
+    >>> both = nn.Sequential(nn.ReLU(), nn.Tanh())
+    >>> with_parts(both, {"0": nn.Tanh(), "1": both[1]})
+    Sequential(
+      (0): Tanh()
+      (1): Tanh()
+    )
+    """
+    _held(module, "_modules")
+    twin: nn.Module = object.__new__(type(module))
+    twin.__dict__.update(vars(module), _modules=parts)
+    return twin
 
 
 def apply_to_tensors(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool) -> None:

@@ -15,22 +15,25 @@ against the other half is twice as far.
 import itertools
 import math
 from collections.abc import Iterator
+from typing import TypeVar
 
 import torch
 
-from stochens.posterior.predictive import Predictive
+from stochens.posterior.predictive import Predicted
+
+P = TypeVar("P", bound=Predicted)
 
 MOST = 35  # ways to choose half of the chains, as many as 8 chains have beside their complements
 
 
-def stand_ins(p: Predictive) -> Iterator[Predictive]:
+def stand_ins(p: P) -> Iterator[P]:
     """Averages h of the chains, each as far from their mean as that is from the truth."""
     K = len(p.chains)
     a = K // 2  # chains that count more than the others; for an even K, alone
     more, less = 1 + math.sqrt((K - a) / a), 1 - math.sqrt(a / (K - a))
     for chosen in _choices(K, a):
         weights = [(more if k in chosen else less) / K for k in range(K)]
-        yield average(p, weights)
+        yield p.of_chains(weights)
 
 
 def _choices(K: int, a: int) -> list[tuple[int, ...]]:
@@ -41,15 +44,7 @@ def _choices(K: int, a: int) -> list[tuple[int, ...]]:
     return [tuple(torch.randperm(K, generator=generator)[:a].tolist()) for _ in range(2 * MOST)]
 
 
-def average(p: Predictive, weights: list[float]) -> Predictive:
-    """What the chains say together when each counts so much; the weights sum to 1."""
-    parts = [(w, chain) for w, chain in zip(weights, p.chains, strict=True) if w]
-    mean = sum((w * c.mean.double() for w, c in parts), torch.zeros(()))
-    aleatoric = sum((w * c.aleatoric.double() for w, c in parts), torch.zeros(()))
-    return Predictive(mean.to(p.mean), aleatoric.to(p.aleatoric), None)
-
-
-def as_if_apart(p: Predictive) -> Predictive:
+def as_if_apart(p: P) -> P:
     """The reference for some draws f of its own first K // 2 chains, as though they were others.
 
     f = m_A + (what so few draws leave), with m_A the mean of those a chains, m_B that of the b
@@ -60,4 +55,4 @@ def as_if_apart(p: Predictive) -> Predictive:
     K = len(p.chains)
     a, b = K // 2, K - K // 2
     u = math.sqrt((1 / a + 1 / K) / (1 / a + 1 / b))
-    return average(p, [(1 - u) / a] * a + [u / b] * b)
+    return p.of_chains([(1 - u) / a] * a + [u / b] * b)

@@ -242,6 +242,27 @@ def split(x: Input) -> tuple[Any, Callable[[Any], Input]]:
     return x.leaves, x.with_leaves
 
 
+def leaves_of(x: Input) -> list[Tensor]:
+    """Its tensors, in their order.
+
+    >>> leaves_of(torch.zeros(2)), leaves_of(InputTree({"a": torch.zeros(1)}))
+    ([tensor([0., 0.])], [tensor([0.])])
+    """
+    return [x] if isinstance(x, Tensor) else x.leaves
+
+
+def like_leaves(x: Input, leaves: Sequence[Any]) -> Any:
+    """These tensors as x has its own: one of them, or the same tree."""
+    return leaves[0] if isinstance(x, Tensor) else x.with_leaves(leaves)
+
+
+def of_each_member(x: Input) -> list[Any]:
+    """x [M, B, ...] -> [B, ...] of every member."""
+    if isinstance(x, Tensor):
+        return list(x.unbind())
+    return [x[k] for k in range(len(x))]
+
+
 def for_members(x: Input, count: int) -> Any:
     """The same rows for each of `count` members, [M, B, ...]."""
     if isinstance(x, Tensor):

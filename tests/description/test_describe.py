@@ -1,11 +1,13 @@
 """The table of layers: what it says is what `fit` then does."""
 
+import functools
 import warnings
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import stochens
 from stochens import (
@@ -67,10 +69,17 @@ def fitted(net: Any, x: Tensor, method: Any, **options: Any) -> stochens.Posteri
         return stochens.fit(net, data, method=method, members=3, epochs=1, **options)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=repr)
-def test_it_counts_what_a_posterior_holds(method: Any) -> None:
-    told = describe(Everything, method, TOKENS, members=3)
-    posterior = fitted(Everything, TOKENS, method)
+@functools.cache
+def of_everything(index: int) -> stochens.Posterior:
+    """By METHODS[index], trained once for the tests of this file."""
+    return fitted(Everything, TOKENS, METHODS[index])
+
+
+@pytest.mark.xdist_group("describe")
+@pytest.mark.parametrize("index", range(len(METHODS)), ids=[repr(m) for m in METHODS])
+def test_it_counts_what_a_posterior_holds(index: int) -> None:
+    told = describe(Everything, METHODS[index], TOKENS, members=3)
+    posterior = of_everything(index)
     held = sum(p.numel() * p.element_size() for p in posterior.params.values())
     fixed = 4 * (4 * 4 + 4 + 4 + 2)  # the frozen layer and two buffers, in float32
     assert told.shared_bytes == fixed
@@ -81,14 +90,13 @@ def test_it_counts_what_a_posterior_holds(method: Any) -> None:
     assert after.total_bytes == told.total_bytes
 
 
-@pytest.mark.parametrize("method", METHODS[1:], ids=repr)
-def test_it_names_what_the_warning_names(method: Any) -> None:
-    told = describe(Everything, method, TOKENS)
-    posterior = fitted(Everything, TOKENS, method)
+@pytest.mark.xdist_group("describe")
+@pytest.mark.parametrize("index", range(1, len(METHODS)), ids=[repr(m) for m in METHODS[1:]])
+def test_it_names_what_the_warning_names(index: int) -> None:
+    told = describe(Everything, METHODS[index], TOKENS)
+    posterior = of_everything(index)
     recipe = posterior.recipe
-    named = without_noise(
-        posterior.net, recipe.methods, TOKENS, skip=recipe.skip, output=recipe.output
-    )
+    named = without_noise(posterior.net, recipe.methods, TOKENS, output=recipe.output)
     unknown, uncalled, frozen = named.values()
     assert list(told.unreached) == unknown
     assert not uncalled
@@ -321,10 +329,22 @@ def test_the_text_adds_up() -> None:
         (lambda: 3, {}, "must return an nn.Module, got 3"),
         (stochens.MLP(2, 3, 2), {"members": 0}, "members must be a whole number, at least 1"),
         (stochens.MLP(2, 3, 2), {"x": torch.randn(4, 3)}, r"fails on x \(4, 3\)"),
-        (stochens.MLP(2, 3, 2), {"skip": "nothing"}, "pattern 'nothing' matches no layer"),
-        (stochens.MLP(2, 3, 2), {"likelihood": "poisson"}, "unknown likelihood 'poisson'"),
+        (stochens.MLP(2, 3, 2), {"skip": "0"}, r"every method now, such as .*Dropout\(skip='0'\)"),
+        (stochens.MLP(2, 3, 2), {"likelihood": "gamma"}, "unknown likelihood 'gamma'"),
     ],
 )
 def test_what_fit_refuses_is_refused(net: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         describe(net, "dropout", **options)
+
+
+def test_a_pattern_that_matches_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="pattern 'nothing' matches no layer"):
+        describe(stochens.MLP(2, 3, 2), Dropout(skip="nothing"))
+
+
+def test_training_data_tell_what_their_inputs_tell() -> None:
+    net, x, y = stochens.MLP(2, 3, 2), torch.randn(6, 2), torch.zeros(6).long()
+    for data in ((x, y), TensorDataset(x, y), DataLoader(TensorDataset(x, y), batch_size=4)):
+        told = describe(net, "dropout", stochens.Data(data))
+        assert repr(told) == repr(describe(net, "dropout", x))

@@ -52,6 +52,7 @@ def test_weights_are_equal_rows_at_the_defaults_but_for_dropout(model):
         check_sample_weight_equivalence_on_dense_data(type(model).__name__, model)
 
 
+@pytest.mark.long
 def test_in_full():
     script = Path(__file__).with_name("checks_in_full.py")
     source = Path(stochens.__file__).parents[1]

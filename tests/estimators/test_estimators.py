@@ -228,7 +228,7 @@ def test_cross_validation(line):
         ({"hidden_layer_sizes": (0,)}, "hidden_layer_sizes must be a whole number, at least 1"),
         ({"hidden_layer_sizes": (5.5,)}, "hidden_layer_sizes must be a whole number"),
         ({"members": 0}, "members must be at least 1"),
-        ({"likelihood": "categorical"}, "needs a Gaussian likelihood"),
+        ({"likelihood": "categorical"}, "needs a likelihood of numbers in their own units"),
     ],
 )
 def test_bad_options_are_refused(line, options, message):

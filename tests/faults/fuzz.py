@@ -1,7 +1,7 @@
 """Fuzzing of the readers that take bytes from strangers, by atheris where it is installed.
 
     pip install atheris
-    python -m tests.faults.fuzz pickle|checksums|npz [options of libFuzzer]
+    python -m tests.faults.fuzz checksums|npz [options of libFuzzer]
 
 Whatever the bytes, a reader returns plain data or raises InputError.
 """
@@ -19,14 +19,8 @@ import torch
 from stochens import InputError
 from stochens.files import storage
 from stochens_lab import npz
-from stochens_lab.data import plain_pickle
 
 PLACE = Path(tempfile.mkdtemp()) / "saved"
-
-
-def one_pickle(data: bytes) -> None:
-    with contextlib.suppress(InputError):
-        plain_pickle.read_pickle(data)
 
 
 def one_folder(data: bytes) -> None:
@@ -57,7 +51,7 @@ def one_npz(data: bytes) -> None:
             assert sum(array.nbytes for array in found.values()) <= len(content)
 
 
-TARGETS = {"pickle": one_pickle, "checksums": one_folder, "npz": one_npz}
+TARGETS = {"checksums": one_folder, "npz": one_npz}
 
 
 def main() -> None:
@@ -67,7 +61,6 @@ def main() -> None:
         raise SystemExit("fuzzing needs atheris: pip install atheris") from None
     target = TARGETS[sys.argv.pop(1)]
     watched = [
-        (plain_pickle, "_run"),
         (storage, "read_folder"),
         (npz, "read_npz"),
         (npz, "_read_array"),

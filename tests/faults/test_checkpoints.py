@@ -347,9 +347,9 @@ def test_a_checkpoint_knows_whose_it_is(tmp_path):
 def test_coupled_members_and_a_chunk_of_ones_own_are_not_overruled(tmp_path):
     data, net = stochens.toy_set("a", n=40), stochens.MLP(2, 3, 2)
     options = {"epochs": 1, "method": "regular", "checkpoint": tmp_path / "kept"}
-    stochens.fit(net, data, members=2, repulsion=0.1, **gather(**options))
+    stochens.fit(net, data, members=2, **gather(repulsion=0.1, **options))
     with pytest.raises(InputError, match="repulsion couples all 4"):
-        stochens.fit(net, data, members=4, repulsion=0.1, **gather(**options))
+        stochens.fit(net, data, members=4, **gather(repulsion=0.1, **options))
     options["checkpoint"] = tmp_path / "other"
     stochens.fit(net, data, members=4, **gather(chunk=2, **options))
     with pytest.raises(InputError, match="blocks of 2 members, which cannot go on in blocks of"):

@@ -4,13 +4,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.faults.fuzz import TARGETS
 
-
-@settings(max_examples=300, deadline=None)
-@given(st.binary(max_size=200))
-def test_pickles(data):
-    TARGETS["pickle"](data)
-
-
 HEADER = b"{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }\n"
 
 

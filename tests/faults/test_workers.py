@@ -15,6 +15,7 @@ import pytest
 from tests.faults.workers import Part, run
 from tests.lab.experiments.test_resume import same
 from tests.lab.experiments.test_toy import SMALL
+from tests.long import long_but
 
 from stochens import Failed, InputError
 from stochens_lab.experiments import toy, toy_config
@@ -107,7 +108,10 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+SIGNALS = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
+
+
+@pytest.mark.parametrize("number", long_but({signal.SIGKILL, signal.SIGINT}, SIGNALS))
 def test_workers_do_not_outlive_their_run(tmp_path, number):
     out = tmp_path / "run"
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -18,7 +18,7 @@ from tests.inputs.networks import (
     sentences,
 )
 from tests.tolerance import close
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.data import DataLoader, Dataset
 
@@ -163,7 +163,9 @@ def test_all_kinds_of_data_are_one(caplog):
             probs = got.predict(data).probs
             assert torch.equal(probs, wanted.predict((a, b)).probs), name
     assert "hold no numbers are left out: text" in caplog.text
-    named = stochens.fit(TwoArguments(), {"a": a, "b": b, "is it": y}, target="is it", **OPTIONS)
+    data = stochens.Data({"a": a, "b": b, "is it": y}, target="is it")
+    named = stochens.fit(TwoArguments(), data, **OPTIONS)
+    assert torch.equal(named.predict(data).mean, wanted.predict((a, b)).mean)
     assert torch.equal(named.params["scale"], wanted.params["scale"])
     assert torch.equal(
         named.predict({"a": a, "b": b, "is it": y}).mean, wanted.predict((a, b)).mean
@@ -229,8 +231,10 @@ def test_weights_replicas_and_trials_take_trees(tmp_path):
     a, b, y = parts()
     weights = torch.arange(len(a)) % 3
     options = OPTIONS | {"method": "regular", "batch_size": None}
-    tree = stochens.fit(TwoArguments(), ((a, b), y), sample_weight=weights, **options)
-    flat = stochens.fit(Twin(), (torch.cat([a, b], 1), y), sample_weight=weights, **options)
+    tree = stochens.fit(TwoArguments(), stochens.Data(((a, b), y), weights=weights), **options)
+    flat = stochens.fit(
+        Twin(), stochens.Data((torch.cat([a, b], 1), y), weights=weights), **options
+    )
     for name, p in tree.params.items():
         torch.testing.assert_close(p, flat.params[name], rtol=1e-3, atol=1e-4)  # float32, 3 steps
     sets = Replicas([({"a": a, "b": b}, y), ({"a": a.flip(0), "b": b}, y)])
@@ -239,8 +243,7 @@ def test_weights_replicas_and_trials_take_trees(tmp_path):
     assert torch.equal(two.params["scale"][1], one.params["scale"][1])
     chosen = stochens.fit(
         TwoArguments(),
-        {"a": a, "b": b, "is it": y},
-        target="is it",
+        stochens.Data({"a": a, "b": b, "is it": y}, target="is it"),
         **OPTIONS | {"method": stochens.Auto(candidates=("regular", "dropout"), members=2)},
     )
     assert chosen.trials is not None
@@ -270,9 +273,8 @@ def test_samplers_draw_what_they_draw_for_one_tensor(sampler):
     make = getattr(stochens, sampler)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of draws that are too few
-        tree = make(
-            TwoArguments(), {"a": a, "b": b, "right": y}, target="right", run=run, **options
-        )
+        data = stochens.Data({"a": a, "b": b, "right": y}, target="right")
+        tree = make(TwoArguments(), data, run=run, **options)
         flat = make(Twin(), (torch.cat([a, b], 1), y), run=run, **options)
     same_params(tree, flat)
     torch.testing.assert_close(
@@ -310,3 +312,23 @@ def test_a_dataclass_is_known_by_its_fields(tmp_path):
     assert posterior.noise_inputs(Pair(a, b))
     with pytest.raises(InputError, match=r"same number of rows, got a .30, 2. .* b .29, 3."):
         posterior.predict(dataclasses.replace(Pair(a, b), b=b[1:]))
+
+
+@pytest.mark.parametrize("part", ["inner", "output", "net"])
+def test_a_part_may_have_any_name(part: str) -> None:
+    """As many networks call theirs: the adapter around one has no such names itself."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            setattr(self, part, nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            found: Tensor = getattr(self, part)(torch.cat([a, b], 1))
+            return found
+
+    x = {"a": torch.randn(20, 1), "b": torch.randn(20, 2)}
+    data = {**x, "labels": torch.arange(20) % 2}
+    posterior = stochens.fit(Two(), data, method="dropout", members=2, epochs=1)
+    assert posterior.predict(x).probs.shape == (2, 20, 2)
+    assert f"{part}.0.weight" in posterior.params

@@ -17,8 +17,8 @@ def test_members_and_predictions_are_those_of_one_machine(ray_cluster):
 
     cloudpickle.register_pickle_by_value(sys.modules[networks.__name__])  # workers have no tests
     a, b, y = parts()
-    data = {"a": a, "b": b, "is it": y}
-    options = {"target": "is it", "method": "regular", "members": 4, "epochs": 3, "device": "cpu"}
+    data = stochens.Data({"a": a, "b": b, "is it": y}, "is it", weights=torch.arange(len(y)) % 3)
+    options = {"method": "regular", "members": 4, "epochs": 3, "device": "cpu"}
     here = stochens.fit(TwoArguments, data, **options)
     far = stochens.Run(engine="ray")
     there = stochens.fit(TwoArguments, data, **options, run=far)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import stochens
-from stochens import InputError
+from stochens import Data, InputError
 from stochens.adapter import Adapter, pick
 
 OPTIONS = {"members": 2, "epochs": 1, "method": "regular"}
@@ -17,10 +17,14 @@ A, B, Y = parts()
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [
-        ({"a": A, "b": B}, {}, "no target: it has 'a', 'b'.*target='name' says"),
+        ({"a": A, "b": B}, {}, "no target: it has 'a', 'b'.*Data.data, target='name'. says"),
         ({"a": A, "y": Y, "label": Y}, {}, "several targets, 'label' and 'y'"),
-        ({"a": A, "b": B, "y": Y}, {"target": "z"}, "target='z' is not in the data.*'a', 'b', 'y'"),
-        (((A, B), Y), {"target": "y"}, "target='y' is the name of y in a dictionary.*tuple"),
+        (
+            Data({"a": A, "b": B, "y": Y}, target="z"),
+            {},
+            "target='z' is not in the data.*'a', 'b', 'y'",
+        ),
+        (Data(((A, B), Y), target="y"), {}, "target='y' is the name of y in a dictionary.*tuple"),
         (
             {"a": A, "b": B[1:], "y": Y},
             {},
@@ -56,10 +60,9 @@ def test_data_that_does_not_fit(data, options, message):
         stochens.fit(TwoArguments(), data, **OPTIONS, **options)
 
 
-def test_engines_for_one_tensor_say_so():
-    for engine, message in (("compile", "x to be one tensor"), ("fused", "not this network")):
-        with pytest.raises(InputError, match=message):
-            stochens.fit(TwoArguments(), ((A, B), Y), run=stochens.Run(engine=engine), **OPTIONS)
+def test_the_kernel_for_one_tensor_says_so():
+    with pytest.raises(InputError, match="not this network"):
+        stochens.fit(TwoArguments(), ((A, B), Y), run=stochens.Run(engine="fused"), **OPTIONS)
 
 
 def test_inputs_of_prediction_are_those_of_training():
@@ -164,8 +167,9 @@ def test_a_network_may_be_called_by_hand():
     adapter = Adapter(net, "hidden")
     tokens, mask = torch.ones(2, 5, dtype=torch.long), torch.ones(2, 5)
     assert torch.equal(adapter({"mask": mask, "tokens": tokens}), pick(net(tokens, mask), "hidden"))
-    assert adapter.train().inner.training
-    assert not adapter.eval().inner.training
+    for training in (True, False):
+        adapter.train(training)
+        assert net.training is training
     assert adapter.state_dict().keys() == net.state_dict().keys()
     assert "Attending, output='hidden'" in repr(adapter)
 

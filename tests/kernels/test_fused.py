@@ -8,15 +8,24 @@ from torch import nn
 import stochens
 from stochens import MLP, DropConnect, Dropout, Gaussian, Heteroscedastic, Homoscedastic, NPDropout
 from stochens.kernels import mlp
-from stochens.kernels.fused import chain, fused_forward, fused_nll, likelihood_for
 from stochens.likelihoods import Categorical
 from stochens.members import builder, forward_each, init
+from stochens.program.fusions import fused_nll, fused_outputs
+from stochens.program.graph import graph_of
+from stochens.program.mlp_fusion import chain, likelihood_for
+from stochens.program.program import Noise
 
 needs_compiler = pytest.mark.skipif(not mlp.available(), reason="no C++ compiler here")
 
 
+def nll_by_kernel(*on):
+    found = fused_nll(*on)
+    assert found is not None
+    return found[1]
+
+
 def taken(net) -> bool:
-    return chain(net) is not None
+    return chain(graph_of(net)) is not None
 
 
 def test_chains_of_linear_layers_are_taken():
@@ -56,7 +65,11 @@ def test_everything_else_is_left_to_vmap():
 def test_parts_that_stand_twice_are_called_twice():
     relu, square = nn.ReLU(), nn.Linear(4, 4)
     net = nn.Sequential(nn.Linear(2, 4), relu, nn.Linear(4, 4), relu, nn.Linear(4, 2))
-    assert [step.activation for step in chain(net)] == ["relu", "relu", "identity"]
+    assert [layer.activation for layer in chain(graph_of(net)).layers] == [
+        "relu",
+        "relu",
+        "identity",
+    ]
     assert not taken(nn.Sequential(square, relu, square))
     tied = nn.Sequential(nn.Linear(4, 4), relu, nn.Linear(4, 4))
     tied[2].weight = tied[0].weight
@@ -105,8 +118,7 @@ def test_fused_equals_vmap(float64, likelihood, outputs, activation):
     x = torch.randn(30, 5)
     y = torch.randint(0, 3, (30,)) if outputs == 3 else torch.randn(30, 2)
     rows = torch.randint(0, 30, (4, 11))
-    fused = fused_nll(net, likelihood, x, y, range(4), 0)
-    assert fused is not None
+    fused = nll_by_kernel(net, likelihood, x, y, range(4), 0)
     gradients = []
     for nll in (
         lambda p: fused(p, rows, 0),
@@ -127,8 +139,7 @@ def test_fused_dropout_has_the_right_mean(float64):
     net = stochens.stochastic(MLP(3, 5, 1), Dropout(0.4))
     params = init(builder(MLP(3, 5, 1)), members=[0], seed=0)
     x, y = torch.randn(1, 3), torch.zeros(1, 1)
-    fused = fused_nll(net, Homoscedastic(1.0), x, y, [0], 0)
-    assert fused is not None
+    fused = nll_by_kernel(net, Homoscedastic(1.0), x, y, [0], 0)
     plain = MLP(3, 5, 1)
     plain.load_state_dict({name: p[0] for name, p in params.items()})
     hidden = plain[0](x).relu() * plain[2].weight  # [1, 5], the terms that dropout drops
@@ -149,15 +160,16 @@ def test_fused_gaussian_noise_has_the_variance_of_its_weights(float64, learn):
     plain = init(builder(make), members=range(2), seed=0)
     params = stochens.methods.start(net, plain, {})
     x, y = torch.randn(1, 3), torch.zeros(1, 1)
-    fused = fused_nll(net, Homoscedastic(1.0), x, y, range(2), 0)
-    assert fused is not None
+    fused = nll_by_kernel(net, Homoscedastic(1.0), x, y, range(2), 0)
     mean = x @ plain["0.weight"][:, 0].T + plain["0.bias"][:, 0]  # [1, M]
     expected = 0.5 * (mean[0].square() + 0.49 * (x.square().sum() + 1)) + 0.9189385332046727
     draws = torch.stack([fused(params, None, step) for step in range(4000)])  # [4000, M]
     assert bool(((draws.mean(0) - expected).abs() < 5 * draws.std(0) / 4000**0.5).all())
-    each = [fused_forward(net, params, x, seed=seed) for seed in range(4000)]
-    p = torch.stack([one for one in each if one is not None])
-    assert len(p) == 4000
+    outputs = fused_outputs(net, params, x)
+    assert outputs is not None
+    p = torch.stack(
+        [outputs(params, x, Noise(torch.arange(2), torch.tensor([seed]))) for seed in range(4000)]
+    )
     variance = 0.49 * (x.square().sum() + 1)
     # the standard error of a normal's sample variance
     assert bool(((p.var(0) - variance).abs() < 5 * variance * (2 / 4000) ** 0.5).all())

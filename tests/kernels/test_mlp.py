@@ -9,11 +9,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.kernels import mlp_reference
+from tests.kernels.mlp_reference import keep, nll_reference, normal
 from tests.tolerance import close, rounding
 from torch import Tensor
 
-from stochens.kernels import build, mlp, mlp_reference
-from stochens.kernels.mlp_reference import keep, nll_reference, normal
+from stochens.kernels import build, mlp
 
 pytestmark = pytest.mark.skipif(not mlp.available(), reason="no C++ compiler: no mlp kernel")
 
@@ -249,7 +250,7 @@ def test_grads_without_autograd() -> None:
 def test_no_second_derivative() -> None:
     """An error, and not a gradient penalty that silently has no gradient."""
     case = make()
-    with pytest.raises(RuntimeError, match="no second derivative; use nll_reference"):
+    with pytest.raises(RuntimeError, match="no second derivative; use engine='vmap'"):
         torch.autograd.grad(case.run().sum(), case.weights[0], create_graph=True)
 
 
@@ -364,7 +365,7 @@ def test_seed_and_member_choose_the_noise() -> None:
 
 @pytest.mark.parametrize("p", [1e-3, 0.1, 0.5, 0.9])
 def test_rate(p: float) -> None:
-    z = keep(p, (100, 50), layer=1, members=torch.arange(400), seed=3).double()  # 2e6 bits
+    z = keep(p, (100, 50), site=1, members=torch.arange(400), seed=3).double()  # 2e6 bits
     assert abs(z.mean() - (1 - p)) < 5 * math.sqrt(p * (1 - p) / z.numel())
     for axes in ((0, 1), (0, 2), (1, 2)):  # of each node, row and member
         means = z.mean(axes)
@@ -377,9 +378,9 @@ def test_rate(p: float) -> None:
 def test_neighbours_are_uncorrelated(p: float) -> None:
     """Correlations of 2e6 bits with their neighbours are within 5 standard errors of 0."""
 
-    def bits(layer: int = 0, first: int = 0, seed: int = 0) -> Tensor:
+    def bits(site: int = 0, first: int = 0, seed: int = 0) -> Tensor:
         members = torch.arange(first, first + 200)
-        z = keep(p, (200, 50), layer=layer, members=members, seed=seed).double()
+        z = keep(p, (200, 50), site=site, members=members, seed=seed).double()
         return (z - (1 - p)) / math.sqrt(p * (1 - p))  # [M, B, out]
 
     z = bits()
@@ -388,7 +389,7 @@ def test_neighbours_are_uncorrelated(p: float) -> None:
         "row": (z[:, 1:], z[:, :-1]),
         "row and node": (z[:, 1:, 1:], z[:, :-1, :-1]),
         "member": (z[1:], z[:-1]),
-        "layer": (z, bits(layer=1)),
+        "site": (z, bits(site=1)),
         "member block": (z, bits(first=2**32)),
         **{f"seed bit {k}": (z, bits(seed=1 << k)) for k in (0, 1, 7, 31, 32, 63)},
     }
@@ -487,7 +488,7 @@ def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     build.load.cache_clear()
     try:
         assert not mlp.available()
-        with pytest.raises(RuntimeError, match="not available here; use nll_reference"):
+        with pytest.raises(RuntimeError, match="not available here; use engine='vmap'"):
             case.run()
         case.run(nll_reference)
     finally:
@@ -559,9 +560,7 @@ def test_gaussian_noise_is_the_twins(dtype: torch.dtype, rows: int) -> None:
 def test_gaussian_noise_is_normal() -> None:
     """Moments, tails and neighbours of a million draws, within five standard errors."""
     like = torch.empty(10, 1000, 100, dtype=torch.float64)
-    eps = normal(
-        like, layer=mlp_reference.GAUSSIAN_STREAM, members=torch.arange(10), seed=1
-    ).flatten()
+    eps = normal(like, site=1, members=torch.arange(10), seed=1).flatten()
     n = eps.numel()
     for power, expected, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
         assert abs(eps.pow(power).mean() - expected) < 5 * math.sqrt(variance / n)

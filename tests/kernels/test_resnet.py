@@ -12,25 +12,41 @@ from torch import nn
 import stochens
 from stochens import DropConnect, Dropout, Gaussian, NPDropout, Regular, methods, objective
 from stochens.kernels import conv, mlp, resnet
-from stochens.kernels.draw_weights import draw_all_weights
 from stochens.likelihoods import Categorical
-from stochens.members import builder, forward, forward_each, init, trainable
+from stochens.members import builder, forward, forward_each, init
 from stochens.networks import FRN, ResidualBlock, ResNet20FRN, SmallResNetFRN
+from stochens.program import resnet_fusion
+from stochens.program.data_term import InMemory, Way, data_term
+from stochens.program.draw_weights import draw_all_weights
+from stochens.program.fusions import fused_nll, fused_outputs
+from stochens.program.graph import graph_of
+from stochens.program.program import Noise
 from stochens.randomness.seeds import seeded
 
 GPU = conv.available()
 DEVICE = "cuda" if GPU else "cpu"
 
 
+def resnet_of(net: nn.Module, size: int = 32) -> Any:
+    colours = next(m for m in net.modules() if hasattr(m, "in_channels")).in_channels
+    return resnet_fusion.resnet_of(graph_of(net), (colours, size, size))
+
+
+def nll_by_kernel(*on: Any) -> Any:
+    found = fused_nll(*on)
+    assert found is not None
+    return found[1]
+
+
 def taken(net: nn.Module) -> bool:
-    return resnet.steps_of(net, (32, 32)) is not None
+    return resnet_of(net) is not None
 
 
 def test_plain_and_dropout_networks_are_taken():
     assert taken(ResNet20FRN())
     assert taken(ResNet20FRN(classes=100))
     net = stochens.stochastic(ResNet20FRN(), Dropout(0.2, rates={"blocks.0.*": 0.4, "conv": 0}))
-    rates = {step.conv: step.rate for step in resnet.steps_of(net, (32, 32))}
+    rates = {s.names[0].removesuffix(".weight"): s.rate for s in resnet_of(net).steps}
     assert len(rates) == 21
     assert rates["blocks.0.conv1"] == 0.4
     assert rates["blocks.8.conv2"] == rates["blocks.3.conv_short"] == 0.2
@@ -80,7 +96,7 @@ class Doubled(nn.Linear):
         lambda net: setattr(net.blocks[4], "conv1", nn.Conv2d(32, 32, 3, padding=1, groups=2)),
         lambda net: net.blocks.__setitem__(1, net.blocks[0]),  # one block, called twice
         lambda net: net.blocks.__setitem__(1, Relu(16, 16)),
-        lambda net: net.blocks.append(nn.Identity()),
+        lambda net: net.blocks.append(nn.Tanh()),
         lambda net: setattr(net, "head", Doubled(64, 10)),
         lambda net: setattr(net, "head", nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 10))),
         lambda net: setattr(net, "forward", lambda x: x.mean((2, 3))),
@@ -98,6 +114,7 @@ def test_fewer_colours_and_other_classes_are_taken():
     grey = exchanged(lambda net: setattr(net, "conv", nn.Conv2d(1, 16, 3, padding=1)))
     assert taken(grey)
     assert taken(exchanged(lambda net: setattr(net, "head", nn.Linear(64, 3))))
+    assert taken(exchanged(lambda net: net.blocks.append(nn.Identity())))
 
 
 @pytest.mark.parametrize("what", ["frozen", "tied", "double"])
@@ -109,9 +126,7 @@ def test_parameters_that_the_kernels_cannot_stack_are_left_to_vmap(what):
         net.blocks[1].conv1.weight = net.blocks[0].conv1.weight
     else:
         net.double()
-    steps = resnet.steps_of(net, (32, 32))
-    assert steps is not None
-    assert not resnet._fits(net, steps, trainable(net))
+    assert not taken(net)
 
 
 @pytest.mark.parametrize(
@@ -135,15 +150,14 @@ def test_kernels_that_cannot_be_compiled_are_left_to_vmap(monkeypatch, caplog):
         raise RuntimeError("NVRTC: unknown architecture")
 
     monkeypatch.setattr(conv, "kernel", fails)
-    steps = resnet.steps_of(ResNet20FRN(), (20, 20))  # no other test has them compiled
-    assert not resnet._compiled(steps, torch.device(DEVICE), backward=True)
+    steps = resnet_of(ResNet20FRN(), 20).steps  # no other test has them compiled
+    assert not resnet_fusion._compiled(steps, torch.device(DEVICE), backward=True)
     assert "run by vmap, which is slower: NVRTC" in caplog.text
 
 
 def test_the_cpu_is_left_to_vmap():
     params = init(builder(ResNet20FRN), members=range(1), seed=0)
-    x, seed = torch.zeros(1, 3, 32, 32), torch.zeros(1, dtype=torch.int64)
-    assert resnet.resnet_forward(ResNet20FRN(), params, x, seed=seed) is None
+    assert fused_outputs(ResNet20FRN(), params, torch.zeros(1, 3, 32, 32)) is None
 
 
 @pytest.mark.parametrize(
@@ -172,15 +186,15 @@ def test_outputs_and_gradients_are_those_of_vmap(method, monkeypatch):
     for way in ("kernels", "vmap"):
         own = {name: p.clone().requires_grad_() for name, p in params.items()}
         with seeded(0, DEVICE):
-            theta = draw_all_weights(net, own)
+            theta = draw_all_weights(graph_of(net).noisy, own)
         if way == "vmap":
             outputs = forward_each(plain, theta, x)
         else:
-            steps = resnet.steps_of(net, (16, 16))
+            found_in = resnet_of(net, 16)
             if GPU:
-                resnet.compile_steps(steps, x.device, backward=True)
+                resnet.compile_steps(found_in.steps, x.device, backward=True)
             seed = torch.zeros(1, dtype=torch.int64, device=DEVICE)
-            outputs = resnet.run(steps, theta, conv.quads(x), seed=seed)
+            outputs = resnet.run(found_in, theta, conv.quads(x), seed=seed)
         outputs.backward(dy)
         found.append({"outputs": outputs.detach(), **{n: p.grad for n, p in own.items()}})
     errors = {
@@ -202,8 +216,8 @@ def here(monkeypatch):
         if not mlp.available():
             pytest.skip("neither a Hopper GPU nor a C++ compiler here")
         monkeypatch.setattr(conv, "kernel", emulated.kernel)
-        monkeypatch.setattr(resnet, "_runs_here", lambda x: True)
-        monkeypatch.setattr(resnet, "_compiled", lambda *_, **__: True)  # each at its first call
+        monkeypatch.setattr(resnet_fusion, "_runs_here", lambda x: True)
+        monkeypatch.setattr(resnet_fusion, "_compiled", lambda *_, **__: True)
 
 
 def small(members):
@@ -219,8 +233,7 @@ def test_the_loss_is_that_of_vmap(rows, here):
     x, y, params = small(range(2))
     rows = None if rows is None else torch.tensor(rows, device=DEVICE)
     net = ResNet20FRN(classes=3).to(DEVICE)
-    nll = resnet.resnet_nll(net, Categorical(), x, y, (0, 1), 0)
-    assert nll is not None
+    nll = nll_by_kernel(net, Categorical(), x, y, (0, 1), 0)
     known = objective.mean_nll(net, Categorical(), engine="vmap")(params, x, y, rows)
     torch.testing.assert_close(nll(params, rows, 0), known, rtol=0.03, atol=0)  # bf16, in 20 layers
 
@@ -230,32 +243,60 @@ def test_the_noise_of_a_loss_is_of_the_seed_the_member_and_the_step(here):
     net = stochens.stochastic(ResNet20FRN(classes=3), Dropout(0.3)).to(DEVICE)
 
     def losses(step, members=(3, 8), seed=0):
-        nll = resnet.resnet_nll(net, Categorical(), x, y, members, seed)
-        assert nll is not None
+        nll = nll_by_kernel(net, Categorical(), x, y, members, seed)
         return nll({n: p[-len(members) :] for n, p in params.items()}, None, step)
 
     first = losses(7)
     assert torch.equal(losses(torch.tensor([7], device=DEVICE)), first)  # as a graph has it
-    assert torch.equal(losses(7, members=(8,)), first[1:])  # in a block of its own
+    # in a block of its own, where the head's products come in another order on a GPU
+    torch.testing.assert_close(losses(7, members=(8,)), first[1:])
     for other in (losses(8), losses(7, seed=1), losses(7, members=(4, 9))):
         assert not (other == first).any()
 
 
 def test_predictions_are_those_of_vmap(here):
     x, _, params = small(range(2))
-    net, seed = ResNet20FRN(classes=3).to(DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    net = ResNet20FRN(classes=3).to(DEVICE)
+    outputs = fused_outputs(net, params, x)
+    noise = Noise(torch.arange(2, device=DEVICE), torch.tensor([0], device=DEVICE))
+    assert outputs is not None
     with torch.no_grad():
-        found, known = resnet.resnet_forward(net, params, x, seed=seed), forward(net, params, x)
-        alone = resnet.resnet_forward(net, params, x[:1], seed=seed)
-    assert found is not None
+        found, known, alone = (
+            outputs(params, x, noise),
+            forward(net, params, x),
+            outputs(params, x[:1], noise),
+        )
     assert (found - known).norm() < 0.02 * known.norm()  # bf16, in 20 layers
     torch.testing.assert_close(alone, found[:, :1])  # the head's products in another order
+
+
+@pytest.mark.parametrize(
+    "method", [Dropout(0.3), DropConnect(0.1), NPDropout(node="channel")], ids=lambda m: m.name
+)
+def test_the_noise_is_that_of_vmap(method, here):
+    """Other draws would make another loss: those of two steps differ by far more than bf16 does."""
+    x, y, _ = small(range(2))
+    make = lambda: ResNet20FRN(classes=3)  # noqa: E731
+    net = stochens.stochastic(make(), method).to(DEVICE)
+    one, two = (init(builder(make), members=range(2), seed=s) for s in (0, 1))
+    params = {n: p.to(DEVICE) for n, p in methods.start(net, one, two).items()}
+    ways = (Way("vmap"), Way("vmap", fast=False))
+    found, known = (
+        data_term(net, Categorical(), InMemory(x, y), (5, 8), 3, way).of for way in ways
+    )
+    losses = []
+    for step in (0, 7):
+        want = known(params, None, step)
+        # bf16, in 20 layers
+        torch.testing.assert_close(found(params, None, step), want, rtol=0.03, atol=0)
+        losses.append(want)
+    assert float(((losses[0] - losses[1]) / losses[0]).abs().max()) > 0.03  # which would not pass
 
 
 def test_every_weight_is_drawn_by_its_layer():
     net = stochens.stochastic(ResNet20FRN(), DropConnect(0.2))
     params = init(builder(ResNet20FRN), members=range(3), seed=0)
-    theta = draw_all_weights(net, params)
+    theta = draw_all_weights(graph_of(net).noisy, params)
     assert set(theta) == set(params)
     assert theta["head.weight"] is params["head.weight"]  # the output layer has no noise
     w, drawn = params["blocks.4.conv1.weight"], theta["blocks.4.conv1.weight"]
@@ -281,7 +322,7 @@ def test_a_training_run_learns_as_vmap_does(rate):
     for way in ("kernels", "vmap"):
         params = {n: p.cuda().requires_grad_() for n, p in start.items()}
         optimizer = torch.optim.SGD(params.values(), lr=0.02, momentum=0.9, nesterov=True)
-        layers = resnet.steps_of(net, (32, 32))
+        layers = resnet_of(net)
         for step in range(200):
             rows = torch.randint(0, 512, (8, 64), device="cuda")
             seed = torch.tensor([step], device="cuda")

@@ -292,7 +292,7 @@ def make(network: str, method: Any) -> tuple[nn.Module, Params]:
     if any(rule.freezes for rule in rules):
         output = row.output or next(reversed(layers_of(plain)), None)
         for rule in rules:
-            plain = rule.adapt(plain, skip=(), output=output)
+            plain = rule.adapt(plain, output=output)
         build = start_adapters(plain)
         first, second = (init(build, members=range(M), seed=0, purpose=k) for k in (0, 1))
     params = methods.start(net, first, second)
@@ -758,8 +758,8 @@ def noisy_layers(net: nn.Module) -> dict[str, float]:
 
 def test_rates_and_skip_by_pattern() -> None:
     net = transformer()
-    rule = Dropout(0.1, rates={"encoder.layers.0.*": 0.3, "*.linear1": 0.2}, skip="*.linear2")
-    assert noisy_layers(stochastic(net, rule, skip="encoder.layers.1.self_attn")) == {
+    rates, skip = {"encoder.layers.0.*": 0.3, "*.linear1": 0.2}, ["*.linear2", "*.1.self_attn"]
+    assert noisy_layers(stochastic(net, Dropout(0.1, rates=rates, skip=skip))) == {
         "encoder.layers.0.self_attn": 0.3,
         "encoder.layers.0.linear1": 0.3,  # the first pattern that matches
         "encoder.layers.1.linear1": 0.2,
@@ -803,22 +803,22 @@ def test_what_is_trained_beside_tied_weights_is_tied() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "options", "message"),
+    ("rule", "message"),
     [
-        (Dropout(rates={"Linear": 0.1}), {}, "pattern 'Linear' matches no layer; the layers are 0"),
-        (Dropout(), {"skip": "hed"}, "pattern 'hed' matches no layer"),
-        (Gaussian(skip="5"), {}, "pattern '5' matches no layer; the layers are 0, 2, 4"),
-        ([Gaussian(), Dropout()], {}, "dropout cannot go on '0', which is stochastic already"),
-        ([Gaussian(), Gaussian()], {}, "gaussian cannot go on '0'"),
-        ([Dropout(), DropConnect()], {}, "dropconnect cannot go on '0'"),
-        ([NPDropout(), NPDropout()], {}, "np-dropout cannot go on '0'"),
-        (Dropout(), {"skip": "*"}, "dropout found no layer to make stochastic"),
-        ("dropuot", {}, "unknown method 'dropuot'; did you mean 'dropout'"),
+        (Dropout(rates={"Linear": 0.1}), "pattern 'Linear' matches no layer; the layers are 0"),
+        (Dropout(skip="hed"), "pattern 'hed' matches no layer"),
+        (Gaussian(skip="5"), "pattern '5' matches no layer; the layers are 0, 2, 4"),
+        ([Gaussian(), Dropout()], "dropout cannot go on '0', which is stochastic already"),
+        ([Gaussian(), Gaussian()], "gaussian cannot go on '0'"),
+        ([Dropout(), DropConnect()], "dropconnect cannot go on '0'"),
+        ([NPDropout(), NPDropout()], "np-dropout cannot go on '0'"),
+        (Dropout(skip="*"), "dropout found no layer to make stochastic"),
+        ("dropuot", "unknown method 'dropuot'; did you mean 'dropout'"),
     ],
 )
-def test_slips_are_refused(rule: Any, options: dict[str, Any], message: str) -> None:
+def test_slips_are_refused(rule: Any, message: str) -> None:
     with pytest.raises(InputError, match=message.replace("(", r"\(")):
-        stochastic(mlp(), rule, **options)
+        stochastic(mlp(), rule)
 
 
 def test_a_rate_for_a_layer_the_method_cannot_take_is_refused() -> None:

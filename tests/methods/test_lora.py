@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.long import long_but
 from tests.methods.test_conformance import Conv1D
 from torch import Tensor, nn
 
@@ -15,6 +16,8 @@ import stochens
 from stochens import Dropout, Gaussian, InputError, LastLayer, LoRA, NPDropout
 from stochens.members import shared_by_all, trainable
 from stochens.methods import lora_layers, stochastic, stochastic_layers
+from stochens.program.choice import Workload, distance_to_members
+from stochens.program.program import build
 
 N, C = 60, 3
 pytestmark = pytest.mark.filterwarnings("ignore::stochens.training.advice.TrainingAdvice")
@@ -99,6 +102,65 @@ def test_a_layer_is_its_equation(transposed: bool) -> None:
     torch.testing.assert_close(adapted(x), expected, rtol=1e-12, atol=1e-12)
 
 
+CONVOLUTIONS = [
+    lambda: nn.Conv1d(3, 5, 3, padding=1),
+    lambda: nn.Conv2d(3, 5, (3, 2), stride=2, padding=(2, 1), dilation=(2, 1), bias=False),
+    lambda: nn.Conv2d(3, 5, 3, padding="same"),
+    lambda: nn.Conv3d(3, 5, 2),
+]
+
+
+@pytest.mark.parametrize("make", CONVOLUTIONS)
+def test_a_convolution_is_that_of_the_sum(make: Any) -> None:
+    plain = make().double()
+    net = stochastic(nn.ModuleList([plain, nn.Linear(8, 2)]), LoRA(2, alpha=3.0))
+    ((path, adapted),) = lora_layers(net)
+    assert path == "0"
+    a, b = (nn.init.normal_(adapted.get_parameter(f"lora_{part}.weight")) for part in "AB")
+    merged = copy.deepcopy(plain)
+    merged.weight.data += 1.5 * torch.einsum("or...,ri...->oi...", b, a)
+    x = torch.randn(2, 3, *[7] * (plain.weight.dim() - 2)).double()
+    torch.testing.assert_close(adapted(x), merged(x), rtol=1e-11, atol=1e-11)
+    weight = adapted.merged(plain.weight, a, b)
+    torch.testing.assert_close(weight, merged.weight, rtol=1e-12, atol=1e-12)
+
+
+def convolutions() -> nn.Sequential:
+    """As in MobileNetV2: single positions, then each channel alone."""
+    return nn.Sequential(
+        *(nn.Conv2d(2, 6, 1), nn.ReLU(), nn.Conv2d(6, 6, 3, groups=6), nn.Flatten()),
+        nn.Linear(6 * 4, C),
+    )
+
+
+def test_members_with_adapters_of_convolutions(tmp_path: Path) -> None:
+    """They begin at the network, part, are kept and merged; depthwise layers are left alone."""
+    net, x = convolutions(), torch.randn(20, 2, 4, 4)
+    given = (x, torch.arange(20) % C)
+    assert adapted_by(net, LoRA()) == ["0"]
+    begun = fit(net, LoRA(2), lr=1e-9, epochs=1, data=given)
+    expected = net(x).softmax(-1).expand(3, -1, -1)
+    torch.testing.assert_close(begun.predict(x).probs, expected, rtol=1e-4, atol=1e-5)
+    posterior = fit(net, [LoRA(2), Gaussian(0.01)], data=given)
+    posterior.save(tmp_path / "kept")
+    again = stochens.load(tmp_path / "kept", net)
+    assert torch.equal(again.predict(x, seed=1).probs, posterior.predict(x, seed=1).probs)
+    trained = fit(net, LoRA(2), data=given)
+    probs = trained.predict(x).probs
+    assert (probs[0] - probs[1]).abs().max() > 1e-3
+    net.load_state_dict(trained.member(1))
+    torch.testing.assert_close(net(x).softmax(-1), probs[1], rtol=1e-4, atol=1e-5)
+
+
+def test_their_program_is_vmap() -> None:
+    """Frozen convolutions with members in the batch, adapters stacked."""
+    net = stochastic(convolutions().double(), LoRA(2))
+    few = torch.randn(4, 2, 4, 4).double()
+    for own_rows in (True, False):
+        task = Workload(batch=8, examples=1e9, own_rows=own_rows)
+        assert distance_to_members(build(net, few), net, few, task) < 1e-12  # float64, few sums
+
+
 def test_attention_is_that_of_the_sums() -> None:
     plain = nn.MultiheadAttention(8, 2, batch_first=True).double()
     nn.init.normal_(plain.in_proj_bias)
@@ -154,8 +216,8 @@ def test_the_users_network_stays_as_it_is() -> None:
 # -- which layers ---------------------------------------------------------------------------------
 
 
-def adapted_by(net: nn.Module, method: LoRA, **options: Any) -> list[str]:
-    return [path for path, _ in lora_layers(stochastic(net, method, **options))]
+def adapted_by(net: nn.Module, method: LoRA) -> list[str]:
+    return [path for path, _ in lora_layers(stochastic(net, method))]
 
 
 def test_the_usual_targets() -> None:
@@ -164,7 +226,7 @@ def test_the_usual_targets() -> None:
     assert adapted_by(vit, LoRA()) == ends
     assert adapted_by(vit, LoRA(layers="blocks.1.q_proj")) == ["blocks.1.q_proj"]
     assert adapted_by(vit, LoRA(layers=["o_proj"])) == ["blocks.0.o_proj", "blocks.1.o_proj"]
-    assert adapted_by(vit, LoRA(), skip="blocks.0.*") == ends[2:]
+    assert adapted_by(vit, LoRA(skip="blocks.0.*")) == ends[2:]
     assert adapted_by(vit, LoRA(layers="q_proj", skip="blocks.1.*")) == ends[:1]
     assert adapted_by(mlp(), LoRA()) == ["0", "2"]  # all but the output
     block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
@@ -195,8 +257,11 @@ def test_slips_are_refused(method: Any, message: str) -> None:
 
 
 def test_a_network_without_a_layer_for_adapters() -> None:
+    depthwise = nn.Conv2d(2, 2, 1, groups=2)
     with pytest.raises(InputError, match="LastLayer\\(\\) trains that one alone"):
-        stochastic(nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten(), nn.Linear(8, 2)), LoRA())
+        stochastic(nn.Sequential(depthwise, nn.Flatten(), nn.Linear(8, 2)), LoRA())
+    with pytest.raises(InputError, match="no dropout of inputs for convolutions, which '0' is"):
+        stochastic(convolutions(), LoRA(dropout=0.1))
 
 
 # -- memory ---------------------------------------------------------------------------------------
@@ -240,6 +305,7 @@ class Logits(nn.Module):
         return logits
 
 
+@pytest.mark.long
 def test_memory_of_ten_members_of_a_vit_of_transformers(tmp_path: Path) -> None:
     no_torchvision_registrations()
     hub = pytest.importorskip("transformers", reason="a test dependency")
@@ -291,7 +357,16 @@ class WithAttention(nn.Module):
         return self.head(self.attend(x, x, x, need_weights=False)[0].mean(1))
 
 
-@pytest.mark.parametrize("kind", ["linear", "conv1d", "attention"])
+class WithConvolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(2, 5, 3, stride=2, padding=1), nn.Linear(20, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.conv(x).tanh().flatten(1))
+
+
+@pytest.mark.parametrize("kind", ["linear", "conv1d", "attention", "convolution"])
 @pytest.mark.parametrize("names", ["saved", "in memory"])
 def test_adapters_of_peft(peft: Any, kind: str, names: str) -> None:
     if kind == "conv1d":
@@ -299,6 +374,8 @@ def test_adapters_of_peft(peft: Any, kind: str, names: str) -> None:
         net, targets, x = WithConv1D(hub.Conv1D), ["c_attn"], torch.randn(9, 4)
     elif kind == "attention":
         net, targets, x = WithAttention(), ["attend"], torch.randn(9, 5, 8)  # type: ignore[assignment]
+    elif kind == "convolution":
+        net, targets, x = WithConvolution(), ["conv"], torch.randn(9, 2, 4, 4)  # type: ignore[assignment]
     else:
         net, targets, x = mlp(), ["0", "2"], torch.randn(9, 2)  # type: ignore[assignment]
     head = "4" if kind == "linear" else "head"
@@ -379,7 +456,7 @@ FOLLOWS: Any = [
 ]
 
 
-@pytest.mark.parametrize("method", FOLLOWS, ids=str)
+@pytest.mark.parametrize("method", long_but([FOLLOWS[4], FOLLOWS[5]], FOLLOWS), ids=str)
 def test_save_load_join_take_export(method: Any, tmp_path: Path) -> None:
     net, (x, _) = mlp(), data()
     posterior = fit(net, method, members=4)
@@ -412,7 +489,7 @@ def test_a_member_is_a_plain_network(net: Any) -> None:
 
 
 def test_the_kl_is_of_the_adapters_and_the_output() -> None:
-    posterior = fit(mlp(), LoRA(2), prior_precision=3.0)
+    posterior = fit(mlp(), LoRA(2), prior=3.0)
     squares = sum(p.double().square().sum() for p in posterior.params.values())
     assert posterior.kl().l2 == pytest.approx(float(1.5 * squares / len(posterior)))
     assert posterior.kl().stochasticity == 0

@@ -99,11 +99,11 @@ def test_the_layers_of_a_network_get_the_noise_that_patterns_say(skip, rates):
         if any(fits(pattern, path) for pattern in skip) or (path == "head" and not rate):
             continue  # the output stays as it is unless it is named
         want[path] = rate[0] if rate else 0.1
-    method = Dropout(0.1, rates=rates)
+    method = Dropout(0.1, rates=rates, skip=skip)
     if not want:
         with pytest.raises(InputError, match="found no layer to make stochastic"):
-            stochens.stochastic(nested(), method, skip=skip)
+            stochens.stochastic(nested(), method)
         return
-    net = stochens.stochastic(nested(), method, skip=skip)
+    net = stochens.stochastic(nested(), method)
     layers = stochens.methods.stochastic_layers(net)
     assert {path: layer.output_rate for path, layer in layers.items()} == want

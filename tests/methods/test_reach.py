@@ -119,23 +119,21 @@ def test_parameters_that_a_method_cannot_reach_are_named(method: str, xor: Any) 
 
 
 @pytest.mark.parametrize(
-    ("method", "options"),
+    "method",
     [
-        ("regular", {}),
-        ("gaussian", {}),
-        ([Dropout(), Gaussian()], {}),
-        ("dropout", {"skip": "1"}),
-        ([Dropout(), Gaussian()], {"skip": "1"}),
-        (Dropout(rates={"0": 0.1}, skip="1"), {}),
-        (Gaussian(skip="1"), {}),
+        "regular",
+        "gaussian",
+        [Dropout(), Gaussian()],
+        Dropout(skip="1"),
+        [Dropout(skip="1"), Gaussian(skip="1")],
+        Dropout(rates={"0": 0.1}, skip="1"),
+        Gaussian(skip="1"),
     ],
 )
-def test_nothing_is_said_where_all_is_reached_or_left_out_on_purpose(
-    method: Any, options: dict[str, Any], xor: Any
-) -> None:
+def test_nothing_is_said_where_all_is_reached_or_left_out_on_purpose(method: Any, xor: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", PartialNoiseWarning)
-        fit(gpt, xor, method, **options)
+        fit(gpt, xor, method)
 
 
 def test_a_learned_noise_level_is_not_named(xor: Any) -> None:

@@ -185,7 +185,9 @@ class Recorder:
 def run_tests(files: Sequence[str], root: Path, plugin: object, *, stop: bool) -> int:
     """pytest on these files, and its exit code."""
     options = ["-p", "no:cacheprovider", "-p", "no:xdist", "-q", "--no-header", "--tb=line"]
-    options += ["-o", "markers=xdist_group: one process for all of them"]  # xdist would know it
+    # with the long ones; xdist would know its own marker
+    options += ["-m", "long or not long"]
+    options += ["-o", "markers=long: for make long\nxdist_group: one process for all of them"]
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as base:
         places = [f"--basetemp={base}/tests", f"--rootdir={root}"]
         return int(pytest.main([*options, *(["-x"] if stop else []), *places, *files], [plugin]))

@@ -164,6 +164,7 @@ for fault in (upside_down, None):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks children")
+@pytest.mark.long
 def test_a_child_notices_a_known_fault_and_passes_without_one(tmp_path):
     """The cosine upside down fails its test, which passes where there is no fault."""
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])

@@ -27,7 +27,7 @@ from tests.running import gather
 from torch import Tensor, nn
 
 import stochens
-from stochens import MLP, Auto, Dropout, Gaussian, LoRA, Posterior
+from stochens import MLP, Auto, Dropout, Gaussian, LoRA, Posterior, Validation
 from stochens.members import shared_by_all
 from stochens.randomness.seeds import seeded
 from stochens.run.checkpoints import Keeper
@@ -66,6 +66,21 @@ class Source(NamedTuple):
 FITTED = {"epochs": 4, "batch_size": 8, "lr": 0.01}
 
 
+def held_out() -> tuple[Tensor, Tensor]:
+    """6 points to validate on."""
+    x = torch.randn(6, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return x, (x[:, 0] * x[:, 1] > 0).long()
+
+
+def own_optimizer(params: list[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(params, lr=0.01, momentum=0.5)
+
+
+OWN_STEPS = stochens.Optimizer(
+    own_optimizer, schedule=lambda done: 1 - done, warmup=0.2, clip=0.5, accumulate=2
+)
+
+
 def fitted(method: Any, **options: Any) -> Source:
     return Source(stochens.fit, {**FITTED, "method": method, **options}, lacks=ENDS)
 
@@ -85,6 +100,14 @@ def joined(net: nn.Module, data: Any, *, members: Sequence[int], **options: Any)
     return stochens.join([stochens.fit(net, data, members=[k], **options) for k in members])
 
 
+def shifted(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return x + 0.1 * torch.randn_like(x), y
+
+
+def fit_augmented(net: nn.Module, data: Any, **options: Any) -> Posterior:
+    return stochens.fit(net, stochens.Data(data, augment=shifted), **options)
+
+
 SWAG = {**FITTED, "snapshots": 4, "rank": 3}
 SHORT = {"warmup": 8, "step_size": 0.2}
 NUTS = sampled(stochens.nuts, 4, max_depth=3, **SHORT)
@@ -99,9 +122,19 @@ SOURCES: dict[str, Source] = {
     "fit gaussian": fitted(Gaussian(0.2)),
     "fit gaussian, learned": fitted(Gaussian(0.2, learn=True)),
     "fit np-dropout and gaussian": fitted(["np-dropout", Gaussian(0.2, learn=True)]),
+    "fit natural": fitted("regular", optimizer="natural"),
+    "fit natural, np-dropout": fitted("np-dropout", optimizer=stochens.Natural(sigma=0.1)),
     "fit lora": fitted(LoRA(2))._replace(lacks=PLAIN | ENDS),
     "fit lora and gaussian": fitted([LoRA(2, dropout=0.1), Gaussian(0.2, learn=True)]),
     "fit last-layer": fitted("last-layer")._replace(lacks=PLAIN | ENDS),
+    "fit validated": fitted(
+        Dropout(0.3), validation=Validation(held_out(), patience=1), lr=0.1, epochs=6
+    ),
+    "fit natural, best": fitted(
+        "regular", optimizer="natural", validation=Validation(held_out(), best=True)
+    ),
+    "fit own optimizer": fitted("dropout", lr=None, optimizer=OWN_STEPS)._replace(stops=(2, 7)),
+    "fit augmented": Source(fit_augmented, {**FITTED, "method": Dropout(0.3)}, lacks=ENDS),
     "fit auto": fitted(Auto(candidates=["dropout", "np-dropout"], members=2)),
     "fit one noise": fitted("dropout", likelihood="gaussian")._replace(outputs=1),
     "multiswa": Source(stochens.multiswa, FITTED, lacks=PLAIN | ENDS),
@@ -118,7 +151,9 @@ SOURCES: dict[str, Source] = {
     "langevin": Source(stochens.langevin, LANGEVIN, lacks=PLAIN | ENDS | AT_ONCE),
     "load": Source(saved_and_loaded, {**FITTED, "method": "np-dropout"}, lacks=NO_RUN),
     "join": Source(joined, {**FITTED, "method": "np-dropout"}, lacks=NO_RUN),
-    "fit over Ray": fitted("np-dropout")._replace(run={"engine": "ray", "chunk": 2}, lacks=FAR),
+    "fit over Ray": fitted("np-dropout", validation=Validation(held_out(), best=True))._replace(
+        run={"engine": "ray", "chunk": 2}, lacks=FAR
+    ),
     "nuts over Ray": NUTS._replace(run={"engine": "ray"}, lacks=PLAIN | FAR),
 }
 

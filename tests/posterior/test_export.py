@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
 import stochens
-from stochens import DropConnect, Dropout, Gaussian, InputError, NPDropout
+from stochens import DropConnect, Dropout, Gaussian, InputError, NPDropout, Regular
 from stochens.networks import FRN
 from stochens.posterior.export import OLDEST_TORCH, program
 from stochens.samplers.diagnostics import SamplingWarning
@@ -72,7 +72,10 @@ def compare(got, p):
 @needs_scan
 @pytest.mark.parametrize(
     "method",
-    [DropConnect(0.3), [Dropout(0.2, node="channel"), Gaussian(0.1, learn=True)]],
+    [
+        pytest.param(DropConnect(0.3), marks=pytest.mark.long),
+        [Dropout(0.2, node="channel"), Gaussian(0.1, learn=True)],
+    ],
     ids=str,
 )
 def test_torch_export(images, method, monkeypatch):
@@ -116,6 +119,7 @@ def test_onnx(images, tmp_path, torch_says):
     assert b"/src/" not in (tmp_path / "model.onnx").read_bytes(), "no paths of ours in the file"
 
 
+@pytest.mark.long
 @needs_scan
 def test_onnx_of_regression(tmp_path):
     x = torch.linspace(-1, 1, 30).unsqueeze(1)
@@ -257,16 +261,16 @@ class Tied(nn.Module):
         return self.head(self.fixed(self.second(self.first(x).relu() * self.scale)))
 
 
-@pytest.mark.parametrize("method", ["regular", "np-dropout"])
+@pytest.mark.parametrize("method", [Regular(skip="fixed"), NPDropout(skip="fixed")], ids=repr)
 def test_a_member_brings_tied_frozen_and_buffered_tensors(method):
     x, y = torch.randn(9, 4), torch.arange(9) % 3
-    posterior = fit(Tied, (x, y), method, skip="fixed", epochs=3)
+    posterior = fit(Tied, (x, y), method, epochs=3)
     plain = Tied()
     plain.get_buffer("scale").fill_(0.0)
     plain.load_state_dict(posterior.member(2))  # strict: every name, and no other
     assert plain.scale == 3.0
     assert plain.second.weight is plain.first.weight
-    if method == "regular":
+    if method.name == "regular":
         probs = plain(x).softmax(-1).detach()
         torch.testing.assert_close(probs, posterior.predict(x).probs[2], **CLOSE)
 

@@ -148,7 +148,7 @@ def test_batches_of_different_lengths(method):
         for one, other in itertools.combinations(firsts, 2):
             assert not torch.equal(one, other), "batches have noise of their own"
     with pytest.raises(InputError, match=r"different shapes, \(3, 5\) and \(3, 9\), cannot"):
-        stochens.data.inputs(loader)
+        stochens.inputs.inputs(loader)
 
 
 def test_predictions_of_different_shapes_are_no_one_prediction():

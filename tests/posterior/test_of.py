@@ -124,7 +124,7 @@ def test_kl_has_the_prior() -> None:
         for name, t in nets[1].state_dict().items()
     )
     assert posterior.kl().l2 == pytest.approx(l2 / 2, rel=1e-6)  # of the first it is 0
-    assert Posterior.of(nets, prior_precision=4.0).kl().l2 > 0
+    assert Posterior.of(nets, prior=4.0).kl().l2 > 0
     with pytest.raises(InputError, match="must be 'zero' or tensors"):
         Posterior.of(nets, prior=Prior(mean="start"))
 

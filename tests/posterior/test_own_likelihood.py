@@ -188,7 +188,10 @@ def test_saved_joined_and_measured(data, like, tmp_path):
 
 
 @needs_scan
-@pytest.mark.parametrize(("like", "suffix"), [(Bernoulli(), ".pt2"), (Poisson(), ".onnx")])
+@pytest.mark.parametrize(
+    ("like", "suffix"),
+    [pytest.param(Bernoulli(), ".pt2", marks=pytest.mark.long), (Poisson(), ".onnx")],
+)
 def test_exported(data, like, suffix, tmp_path):
     x, y = data[like.name]
     posterior = fit((x, y), like, epochs=10)
@@ -414,7 +417,7 @@ def test_a_family_without_a_cdf_has_no_quantiles_and_says_so():
     p = NumberPredictive.of(Numbers(distributions.Poisson, rate=rates))
     with pytest.raises(InputError, match=r"Poisson has no cdf.*or take the quantiles of p.sample"):
         p.interval()
-    assert list(p.measures(torch.ones(5))) == ["RMSE", "NLL"]
+    assert list(p.measures(torch.ones(5))) == ["RMSE", "NLL", "CRPS"]
     with pytest.raises(InputError, match=r"targets must be \(5, 1\), got \(4,\)"):
         p.log_prob(torch.ones(4))
     for level in (0.0, 1.0, math.nan):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.long import long_but
 from tests.posterior.sources import (
     IDS,
     SOURCES,
@@ -110,10 +111,10 @@ def test_one_seed_of_a_prediction_repeats_and_two_differ(name: str) -> None:
 def test_draws_of_a_member_differ(name: str) -> None:
     needs(name, "noise")
     posterior, M = whole(name), len(whole(name))
-    p = posterior.predict(data_of(SOURCES[name])[0], draws=2)
+    p = posterior.predict(data_of(SOURCES[name])[0], draws=6)
     draws = p.probs if SOURCES[name].outputs == 2 else p.draw_means
-    for k in range(M):
-        assert not torch.equal(draws[k], draws[M + k])
+    for k in range(M):  # two of few nodes are the same now and then: once in 16 for four nodes
+        assert not all(torch.equal(draws[k], draws[j * M + k]) for j in range(1, 6))
 
 
 def test_some_of_its_members_are_a_posterior(name: str) -> None:
@@ -126,7 +127,9 @@ def test_some_of_its_members_are_a_posterior(name: str) -> None:
         for field, value in parts(some.low_rank).items():
             assert torch.equal(value, parts(posterior.low_rank)[field][[2, 0]])
     if posterior.history is not None:
-        assert torch.equal(some.history.loss, posterior.history.loss[:, [2, 0]])
+        for field, value in parts(some.history).items():
+            expected = parts(posterior.history)[field][..., [2, 0]]
+            assert torch.equal(value.nan_to_num(-1), expected.nan_to_num(-1)), field
     assert some.chains is None
     assert_same(posterior.take(slice(0, 2)), posterior.take([0, 1]))
 
@@ -203,7 +206,7 @@ def test_one_seed_repeats_and_two_differ(name: str) -> None:
         assert len(p.flatten(1).unique(dim=0)) == len(p), f"{field} is alike in two members"
 
 
-@pytest.mark.parametrize("k", [0, 2])
+@pytest.mark.parametrize("k", long_but({2}, [0, 2]))
 def test_one_alone_is_the_same_as_among_others(name: str, k: int) -> None:
     needs(name, "alone")
     source, together, alone = SOURCES[name], whole(name), make(name, [k])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import stochens
 from stochens.program import rules
-from stochens.program.choice import Workload, choose, flops
+from stochens.program.choice import Workload, choose, flops, gradient_distance
 from stochens.program.program import build
 from stochens.training.engines import COMPILES_SINCE
 
@@ -48,6 +48,51 @@ def test_a_program_that_is_wrong_is_not_taken(
     monkeypatch.setitem(rules.RULES, "aten::tanh", wrong)
     assert choose(net(), x, TASK) is None
     assert "is off by" in caplog.text
+
+
+class _NoSlope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.tanh()
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return slope
+
+
+def without_slope(x: Tensor) -> Tensor:
+    """tanh with the gradient of another function."""
+    made: Tensor = _NoSlope.apply(x)
+    return made
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_program_with_a_wrong_gradient_is_not_taken(
+    dtype: torch.dtype | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16 too, where rounding would hide it. For predictions, which need none, it is."""
+
+    def wrong(s: Any, target: Any, given: Any) -> Any:
+        return s.emit(without_slope, s.front(given["self"])), "front"
+
+    x, task = torch.randn(4, 3), TASK._replace(dtype=dtype)
+    assert choose(net(), x, task) is not None
+    monkeypatch.setitem(rules.RULES, "aten::tanh", wrong)
+    assert choose(net(), x, task) is None
+    assert "their program has a gradient of 0." in caplog.text
+    assert choose(net(), x, task._replace(gradients=False)) is not None
+
+
+def test_gradients_are_those_of_each_member_alone() -> None:
+    """By the loop, and not by vmap, which gives the row of padding a gradient; and what has none
+    but for rounding, as the bias of attention's keys, is no mistake."""
+    layers: list[nn.Module] = [nn.Embedding(7, 8, padding_idx=0)]
+    layers += [nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), nn.Flatten()]
+    words = nn.Sequential(*layers, nn.Linear(8 * 5, 2))
+    x = torch.randint(7, (4, 5), generator=torch.Generator().manual_seed(0))
+    assert (x == 0).any()
+    off, _ = gradient_distance(build(words, x), words, x, TASK)
+    assert off < 1e-3  # sums of float32, of at most 40 terms
 
 
 def test_a_program_that_fails_is_not_taken(

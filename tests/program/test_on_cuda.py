@@ -8,11 +8,13 @@ import pytest
 import torch
 from tests.methods.test_conformance import NETWORKS, Case, case_of, wide
 from tests.program.test_program import assert_same, results
+from tests.program.test_trees import bert, sentences, two
 
 import stochens
 from stochens.kernels.graphs import record_graph
 from stochens.kernels.noise import words
 from stochens.members import Params, forward
+from stochens.posterior import streaming
 from stochens.program import choice
 from stochens.program.apart import Apart
 from stochens.program.program import Noise, build
@@ -47,6 +49,41 @@ def test_a_program_is_vmap(network: str, method: str) -> None:
         got = results(lambda p: run(p, case.x, noise()), case.params)  # noqa: B023, called at once
         torch.cuda.synchronize()
         assert_same(got, expected)
+
+
+@pytest.mark.parametrize("method", ["regular", "dropout", "np-dropout"])
+def test_a_program_of_a_tree_is_vmap(method: str) -> None:
+    net, x = bert(method).cuda(), sentences(4).to("cuda")
+    params, program = {n: p.cuda() for n, p in two(net).items()}, build(net, x)
+
+    def theirs(p: Params) -> torch.Tensor:
+        with member_noise(*noise(), words):
+            return forward(net, p, x, engine="vmap")
+
+    expected = results(theirs, params)
+    for ours in (program, Apart(program)):
+        run: Any = ours
+        got = results(lambda p: run(p, x, noise()), params)  # noqa: B023, called at once
+        torch.cuda.synchronize()
+        assert_same(got, expected)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("method", ["dropout", "dropconnect", "np-dropout", "gaussian"])
+def test_predictions_with_noise_are_those_of_vmap(
+    method: str, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "stochens")
+    row, x = NETWORKS["transformer"], case_of("transformer", "regular").x
+    data = torch.cat([x, x.flip(0)]).double(), torch.arange(8) % 2
+    options: dict[str, Any] = {"members": 3, "epochs": 1, "batch_size": 4, "device": "cuda"}
+    posterior = stochens.fit(lambda: row.build().double(), data, method=method, **options)
+    caplog.clear()
+    ours = posterior.predict(data[0], draws=2, batch_size=3)
+    assert "members run by one program" in caplog.text
+    monkeypatch.setattr(streaming, "_program", lambda *_: None)
+    plain = posterior.predict(data[0], draws=2, batch_size=3)
+    torch.testing.assert_close(ours.probs, plain.probs, rtol=1e-10, atol=1e-12)  # float64's sums
 
 
 def test_a_recorded_program_draws_the_noise_of_each_step() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.long import crossed, long_but
 from torch import Tensor, nn
 
 import stochens
@@ -140,8 +141,7 @@ METHODS: Any = [
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("method", METHODS, ids=str)
-@pytest.mark.parametrize("engine", ["auto", "loop"])
+@pytest.mark.parametrize(("method", "engine"), crossed(METHODS, ["auto", "loop"], each=1), ids=str)
 def test_members_and_predictions_are_the_same(
     method: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +158,9 @@ def test_members_and_predictions_are_the_same(
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("sampler", ["nuts", "sgmcmc", "langevin"])
+@pytest.mark.parametrize(
+    "sampler", long_but({"langevin", "sgmcmc"}, ["nuts", "sgmcmc", "langevin"])
+)
 def test_chains_are_the_same(sampler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {
         "nuts": {"samples": 3, "warmup": 5},
@@ -177,8 +179,9 @@ def test_chains_are_the_same(sampler: str, monkeypatch: pytest.MonkeyPatch) -> N
     same(ours, draw(net, data(), seed=1, run=run, **options))
 
 
-@pytest.mark.parametrize("method", METHODS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    ("method", "dtype"), crossed(METHODS, [torch.bfloat16, torch.float64], each=1), ids=str
+)
 def test_the_rest_runs_in_another_precision(method: Any, dtype: torch.dtype) -> None:
     """As programs on a GPU do, in bfloat16."""
     net, (x, _) = stochastic(Net(), method).train(), data()

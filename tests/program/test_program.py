@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.long import crossed, long_but
 from tests.methods.test_conformance import ADAPTERS, METHODS, NETWORKS, B, Case, M, case_of, wide
 from tests.tolerance import close
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from stochens.kernels.noise import words
 from stochens.members import Params, forward, forward_each
 from stochens.methods import stochastic
 from stochens.program.apart import Apart
-from stochens.program.noise import by_kernel, words_by_index
+from stochens.program.noise import by_kernel, plain
 from stochens.program.program import Noise, build, cast
 from stochens.program.trace import Untraceable
 from stochens.randomness.noise import hashed_words, member_noise
@@ -37,8 +38,10 @@ def assert_same(ours: list[Tensor], theirs: list[Tensor]) -> None:
         torch.testing.assert_close(a, b, **close(torch.float64, terms=100, depth=20, scale=scale))
 
 
-@pytest.mark.parametrize("method", [*METHODS, *ADAPTERS])
-@pytest.mark.parametrize("network", NETWORKS)
+CASES = [*crossed([*NETWORKS], [*METHODS]), *crossed([*NETWORKS], [*ADAPTERS])]
+
+
+@pytest.mark.parametrize(("network", "method"), CASES)
 def test_program_is_vmap_is_loop(network: str, method: str) -> None:
     case: Case = wide(case_of(network, method))
     program = build(case.net, case.x)
@@ -142,14 +145,30 @@ class Two(nn.Module):
 
 
 class WithoutGradient(nn.Module):
+    """Angles without gradients and without autocast, as rotary places are made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(3, 2), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            angles = self.scale(x)
+            with torch.autocast(x.device.type, enabled=False):
+                sin, cos = angles.sin(), angles.cos()
+            halved = 0.5 * sin
+        return self.layer(self.scale(x) * halved) + cos[:, :2]
+
+
+class WithAutocast(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(3, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            x = x.tanh()
-        return self.layer(x)
+        with torch.autocast(x.device.type, torch.bfloat16):
+            y = self.layer(x)
+        return y.float()
 
 
 @pytest.mark.parametrize(
@@ -160,12 +179,18 @@ def test_what_cannot_be_traced_says_why(net: nn.Module, said: str) -> None:
         build(net, torch.randn(4, 3))
 
 
-def test_a_block_without_gradients_is_refused_or_right() -> None:
-    net = WithoutGradient()
-    params = {name: torch.stack([p.detach()] * M) for name, p in net.named_parameters()}
-    x = torch.randn(4, 3)
+def test_a_block_without_gradients() -> None:
+    net = WithoutGradient().double()
+    params = {name: torch.randn(M, *p.shape).double() for name, p in net.named_parameters()}
+    x = torch.randn(4, 3, dtype=torch.float64)
+    program = build(net, x)
+    ours = results(lambda p: program(p, x), params)
+    assert_same(ours, results(lambda p: forward(net, p, x, engine="loop"), params))
+
+
+def test_a_block_in_another_precision_is_refused() -> None:
     with pytest.raises(Untraceable, match="graph of its own"):
-        build(net, x)(params, x)
+        build(WithAutocast(), torch.randn(4, 3))
 
 
 class InPlace(nn.Module):
@@ -212,13 +237,14 @@ def test_a_program_in_bfloat16_gives_what_its_parameters_are() -> None:
     torch.testing.assert_close(outputs, expected, **within)
 
 
-def test_compiled_is_eager() -> None:
+@pytest.mark.parametrize("backend", long_but({"aot_eager"}, ["aot_eager", "inductor"]))
+def test_compiled_is_eager(backend: str) -> None:
     """Noise too: inside torch.compile it comes from a formula, elsewhere from a kernel."""
     net = stochastic(nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)), "dropout")
     params = {name: torch.randn(M, *p.shape) for name, p in net.named_parameters()}
     x = torch.randn(4, 3)
     program = build(net, x)
-    compiled = torch.compile(program, dynamic=False, fullgraph=True)
+    compiled = torch.compile(program, dynamic=False, fullgraph=True, backend=backend)
     within = close(torch.float32, terms=10, depth=4)
     torch.testing.assert_close(compiled(params, x, NOISE), program(params, x, NOISE), **within)
 
@@ -228,8 +254,8 @@ def test_the_three_ways_to_draw_words_agree(shape: tuple[int, ...]) -> None:
     for site in (0, 7):
         expected = hashed_words(IDS, SEED, site, shape)
         assert torch.equal(by_kernel(IDS, SEED, site, list(shape)), expected)
-        assert torch.equal(words_by_index(IDS, SEED, site, shape), expected)
-        assert torch.equal(words_by_index(IDS[1], SEED, site, shape), expected[1])
+        assert torch.equal(plain(IDS, SEED, site, shape), expected)
+        assert torch.equal(plain(IDS[1], SEED, site, shape), expected[1])
 
 
 def test_fresh_noise_differs_from_pass_to_pass() -> None:

@@ -164,7 +164,12 @@ OLD = {
     "bf16": (False, r"run=stochens\.Run\(precision='float32'\)"),
     "dtype": (torch.float64, r"run=stochens\.Run\(precision='float64'\)"),
 }
+OLD_OF_DATA = {
+    "target": ("kind", r"stochens\.Data\(data, target='kind'\)"),
+    "sample_weight": (torch.ones(40), r"stochens\.Data\(data, weights=\.\.\.\)"),
+}
 OLD_OF_FIT = {
+    "repulsion": (0.1, r"optimizer=stochens\.Optimizer\(repulsion=0\.1\)"),
     "schedule": ("step", r"optimizer=stochens\.Optimizer\(schedule='step'\)"),
     "weight_decay": (0.1, r"optimizer=stochens\.Optimizer\(weight_decay=0\.1\)"),
 }
@@ -178,8 +183,28 @@ def test_an_old_name_is_told_its_new_spelling(name, data):
         said = rf"^{old} is an option of {kind} now: {name}\(\.\.\., {new}\)$"
         with pytest.raises(InputError, match=said):
             made(name, data, **{old: value})
+    for old, (value, new) in OLD_OF_DATA.items():
+        with pytest.raises(
+            InputError, match=rf"^{old} is an option of Data now: {name}\(net, {new}"
+        ):
+            made(name, data, **{old: value})
+    with pytest.raises(InputError, match=rf"^{name} has no prior_precision .* prior now, prior=2"):
+        made(name, data, prior_precision=2.0)
+    if name != "hmc":  # whose jitter is of its trajectories
+        start = r"start=stochens\.Start\('reset', jitter=0\.1\)"
+        with pytest.raises(InputError, match=rf"^jitter is an option of Start now: .*, {start}\)$"):
+            made(name, data, jitter=0.1, start="reset")
     with pytest.raises(TypeError, match="no_such_option"):
         made(name, data, no_such_option=1)
+
+
+@pytest.mark.parametrize("name", WITH_OPTIMIZER)
+def test_skip_is_told_to_be_of_methods(name, data):
+    said = r"^skip is an option of every method now, such as stochens\.Dropout\(skip='0'\)$"
+    with pytest.raises(InputError, match=said):
+        made(name, data, skip="0")
+    with pytest.raises(InputError, match=said):
+        stochens.stochastic(stochens.MLP(2, 4, 2), "dropout", skip="0")  # type: ignore[call-arg]
 
 
 def test_predict_is_told_too(data):
@@ -200,11 +225,14 @@ def test_what_a_sampler_has_no_use_for_is_refused(data):
             made("nuts", data, run=Run(**options))
 
 
+OF_FIT = """net data method members epochs batch_size optimizer lr output likelihood prior kl_weight
+start bootstrap validation callbacks on_divergence seed device progress run"""
+
+
 def test_signatures_are_short():
-    """Of `fit` 21 with what runs it, and none takes what Run has."""
-    assert (
-        len(inspect.signature(stochens.fit).parameters) <= 26
-    )  # 18 of them before issue 21 had targets, outputs, priors and starts
+    """Of `fit` 18 with what runs it, and none takes what Run has. What belongs to the data, the
+    method, the optimiser or the start is said there."""
+    assert list(inspect.signature(stochens.fit).parameters) == OF_FIT.split()
     names = {field.name for field in dataclasses.fields(Run)} - {"device", "progress"}
     for make, _ in WAYS.values():
         assert not names & set(inspect.signature(make).parameters)

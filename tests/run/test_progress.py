@@ -65,9 +65,9 @@ def test_wandb_gets_every_value(monkeypatch):
     assert logged == ["mine", ({"loss": 0.5}, 2)]
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
 def test_what_is_not_installed_is_said(monkeypatch, name):
-    module = "torch.utils.tensorboard" if name == "tensorboard" else "wandb"
+    module = "torch.utils.tensorboard" if name == "tensorboard" else name
     monkeypatch.setitem(sys.modules, module, None)  # an import of None is an ImportError
     with pytest.raises(InputError, match=f"pip install {name}"):
         log_to(name)

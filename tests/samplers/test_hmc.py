@@ -204,8 +204,8 @@ def test_masks_need_no_look():
     ("activation", "outputs", "likelihood", "chains", "n"),
     [
         (nn.ReLU, 2, "categorical", 5, 19),
-        (nn.Tanh, 1, Homoscedastic(noise=0.3), 1, 37),
-        (nn.SiLU, 2, "heteroscedastic", 2, 23),
+        pytest.param(nn.Tanh, 1, Homoscedastic(noise=0.3), 1, 37, marks=pytest.mark.long),
+        pytest.param(nn.SiLU, 2, "heteroscedastic", 2, 23, marks=pytest.mark.long),
     ],
 )
 def test_the_kernel_is_the_same_machine(activation, outputs, likelihood, chains, n):
@@ -245,7 +245,7 @@ def test_going_on_is_one_long_run(engine, tmp_path):
 def test_the_trajectory_is_a_quarter_period_of_the_prior(xor):
     """pi / 2 of a standard deviation, lambda^-1/2, in steps of the size given."""
     posterior = stochens.hmc(
-        nn.Linear(2, 2), xor, chains=1, samples=3, warmup=1, jitter=0.0, prior_precision=4.0,
+        nn.Linear(2, 2), xor, chains=1, samples=3, warmup=1, jitter=0.0, prior=4.0,
         step_size=1e-3,
     )  # fmt: skip
     step = posterior.chains.stats["step"]
@@ -271,7 +271,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "target_accept": {"target_accept": 1.5},
     "warmup": {"warmup": 0},
     "engine": {"engine": "graph"},
-    "prior_precision": {"prior_precision": 0.0},
+    "prior": {"prior": 0.0},
     "step_size": {"step_size": -1.0},
 }
 

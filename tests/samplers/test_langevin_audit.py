@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.long import long_but
 from tests.samplers.langevin_truth import GRID, TANH, tanh_data, tanh_net
 from torch import nn
 
@@ -78,7 +79,10 @@ ARE_RIGHT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", LINEAR)
+# one that is right by default, one that was once wrong, one with mini-batches
+@pytest.mark.parametrize(
+    "case", long_but({"large-inputs", "N2400-1250-steps", "batch-20-noise-.3"}, LINEAR)
+)
 def test_linear_regressions_are_right_or_called_wrong(case):
     N, noise, options, scale, precision = LINEAR[case]
     x, y = linear(N, noise, scale=scale)
@@ -87,7 +91,7 @@ def test_linear_regressions_are_right_or_called_wrong(case):
             nn.Linear(4, 1),
             (x, y),
             likelihood=stochens.Homoscedastic(noise),
-            prior_precision=precision,
+            prior=precision,
             **{"members": M} | options,
         )
     )
@@ -97,6 +101,7 @@ def test_linear_regressions_are_right_or_called_wrong(case):
         assert abs(ratio_of_sd(posterior, exact_sd(x, noise, precision)) - 1) < RIGHT
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", sorted(TANH))
 @pytest.mark.parametrize("options", [{}, {"steps": 1250, "step_size": 0.02}], ids=["now", "before"])
 def test_tanh_regressions_are_right_or_called_wrong(seed, options):
@@ -118,12 +123,13 @@ def test_tanh_regressions_are_right_or_called_wrong(seed, options):
 
 
 TOY = {
-    "before": ({"steps": 1250, "step_size": 0.01, "prior_precision": 0.1}, True),
+    "before": ({"steps": 1250, "step_size": 0.01, "prior": 0.1}, True),
     "batch-5": ({"batch_size": 5}, True),
     "full": ({}, False),
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", TOY)
 def test_the_toy_problem_is_called_what_it_is(case):
     """b with a wide prior diverged and was kept; mini-batches of five were ten times too far."""

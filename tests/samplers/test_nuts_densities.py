@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from scipy import stats as scipy_stats
 from tests.samplers import density
@@ -47,6 +48,7 @@ def test_gaussian_in_100_dimensions_with_scales_from_a_hundredth_to_ten():
     assert 0.6 < float(stats["accept"][:, 50:].mean()) < 0.95  # 0.8 is aimed at
 
 
+@pytest.mark.long
 def test_a_mild_funnel():
     """v ~ N(0, 1), five x ~ N(0, exp(v)): it bends every trajectory, yet a step size of acceptance
     0.9 still enters its neck (next to no divergences), as it does not in Neal's, of scale 3. Every

@@ -114,7 +114,7 @@ OTHERS = {
     "warmup": {"warmup": 11},
     "max_depth": {"max_depth": 3},
     "target_accept": {"target_accept": 0.9},
-    "prior_precision": {"prior_precision": 2.0},
+    "prior": {"prior": 2.0},
     "dtype": {"precision": "float32"},
     "fewer samples": {"samples": 2},
     "a wider network": {

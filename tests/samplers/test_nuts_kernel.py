@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.long import long_but
 from tests.samplers import density
 from torch import nn
 
@@ -19,7 +20,7 @@ TWINS = {
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", long_but([*TWINS][::2], TWINS))
 def test_the_kernel_is_the_same_machine(name):
     """Through the fast start, the window, its close, the fast end and some draws. Rounding grows
     by some thousand in blocks of 10 iterations (measured), so blocks are of 4."""

@@ -87,7 +87,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "warmup": ({"warmup": -1}, "warmup"),
     "no warmup": ({"warmup": None}, "warmup"),
     "step_size": ({"step_size": 0.0}, "step_size"),
-    "prior_precision": ({"prior_precision": -1.0}, "prior_precision"),
+    "prior": ({"prior": -1.0}, "prior must be a positive number"),
     "precision": ({"precision": "float16"}, "precision"),
     "likelihood": ({"likelihood": "poisson"}, "likelihood"),
     "start by name": ({"start": "posterior"}, "start"),

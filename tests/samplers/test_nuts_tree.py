@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from tests.long import crossed
 from tests.samplers import density
 from tests.samplers.density import Density
 from tests.samplers.nuts_reference import TARGETS, Recursive, assert_same, funnel_energy, gaussian
@@ -132,8 +133,7 @@ def test_the_leapfrog_by_its_equation():
 # A recursive NUTS ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("massive", [False, True], ids=["unit mass", "mass"])
+@pytest.mark.parametrize(("name", "massive"), crossed([*TARGETS], [False, True], each=1))
 def test_draws_are_those_of_a_recursive_nuts(name, massive):
     D, (energy, slope, torch_energy), step, max_depth = TARGETS[name]
     M, transitions = 3, 16

@@ -77,7 +77,7 @@ def theirs(sizes, precision, data, x_test, *, warmup, samples):
 
 def ours(net, precision, data, x_test, *, warmup, samples):
     posterior = stochens.nuts(
-        net, data, chains=CHAINS, samples=samples, warmup=warmup, prior_precision=precision, seed=5
+        net, data, chains=CHAINS, samples=samples, warmup=warmup, prior=precision, seed=5
     )
     return posterior.predict(x_test).probs[..., 1].view(CHAINS, samples, -1).numpy(), posterior
 
@@ -111,6 +111,7 @@ def test_logistic_regression():
     assert float(posterior.chains.stats["diverged"].sum()) == 0
 
 
+@pytest.mark.long
 def test_toy_network():
     """162 weights whose posterior has many equal modes; predictions mix all the same, with about as
     many effective draws as draws on both sides (measured)."""

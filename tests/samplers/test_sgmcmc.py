@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long import crossed
 from tests.running import gather
 from torch import Tensor, nn
 
@@ -42,7 +43,7 @@ def draws_of(chains: int, at: Tensor | float = 0.0, **options) -> Tensor:
         (x, y),
         chains=chains,
         likelihood=stochens.Homoscedastic(NOISE),
-        prior_precision=PRECISION,
+        prior=PRECISION,
         start=start,
         device="cpu",
         **gather(precision="float64", **options),
@@ -65,11 +66,11 @@ def check_moments(draws: Tensor, mean: Tensor, variance: Tensor, *, bias: float 
 # apart. The largest share lr a / (2 (1 + beta) N m) by which the variance is known to be too wide
 # is that of a = 18: 0.018 for sgld, 0.019 for sghmc, and 0.018 or less with N m near sqrt(a).
 SMALL_STEPS = [
-    ("sgld", None, 0.04, 600, 300),
+    pytest.param("sgld", None, 0.04, 600, 300, marks=pytest.mark.long),
     ("sghmc", None, 0.08, 200, 80),
-    ("csghmc", None, 0.08, 100, 100),
+    pytest.param("csghmc", None, 0.08, 100, 100, marks=pytest.mark.long),
     ("sgld", "rmsprop", 0.01, 500, 200),
-    ("sghmc", "rmsprop", 0.02, 200, 80),
+    pytest.param("sghmc", "rmsprop", 0.02, 200, 80, marks=pytest.mark.long),
     ("csghmc", "rmsprop", 0.02, 150, 100),
 ]
 
@@ -87,10 +88,13 @@ def test_a_gaussian_posterior_at_temperature_one(kind, preconditioner, lr, burn_
 # The discretised chain ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-@pytest.mark.parametrize(("kind", "beta"), [("sgld", 0.0), ("sghmc", 0.9), ("sghmc", 0.5)])
-def test_variance_of_large_steps_by_its_closed_form(kind, beta, temperature):
+STEPS = [("sgld", 0.0), ("sghmc", 0.9), ("sghmc", 0.5)]
+
+
+@pytest.mark.parametrize(("step", "temperature"), crossed(STEPS, [1.0, 0.5], each=1))
+def test_variance_of_large_steps_by_its_closed_form(step, temperature):
     """T / (a (1 - lr a / (2 (1 + beta) N))): up to 1.8 times the target's for steps this large."""
+    kind, beta = step
     _, _, a, mu = linear()
     lr = 0.05 * N
     options = {"lr": lr, "momentum": beta, "temperature": temperature, "burn_in": 200}
@@ -98,7 +102,9 @@ def test_variance_of_large_steps_by_its_closed_form(kind, beta, temperature):
     check_moments(draws, mu, temperature / (a * (1 - lr * a / (2 * (1 + beta) * N))))
 
 
-@pytest.mark.parametrize(("kind", "beta"), [("sgld", 0.0), ("sghmc", 0.9)])
+@pytest.mark.parametrize(
+    ("kind", "beta"), [("sgld", 0.0), pytest.param("sghmc", 0.9, marks=pytest.mark.long)]
+)
 def test_a_preconditioner_is_held_and_its_variance_known(kind, beta, monkeypatch):
     """The closed form of each chain and weight, with the s that it learned. One that went on
     learning would be 10 to 20 % too wide for sgld here."""
@@ -187,7 +193,7 @@ def test_lr_is_that_of_sgd_on_the_loss_of_fit(xor):
         start=start,
         lr=0.1,
         momentum=0.8,
-        prior_precision=1.5,
+        prior=1.5,
         **gather(**options),
     )
     for name, p in zip(names, params, strict=True):
@@ -290,7 +296,7 @@ def test_one_seed_repeats_and_another_differs(xor):
 
 def test_members_are_the_draws_of_chain_after_chain(xor):
     net = stochens.MLP(2, 4, 2)
-    options = {"samples": 6, "thin": 2, "burn_in": 5, "cycles": 2, "prior_precision": 3.0}
+    options = {"samples": 6, "thin": 2, "burn_in": 5, "cycles": 2, "prior": 3.0}
     posterior = sgmcmc(net, xor, kind="csghmc", chains=3, **gather(**options))
     assert len(posterior) == 18
     assert posterior.chains.count == 3
@@ -394,7 +400,7 @@ def test_ctrl_c_in_the_burn_in(xor, monkeypatch):
         ({"kind": "csghmc", "cycles": 0}, "cycles must be a whole number"),
         ({"kind": "csghmc", "cycles": 3, "samples": 10}, "the nearest that can is 9"),
         ({"kind": "csghmc", "cycles": 30, "samples": 10}, "the nearest that can is 30"),
-        ({"prior_precision": 0.0}, "prior_precision must be a positive number"),
+        ({"prior": 0.0}, "prior must be a positive number"),
         ({"start": "nowhere"}, "start must be"),
         ({"engine": "gpu"}, "engine must be"),
         ({"likelihood": "categoricl"}, "unknown likelihood"),

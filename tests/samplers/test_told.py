@@ -101,7 +101,7 @@ def test_fewer_draws_than_there_are_cannot_be_asked_for(data, tmp_path):
 def test_the_prior_energy_of_sgmcmc_is_that_of_its_draws(data):
     """1/2 lambda |q|^2 of each draw, in float64."""
     options = {"chains": 2, "samples": 3, "burn_in": 2, "thin": 1}
-    run = stochens.sgmcmc(nn.Linear(2, 2), data, prior_precision=3.0, **gather(**options))
+    run = stochens.sgmcmc(nn.Linear(2, 2), data, prior=3.0, **gather(**options))
     flat = torch.cat([p.flatten(1) for p in run.params.values()], 1).double()  # [6, D]
     prior = 0.5 * 3.0 * flat.square().sum(1).view(2, 3)
     # sums of 6 squares in another order
@@ -122,7 +122,7 @@ def test_samplers_run_four_chains_and_refuse_no_draws(data, sampler):
 @pytest.mark.filterwarnings("ignore")
 def test_a_trajectory_is_a_quarter_turn_of_the_prior(data):
     """pi / 2 standard deviations of N(0, 1 / 4), as Izmailov et al. (2021) have it."""
-    options = {"samples": 1, "warmup": 1, "step_size": 0.1, "prior_precision": 4.0}
+    options = {"samples": 1, "warmup": 1, "step_size": 0.1, "prior": 4.0}
     run = stochens.hmc(nn.Linear(2, 2), data, **gather(**options))
     assert run.chains.settings["length"] == pytest.approx(math.pi / 4, rel=1e-15)
     assert run.chains.settings["jitter"] == 0.2
@@ -161,7 +161,7 @@ def test_a_start_that_lacks_some_parameters_is_refused(data):
 def test_chains_start_from_the_prior_or_as_the_network_is_initialised(data, sampler):
     """N(0, 100^2), or torch's own for 2 inputs, which is within 1 / sqrt(2). Steps of 1e-12 lead
     nowhere."""
-    options = {"samples": 1, "warmup": 1, "step_size": 1e-12, "prior_precision": 1e-4}
+    options = {"samples": 1, "warmup": 1, "step_size": 1e-12, "prior": 1e-4}
     if sampler is stochens.hmc:
         options["max_leapfrogs"] = 1
     else:

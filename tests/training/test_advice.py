@@ -130,7 +130,7 @@ def test_a_function_must_build_a_network_each_time():
         ({"method": stochens.Dropout}, r"Dropout\(\), with the parentheses"),
         ({"method": 3}, "unknown method 3"),
         ({"members": 3.0}, "a whole number or a list of them, got 3.0"),
-        ({"optimizer": torch.optim.Adam}, "unknown optimizer"),
+        ({"optimizer": 3}, "unknown optimizer 3"),
         ({"device": "gpu"}, "device must be 'cpu' or 'cuda', got 'gpu'"),
     ],
 )

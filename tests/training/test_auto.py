@@ -176,9 +176,9 @@ def test_a_finite_sigma_has_no_rank_by_kl(data):
 
 def test_weights_count_in_the_trials(data):
     y = data[1]
-    weighted = fit(data, sample_weight=1.0 + y, epochs=8)
+    weighted = fit(stochens.Data(data, weights=1.0 + y), epochs=8)
     assert weighted.trials != fit(data, epochs=8).trials
-    assert weighted.trials == fit(data, sample_weight=1.0 + y, epochs=8).trials
+    assert weighted.trials == fit(stochens.Data(data, weights=1.0 + y), epochs=8).trials
 
 
 def test_regression(data):

@@ -66,7 +66,7 @@ def test_one_member_that_does_not_fit_is_one_error(data, monkeypatch):
 def test_members_that_are_coupled_cannot_be_parted(data, monkeypatch):
     short_of_memory(monkeypatch, 4)
     with pytest.raises(InputError, match="the members do not fit into memory"):
-        stochens.fit(MLP(2, 4, 2), data, repulsion=0.1, **gather(**OPTIONS))
+        stochens.fit(MLP(2, 4, 2), data, **gather(repulsion=0.1, **OPTIONS))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the unit of ru_maxrss is another")

@@ -19,7 +19,7 @@ from stochens import (
     Homoscedastic,
     StochasticEnsembleRegressor,
 )
-from stochens.data import source
+from stochens.data import Data, source
 from stochens.likelihoods import Likelihood, Numbers, mean_over_examples
 from stochens.training import freedom
 from stochens.training.freedom import noise_too_small
@@ -196,7 +196,7 @@ def test_degrees_of_freedom_of_a_linear_model(float64):
     net = torch.nn.Linear(6, 4)
     design = torch.cat([x, torch.ones(40, 1)], 1)
     for w in (None, weights):
-        data = source((x, y), w)
+        data = source(Data((x, y), weights=w))
         heavy = design if w is None else w.unsqueeze(1) * design
         found = noise_too_small(net, member, Heteroscedastic(), data, 3.0)
         ratio = 1.0

@@ -1,5 +1,6 @@
 """Training, held against a plain loop over single networks."""
 
+import functools
 import math
 import warnings
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.long import long_but
 from tests.running import gather
 from tests.tolerance import trained
 from torch import nn
@@ -17,7 +19,7 @@ import stochens
 from stochens import MLP, DropConnect, Dropout, Failed, Gaussian, InputError, NPDropout
 from stochens.kernels import mlp
 from stochens.members import builder, init
-from stochens.posterior import streaming
+from stochens.program import fusions
 from stochens.randomness.seeds import permutations
 from stochens.training.engines import COMPILES_SINCE
 
@@ -72,7 +74,7 @@ def data(float64, xor):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("members", [1, [0, 4, 2]])
 def test_each_member_equals_the_network_trained_alone(data, engine, members):
-    posterior = fit(data, members=members, run=stochens.Run(engine=engine), prior_precision=3.0)
+    posterior = fit(data, members=members, run=stochens.Run(engine=engine), prior=3.0)
     for row, member in enumerate(posterior.members):
         net = alone(data, member, epochs=4, batch=25, lr=0.01, precision=3.0)
         for name, p in net.named_parameters():
@@ -282,7 +284,7 @@ def test_a_float64_tensor_is_told_what_to_do(xor):
 
 
 def test_start_from_the_prior_and_from_given_parameters(xor):
-    prior = fit(xor, members=400, epochs=1, lr=1e-30, start="prior", prior_precision=4.0)
+    prior = fit(xor, members=400, epochs=1, lr=1e-30, start="prior", prior=4.0)
     values = torch.cat([p.flatten() for p in prior.params.values()])
     # sd of the sample sd of n normals is sd / sqrt(2 n); five of those
     assert abs(values.std() - 0.5) < 5 * 0.5 / math.sqrt(2 * len(values))
@@ -297,14 +299,18 @@ def test_repulsion_keeps_members_apart(xor):
     start = init(builder(make_net), members=[0] * 2, seed=0)
     start = {name: p + 1e-3 * torch.randn_like(p) for name, p in start.items()}
     options = {"members": 2, "start": start, "batch_size": None, "epochs": 30}
-    kept, pushed = fit(xor, **options), fit(xor, repulsion=0.05, **options)
+    kept, pushed = (
+        fit(xor, **options),
+        fit(xor, optimizer=stochens.Optimizer(repulsion=0.05), **options),
+    )
 
     def distance(posterior):
         return sum((p[0] - p[1]).square().sum() for p in posterior.params.values())
 
     assert distance(pushed) > 2 * distance(kept)
+    push = stochens.Optimizer(repulsion=0.05)
     with pytest.raises(InputError, match="couples all 2 members"):
-        fit(xor, repulsion=0.05, members=2, run=stochens.Run(chunk=1))
+        fit(xor, optimizer=push, members=2, run=stochens.Run(chunk=1))
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
@@ -454,7 +460,7 @@ def test_progress_and_logging(xor, capsys):
         ({"seed": None}, "seed must be a whole number, got None"),
         ({"weight_decay": -1.0}, "weight_decay must not be negative"),
         ({"kl_weight": "1"}, "kl_weight must not be negative, got '1'"),
-        ({"prior_precision": "1"}, "prior_precision must be a positive number, got '1'"),
+        ({"prior": "1"}, "prior must be a precision or a stochens.Prior, got '1'"),
         ({"lr": "0.1"}, "lr must be a positive number, got '0.1'"),
         ({"epochs": 0}, "epochs must be a whole number, at least 1, got 0"),
         ({"epochs": 1.5}, "epochs must be a whole number, at least 1, got 1.5"),
@@ -462,7 +468,7 @@ def test_progress_and_logging(xor, capsys):
         ({"chunk": -1}, "chunk must be a whole number"),
         ({"kl_weight": -1.0}, "kl_weight must not be negative"),
         ({"lr": -1.0}, "lr must be a positive number, got -1.0"),
-        ({"prior_precision": 0.0}, "prior_precision must be a positive number"),
+        ({"prior": 0.0}, "prior must be a positive number"),
         ({"method": "dropot"}, "unknown method 'dropot'; did you mean 'dropout'"),
         ({"method": "langevin"}, r"own, not a method of fit: stochens.langevin\(net, data"),
         ({"method": "zebra"}, "unknown method 'zebra'. The methods are regular, .* functions of"),
@@ -471,7 +477,10 @@ def test_progress_and_logging(xor, capsys):
         ({"likelihood": "zebra"}, "unknown likelihood 'zebra'. Known: "),
         ({"engine": "fast"}, "engine must be"),
         ({"start": "zeros"}, "start must be"),
-        ({"skip": "haed"}, "pattern 'haed' matches no layer; the layers are 0, 2, 4"),
+        (
+            {"method": stochens.Dropout(skip="haed")},
+            "pattern 'haed' matches no layer; the layers are 0, 2, 4",
+        ),
         ({"precision": "bf16", "device": "cpu"}, "precision='bf16' is for CUDA"),
         ({"every": -1.0}, "every must not be negative"),
         ({"log": "paper"}, "log must be a function"),
@@ -551,7 +560,10 @@ def test_networks_that_cannot_be_members(xor):
 @pytest.mark.skipif(
     torch.__version__ < COMPILES_SINCE, reason=f"engine='compile' needs torch {COMPILES_SINCE}"
 )
-def test_a_compiled_step_is_the_step(float64, xor, monkeypatch):
+@pytest.mark.parametrize("backend", long_but({"aot_eager"}, ["aot_eager", "inductor"]))
+def test_a_compiled_step_is_the_step(float64, xor, monkeypatch, backend):
+    # with the first, all but the C++ of it, which takes a compiler seconds
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     # torch keeps compiled graphs on disk and takes one of another ATEN_CPU_CAPABILITY for its own:
     # code with vectors, built without them, does not compile. So nothing is taken from there.
     monkeypatch.setattr("torch._inductor.config.fx_graph_cache", False)
@@ -575,8 +587,10 @@ def test_compile_on_an_older_torch_is_one_clear_error(xor, monkeypatch, way):
 @pytest.mark.parametrize(("precision", "asked"), [("auto", ["train", "predict"]), ("float32", [])])
 def test_the_kernels_of_a_resnet_are_asked_unless_float32_is(monkeypatch, precision, asked):
     said = []
-    monkeypatch.setattr("stochens.program.data_term.resnet_nll", lambda *_: said.append("train"))
-    monkeypatch.setattr(streaming, "resnet_forward", lambda *_, **__: said.append("predict"))
+    asks = fusions.RESNET._replace(
+        nll=lambda *_: said.append("train"), outputs=lambda *_: said.append("predict")
+    )
+    monkeypatch.setattr(fusions, "FUSIONS", (asks,))
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
     data = torch.randn(8, 1, 4, 4), torch.arange(8) % 2
     posterior = stochens.fit(

@@ -185,7 +185,7 @@ def test_jitter_has_its_size_whatever_the_scale_of_a_parameter() -> None:
         net[0].weight.mul_(1e-4)
         net[0].bias.zero_()
         net[1].weight.mul_(1e3)
-    options: dict[str, Any] = {"start": "module", "jitter": 0.01, "batch_size": None}
+    options: dict[str, Any] = {"start": stochens.Start("module", jitter=0.01), "batch_size": None}
     posterior = fit(net, members=40, **options)
     for name, p in net.named_parameters():
         moved = posterior.params[name] - p.detach()
@@ -198,7 +198,7 @@ def test_jitter_has_its_size_whatever_the_scale_of_a_parameter() -> None:
     some = fit(net, members=[7, 3], **options)  # by (seed, member)
     assert torch.equal(some.params["0.weight"], posterior.params["0.weight"][[7, 3]])
     with pytest.raises(InputError, match="jitter must not be negative"):
-        fit(net, jitter=-0.1)
+        stochens.Start("module", jitter=-0.1)
 
 
 def test_a_jitter_that_moves_nothing_sets_nobody_apart() -> None:
@@ -206,13 +206,13 @@ def test_a_jitter_that_moves_nothing_sets_nobody_apart() -> None:
     nn.init.zeros_(net.weight)
     nn.init.zeros_(net.bias)
     with pytest.raises(InputError, match="begin with the same parameters"):
-        fit(net, start="module", jitter=0.1, batch_size=None)
+        fit(net, start=stochens.Start("module", jitter=0.1), batch_size=None)
 
 
 def test_a_learned_sigma_and_a_noise_level_are_not_jittered() -> None:
     posterior = fit(
-        nn.Linear(3, 1), (X, X[:, :1]), start="module", jitter=0.5, likelihood="gaussian",
-        method=stochens.Gaussian(0.1, learn=True),
+        nn.Linear(3, 1), (X, X[:, :1]), start=stochens.Start("module", jitter=0.5),
+        likelihood="gaussian", method=stochens.Gaussian(0.1, learn=True),
     )  # fmt: skip
     sigma = posterior.params["weight_log_sigma"]
     torch.testing.assert_close(sigma, torch.full_like(sigma, 0.1).log())
@@ -221,7 +221,8 @@ def test_a_learned_sigma_and_a_noise_level_are_not_jittered() -> None:
 
 def test_the_prior_is_around_the_start_and_not_around_its_jitter() -> None:
     net = small(3)
-    posterior = fit(net, start="module", jitter=0.1, prior=stochens.Prior(2.0, mean="start"))
+    start = stochens.Start("module", jitter=0.1)
+    posterior = fit(net, start=start, prior=stochens.Prior(2.0, mean="start"))
     for name, p in net.named_parameters():
         assert torch.equal(posterior.prior_mean[name], p.detach().unsqueeze(0))
     moved = sum(float((posterior.params[n] - p).double().square().sum())
@@ -240,7 +241,7 @@ def test_every_remedy_of_members_that_stay_alike_works() -> None:
         ({"method": "dropout"}, "method='dropout'"),
         ({"bootstrap": True}, "bootstrap=True"),
         ({"batch_size": 8}, "batch_size below N = 24"),
-        ({"jitter": 0.01}, "jitter=0.01"),
+        ({"start": stochens.Start("module", jitter=0.01)}, "jitter=0.01"),
         ({"start": "reset"}, "start='reset'"),
     ):
         assert words in str(refused.value)
@@ -258,16 +259,16 @@ def test_a_member_learns_from_its_own_resample(
     weight = torch.arange(24.0) if weighted else None
     options: dict[str, Any] = {
         "start": "module", "lr": 0.05, "epochs": 4, "batch_size": batch_size, "seed": 3,
-        "run": stochens.Run(engine=engine), "prior_precision": 5.0,
+        "run": stochens.Run(engine=engine), "prior": 5.0,
     }  # fmt: skip
     net = small(2).double()
-    posterior = fit(net, data, bootstrap=True, sample_weight=weight, **options)
-    given = source(data, weight)
+    posterior = fit(net, stochens.Data(data, weights=weight), bootstrap=True, **options)
+    given = source(stochens.Data(data, weights=weight))
     rows = bootstrap_rows(resampled(given), members=(0, 1, 2), seed=3)
     for k in range(3):
         own = (given.x[rows[k]], given.y[rows[k]])
         each = None if weight is None else torch.full((given.size,), given.examples / given.size)
-        alone = fit(net, own, members=[k], sample_weight=each, **options)
+        alone = fit(net, stochens.Data(own, weights=each), members=[k], **options)
         for name, p in alone.params.items():
             torch.testing.assert_close(posterior.params[name][k], p[0], rtol=1e-7, atol=1e-9)
     assert posterior.data_size == (24 if weight is None else float(weight.sum()))
@@ -275,7 +276,9 @@ def test_a_member_learns_from_its_own_resample(
 
 def test_rows_are_drawn_by_their_weights() -> None:
     weights = torch.tensor([1.0, 3.0, 0.0, 6.0])
-    data = resampled(source((torch.zeros(4, 1), torch.zeros(4).long()), weights))
+    data = resampled(
+        source(stochens.Data((torch.zeros(4, 1), torch.zeros(4).long()), weights=weights))
+    )
     assert data.weights is None  # those of weight 0 are left out: 3 rows of 1, 3 and 6
     assert data.examples == 10
     rows = bootstrap_rows(data, members=tuple(range(4000)), seed=0)
@@ -320,5 +323,6 @@ def test_a_stopped_bootstrap_goes_on_as_one(tmp_path: Path) -> None:
 def test_auto_goes_with_all_of_it() -> None:
     auto = stochens.Auto(candidates=["regular", "dropout"], members=2, epochs=1)
     net = copy.deepcopy(small(1))
-    posterior = fit(net, method=auto, start=small(2), bootstrap=True, jitter=0.01, lr=0.1)
+    start = stochens.Start(small(2), jitter=0.01)
+    posterior = fit(net, method=auto, start=start, bootstrap=True, lr=0.1)
     assert len(posterior) == 3

@@ -26,7 +26,7 @@ def line():
 def test_kl_weight_leaves_the_likelihood_and_weighs_the_prior(weight):
     """The mode of likelihood^(1 / w) * prior: a ridge regression whose penalty is w lambda."""
     x, y, net = line()
-    options = {"likelihood": Homoscedastic(NOISE), "prior_precision": 4.0, "members": 1}
+    options = {"likelihood": Homoscedastic(NOISE), "prior": 4.0, "members": 1}
     trained = stochens.fit(
         net,
         (x, y),

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import stochens
-from stochens import Failed, InputError, Replicas
+from stochens import Data, Failed, InputError, Replicas
 from stochens.run.cluster.connect import Ray, Room
 from stochens.run.memory import SHARE
 from stochens.training.machines import (
@@ -81,14 +81,14 @@ def test_what_was_made_on_a_gpu_elsewhere_comes_home_to_the_cpu():
 
 def test_data_travels_as_arrays_and_comes_back():
     for data in (DATA, TensorDataset(*DATA)):
-        x, y = unpacked_data(packed_data(data))
+        x, y = unpacked_data(packed_data(Data(data)))
         assert torch.equal(x, DATA[0])
         assert torch.equal(y, DATA[1])
-    sets = unpacked_data(packed_data(Replicas([DATA, (DATA[0] + 1, DATA[1])])))
+    sets = unpacked_data(packed_data(Data(Replicas([DATA, (DATA[0] + 1, DATA[1])]))))
     assert isinstance(sets, Replicas)
     assert torch.equal(list(sets)[1][0], DATA[0] + 1)
     loader = DataLoader(TensorDataset(*DATA), batch_size=4)
-    assert unpacked_data(packed_data(loader)) is loader
+    assert unpacked_data(packed_data(Data(loader))) is loader
 
 
 def pieces(count: int) -> dict[str, Piece]:

@@ -6,7 +6,7 @@ from tests.tolerance import trained
 from torch.utils.data import DataLoader, TensorDataset
 
 import stochens
-from stochens import MLP, Categorical, Heteroscedastic, Homoscedastic, InputError, Replicas
+from stochens import MLP, Categorical, Data, Heteroscedastic, Homoscedastic, InputError, Replicas
 from stochens.data import source
 from stochens.objective import mean_nll
 
@@ -31,7 +31,7 @@ def repeated(x, y):
 def fit(data, likelihood="categorical", **options):
     width = {"categorical": 2, "gaussian": 1, "heteroscedastic": 2}[likelihood]
     settings = {"method": "regular", "members": 3, "epochs": 30, "batch_size": None, "lr": 0.01}
-    settings |= {"prior_precision": 2.0, "device": "cpu", "likelihood": likelihood}
+    settings |= {"prior": 2.0, "device": "cpu", "likelihood": likelihood}
     return stochens.fit(MLP(2, 6, width), data, **(settings | options))
 
 
@@ -40,7 +40,7 @@ def fit(data, likelihood="categorical", **options):
 def test_weights_are_repeated_rows(data, likelihood, engine):
     x, y = data
     y = y if likelihood == "categorical" else y.double() + x[:, 0]
-    weighted = fit((x, y), likelihood, sample_weight=WEIGHTS, run=stochens.Run(engine=engine))
+    weighted = fit(Data((x, y), weights=WEIGHTS), likelihood, run=stochens.Run(engine=engine))
     rows = fit(repeated(x, y), likelihood, run=stochens.Run(engine=engine))
     for name, p in rows.params.items():
         torch.testing.assert_close(weighted.params[name], p, **CLOSE)
@@ -51,7 +51,7 @@ def test_weights_are_repeated_rows(data, likelihood, engine):
 
 def test_equal_weights_are_repeated_data(data):
     x, y = data
-    weighted = fit(data, sample_weight=torch.full((N,), 2.0))
+    weighted = fit(Data(data, weights=torch.full((N,), 2.0)))
     twice = fit((torch.cat([x, x]), torch.cat([y, y])))
     for name, p in twice.params.items():
         torch.testing.assert_close(weighted.params[name], p, **CLOSE)
@@ -60,14 +60,14 @@ def test_equal_weights_are_repeated_data(data):
 def test_weights_of_one_change_nothing(data):
     # the same kernel and noise as without them: equal to the last bit
     options = {"method": "dropout", "batch_size": 16, "epochs": 3}
-    plain, weighted = fit(data, **options), fit(data, sample_weight=torch.ones(N), **options)
+    plain, weighted = fit(data, **options), fit(Data(data, weights=torch.ones(N)), **options)
     assert all(torch.equal(plain.params[n], p) for n, p in weighted.params.items())
 
 
 def test_batches_are_an_unbiased_estimate(data):
     """The mean over an epoch's batches of equal size is the loss of the whole data."""
     x, y = data
-    given = source((x, y), 1.0 + torch.arange(N))
+    given = source(Data((x, y), weights=1.0 + torch.arange(N)))
     params = fit(data, epochs=1).params
     nll = mean_nll(MLP(2, 6, 2), Categorical(), engine="vmap", weights=given.weights)
     order = torch.randperm(N).expand(3, N)
@@ -97,37 +97,35 @@ def test_the_weighted_mean_by_hand(float64, likelihood):
         (-torch.ones(N), "not negative; row 0 has -1.0"),
         (torch.full((N,), float("nan")), "finite"),
         (torch.zeros(N), "0 for every row"),
-        ("heavy", "sample_weight holds no numbers"),
+        ("heavy", "weights holds no numbers"),
     ],
 )
 def test_bad_weights_are_refused(data, weights, message):
     with pytest.raises(InputError, match=message):
-        fit(data, sample_weight=weights)
+        fit(Data(data, weights=weights))
 
 
 def test_weights_where_they_mean_nothing(data):
     loader = DataLoader(TensorDataset(*data), batch_size=8)
     with pytest.raises(InputError, match="not a DataLoader"):
-        fit(loader, sample_weight=torch.ones(N))
+        fit(Data(loader, weights=torch.ones(N)))
     with pytest.raises(InputError, match="not Replicas"):
-        fit(Replicas([data, data]), sample_weight=torch.ones(N))
+        fit(Data(Replicas([data, data]), weights=torch.ones(N)))
     with pytest.raises(InputError, match="fused"):
-        fit(data, sample_weight=WEIGHTS, run=stochens.Run(engine="fused"))
+        fit(Data(data, weights=WEIGHTS), run=stochens.Run(engine="fused"))
 
 
 def test_a_checkpoint_of_other_weights_is_refused(data, tmp_path):
-    fit(data, sample_weight=WEIGHTS + 1, epochs=2, run=stochens.Run(checkpoint=tmp_path / "kept"))
+    fit(Data(data, weights=WEIGHTS + 1), epochs=2, run=stochens.Run(checkpoint=tmp_path / "kept"))
     with pytest.raises(InputError, match="the data differ"):
         fit(
-            data,
-            sample_weight=WEIGHTS + 2,
+            Data(data, weights=WEIGHTS + 2),
             epochs=2,
             run=stochens.Run(checkpoint=tmp_path / "kept"),
         )
     with pytest.raises(InputError, match="the data differ"):
         fit(
-            data,
-            sample_weight=torch.full((N,), 2),
+            Data(data, weights=torch.full((N,), 2)),
             epochs=2,
             run=stochens.Run(checkpoint=tmp_path / "kept"),
         )
@@ -135,10 +133,10 @@ def test_a_checkpoint_of_other_weights_is_refused(data, tmp_path):
 
 def test_a_posterior_knows_how_many_examples_it_is_of(data, tmp_path):
     x, y = data
-    weighted = fit(data, sample_weight=WEIGHTS, epochs=1)
+    weighted = fit(Data(data, weights=WEIGHTS), epochs=1)
     assert weighted.data_size == fit(repeated(x, y), epochs=1).data_size == 60
     assert repr(weighted).endswith("N = 60)")
-    assert fit(data, sample_weight=WEIGHTS / 8, epochs=1).data_size == 7.5
+    assert fit(Data(data, weights=WEIGHTS / 8), epochs=1).data_size == 7.5
     weighted.save(tmp_path / "kept")
     kept = stochens.load(tmp_path / "kept", MLP(2, 6, 2))
     assert (kept.data_size, kept.sample_weight) == (60, weighted.sample_weight)
@@ -146,7 +144,7 @@ def test_a_posterior_knows_how_many_examples_it_is_of(data, tmp_path):
 
 def test_members_of_other_weights_are_not_joined(data):
     one, *others = (
-        fit(data, sample_weight=weights, members=[k], epochs=1)
+        fit(Data(data, weights=weights), members=[k], epochs=1)
         for k, weights in enumerate([WEIGHTS, WEIGHTS, 2 * WEIGHTS, WEIGHTS.flip(0)])
     )
     assert len(stochens.join([one, others[0]])) == 2
@@ -154,5 +152,5 @@ def test_members_of_other_weights_are_not_joined(data):
         stochens.join([one, others[1]])
     with pytest.raises(InputError, match="differ in sample_weight"):
         stochens.join([one, others[2]])
-    ones = fit(data, sample_weight=torch.ones(N), members=[7], epochs=1)
+    ones = fit(Data(data, weights=torch.ones(N)), members=[7], epochs=1)
     assert len(stochens.join([fit(data, members=[0], epochs=1), ones])) == 2

@@ -46,7 +46,7 @@ def best(x, y, weights=None, *, precision=PRECISION):
 
 def learned(data, **options):
     settings = {"method": "regular", "members": 2, "epochs": 200, "batch_size": B}
-    settings |= {"prior_precision": PRECISION, "likelihood": Homoscedastic(NOISE)}
+    settings |= {"prior": PRECISION, "likelihood": Homoscedastic(NOISE)}
     posterior = stochens.fit(nn.Linear(2, 1), data, **gather(**settings | options))
     return torch.cat([posterior.params["weight"].squeeze(1), posterior.params["bias"]], 1)
 
@@ -94,9 +94,10 @@ def test_tensors_whose_batches_do_not_divide_them(far_last, engine, weighted):
         pytest.skip("kernels know no weights")
     rate = 1e-7  # changes of the gradient on the way are of its square
     options = {"optimizer": "sgd", "lr": rate, "schedule": "constant", "epochs": 1}
-    options |= {"sample_weight": weights, "engine": engine}
-    start = learned((x, y), **options | {"lr": 1e-300})
-    moved = learned((x, y), **options | {"batch_size": 13}) - start  # 13, 13 and 7 rows
+    options |= {"engine": engine}
+    data = stochens.Data((x, y), weights=weights)
+    start = learned(data, **options | {"lr": 1e-300})
+    moved = learned(data, **options | {"batch_size": 13}) - start  # 13, 13 and 7 rows
     # Nesterov's momentum m: three gradients g1, g2, g3 move by g1 (1 + m)(..): weigh them by hand
     m = 0.9
     gain = [1 + m + m**2 + m**3, 1 + m + m**2, 1 + m]  # of the first, the second, the third

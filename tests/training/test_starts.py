@@ -149,7 +149,12 @@ def fit(net: Any, data: Any = DATA, **options: Any) -> stochens.Posterior:
 @pytest.mark.parametrize("way", ["copies", "module", "params"])
 @pytest.mark.parametrize(
     "options",
-    [{"data": loader(DATA)}, {"batch_size": None}, {"batch_size": 24}, {"repulsion": 0.1}],
+    [
+        {"data": loader(DATA)},
+        {"batch_size": None},
+        {"batch_size": 24},
+        {"optimizer": stochens.Optimizer(repulsion=0.1)},
+    ],
     ids=["loader", "all-rows", "as-many-rows", "repulsion"],
 )
 def test_members_that_would_stay_alike_are_refused(way: str, options: dict[str, Any]) -> None:

@@ -30,13 +30,14 @@ def fit(net: Any, **options: Any) -> stochens.Posterior:
 
 
 @pytest.mark.parametrize("method", ["regular", "dropout", "dropconnect", "np-dropout"])
+@pytest.mark.parametrize("clip", [None, 0.05])  # the second is less than all gradients
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
 def test_l2_in_the_optimiser_is_l2_in_the_loss(
-    name: str, method: str, monkeypatch: pytest.MonkeyPatch
+    name: str, clip: float | None, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last batch is short, so that the step counts less, and a parameter has no gradient."""
-    optimizer = stochens.Optimizer(name, weight_decay=0.3)
-    options = {"method": method, "optimizer": optimizer, "prior_precision": 7.0, "kl_weight": 0.5}
+    optimizer = stochens.Optimizer(name, weight_decay=0.3, clip=clip)
+    options = {"method": method, "optimizer": optimizer, "prior": 7.0, "kl_weight": 0.5}
     ours = fit(lambda: Unused().double(), **options)
     whole = objective.penalty_for
     monkeypatch.setattr(

@@ -24,7 +24,7 @@ def test_a_trial_has_a_quarter_of_the_epochs_and_four_fifths_of_the_data(
     seen = []
 
     def train(request):
-        seen.append((request.epochs, request.members, len(request.data[0])))
+        seen.append((request.epochs, request.members, len(request.data.data[0])))
         return train_ensemble(request)
 
     monkeypatch.setattr(auto, "train_ensemble", train)

@@ -10,23 +10,25 @@ from torch import Tensor, nn
 from stochens import likelihoods
 from stochens.checks import check_network, own_dropout, probe_outputs, telling_rows, whole
 from stochens.conversions import AlwaysDropout
-from stochens.data import inputs
 from stochens.description.layers import count_bytes, layer_rows
 from stochens.description.runs import what_trains
 from stochens.description.table import Description
 from stochens.errors import InputError
+from stochens.inputs import inputs
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder, copy_network
 from stochens.methods import MethodLike, output_layer, resolve, stochastic, stochastic_layers
 from stochens.methods.base import ATTENTION, RECURRENT
 from stochens.methods.partial import called_layers
 from stochens.methods.swap import layers_of
+from stochens.moved import refuse_moved
 from stochens.randomness.seeds import seeded
 from stochens.run.memory import chosen_device
 
 FEW = 4  # inputs that the network is tried on
 
 
+@refuse_moved
 def describe(
     net: nn.Module | Builder,
     method: MethodLike,
@@ -34,7 +36,6 @@ def describe(
     *,
     likelihood: str | Likelihood = "categorical",
     members: int = 50,
-    skip: str | Sequence[str] = (),
     device: str | torch.device | None = None,
 ) -> Description:
     """What `fit(net, (x, y), method=method, ...)` would train, without training: a table of layers.
@@ -44,10 +45,10 @@ def describe(
     another layer. Below it: the bytes of all members, what will run them, and the layers without
     noise that nobody asked to be without. `.rows` has the same as `LayerRow` objects.
 
-    x [B, ...]: some inputs. With them it is known which layer makes the outputs, which layers are
-    never called, and what runs the members; for a large network that takes some seconds. Without
-    them the last layer that was registered is taken for the output layer. Options are those of
-    `fit`. Where `fit` would refuse the network, this does.
+    x [B, ...]: some inputs, or the training data as a Data. With them it is known which layer makes
+    the outputs, which layers are never called, and what runs the members; for a large network that
+    takes some seconds. Without them the last layer that was registered is taken for the output
+    layer. Options are those of `fit`. Where `fit` would refuse the network, this does.
 
     >>> net = nn.Sequential(nn.Linear(2, 10), nn.LayerNorm(10), nn.ReLU(), nn.Linear(10, 2))
     >>> describe(net, "dropout", members=10)
@@ -76,15 +77,12 @@ def describe(
     if few is not None:
         plain = like.prepare(plain, probe_outputs(plain, few))
         output = output_layer(plain, few)
-    patterns = (skip,) if isinstance(skip, str) else tuple(skip)
-    noisy = stochastic(plain, rules, skip=patterns, output=output)
+    noisy = stochastic(plain, rules, output=output)
     runs = "not known without x, some inputs"
     if few is not None:
         place = chosen_device(device)
         runs = what_trains(copy_network(noisy).to(place), like, few.to(place))
-    return description_of(
-        noisy, rules, few, skip=patterns, output=output, members=members, runs=runs
-    )
+    return description_of(noisy, rules, few, output=output, members=members, runs=runs)
 
 
 def description_of(
@@ -92,12 +90,12 @@ def description_of(
     rules: Sequence[Any],
     few: Tensor | None,
     *,
-    skip: Sequence[str],
     output: str | None,
     members: int,
     runs: str,
     also: str = "",
     other_bytes: int = 0,
+    calibration: str = "",
 ) -> Description:
     """Of a network that already has its noise. few [B, ...]: inputs on its device; also: what is
     random beside the layers' noise."""
@@ -109,7 +107,7 @@ def description_of(
     inside = [p for p, m in layers.items() if isinstance(m.plain, whole_layers)]
     off = [*own_dropout(noisy), *(p for p in inside if own_dropout(layers[p].plain))]
     return Description(
-        rows=layer_rows(noisy, rules, skip=skip, output=output, called=called),
+        rows=layer_rows(noisy, rules, output=output, called=called),
         method=" + ".join([*(rule.name for rule in rules), *filter(None, [also])]),
         members=members,
         runs=runs,
@@ -117,4 +115,5 @@ def description_of(
         other_bytes=other_bytes,
         dropout_off=tuple(off),
         dropout_on=tuple(kept),
+        calibration=calibration,
     )

@@ -37,7 +37,6 @@ def layer_rows(
     net: nn.Module,
     rules: Sequence[Method],
     *,
-    skip: Sequence[str] = (),
     output: str | None = None,
     called: set[str] | None = None,
 ) -> tuple[LayerRow, ...]:
@@ -65,7 +64,7 @@ def layer_rows(
         own = {place.removeprefix(prefix): tensors[place] for place in here if place in tensors}
         tied = {place.removeprefix(prefix): names[place] for place in here if place not in tensors}
         every = {place.removeprefix(prefix): tensors[names[place]] for place in here}
-        reason = reason_without(path, module, by, skip=skip, output=output) if by else ""
+        reason = reason_without(path, module, by, output=output) if by else ""
         noise, unreached = _noise(module, every, by, reason, called is None or path in called)
         others = [other for other in paths.get(module, ()) if other != path]
         known = path in layers or isinstance(module, NORMS)

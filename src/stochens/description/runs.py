@@ -7,11 +7,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from stochens.kernels.fused import fused_takes
-from stochens.kernels.resnet import resnet_takes
 from stochens.likelihoods import Likelihood
 from stochens.members import Engine, forward_each, trainable
-from stochens.methods import stochastic_layers
 from stochens.program.choice import (
     BACKWARD,
     ON_CPU_FROM,
@@ -20,21 +17,20 @@ from stochens.program.choice import (
     flops,
     program_for,
 )
+from stochens.program.fusions import fused_by
 from stochens.program.precision import auto_dtype
 from stochens.randomness.seeds import seeded
+from stochens.trees import Input, for_members
 
-MLP_KERNEL, RESNET_KERNEL = "the MLP kernel", "the ResNet kernel, in bfloat16"
 LOOP = "a loop, member after member, since vmap cannot run it"
 
 
-def what_trains(net: nn.Module, likelihood: Likelihood, few: Tensor) -> str:
+def what_trains(net: nn.Module, likelihood: Likelihood, few: Input) -> str:
     """In words, for a network and inputs few [B, ...] on the device that will train it, with
     engine="auto" and precision="auto"."""
     net = net.train()
-    if fused_takes(net, likelihood, few):
-        return MLP_KERNEL
-    if resnet_takes(net, few):
-        return RESNET_KERNEL
+    if isinstance(few, Tensor) and (fusion := fused_by(net, likelihood, few)) is not None:
+        return fusion.name
     reason = _why_no_vmap(net, few)
     engine: Engine = "loop" if reason else "vmap"
     otherwise = f"{LOOP} ({reason})" if reason else "vmap"
@@ -52,28 +48,29 @@ def what_trains(net: nn.Module, likelihood: Likelihood, few: Tensor) -> str:
     return f"{otherwise}; its program where members x rows x epochs are {rows:.1e} or more"
 
 
-def what_predicts(net: nn.Module, few: Tensor, engine: Engine) -> str:
+def what_predicts(net: nn.Module, few: Input, engine: Engine) -> str:
     """Likewise for predictions of members that `engine` has trained."""
     net = net.eval()
-    if engine == "vmap" and fused_takes(net, None, few):
-        return MLP_KERNEL
-    if engine == "vmap" and resnet_takes(net, few):
-        return RESNET_KERNEL
-    if engine == "vmap" and few.is_cuda and not stochastic_layers(net):
+    if engine == "vmap" and isinstance(few, Tensor):
+        fusion = fused_by(net, None, few)
+        if fusion is not None:
+            return fusion.name
+    if engine == "vmap" and few.is_cuda:
+        task = Workload(len(few), 0.0, own_rows=False, gradients=False)
         with _silent():
-            if program_for(net, few[:TRIED], Workload(len(few), 0.0, own_rows=False)) is not None:
+            if program_for(net, few[:TRIED], task) is not None:
                 return "its program"
     return "vmap" if engine == "vmap" else LOOP
 
 
-def _why_no_vmap(net: nn.Module, few: Tensor) -> str:
+def _why_no_vmap(net: nn.Module, few: Input) -> str:
     """What vmap says to a step of two members with rows of their own, or nothing if it can."""
     two = {n: p.detach().expand(2, *p.shape).clone() for n, p in trainable(net).items()}
     try:
         with seeded(0, few.device):
             for p in two.values():
                 p.requires_grad_()
-            outputs = forward_each(net, two, few.expand(2, *few.shape))
+            outputs = forward_each(net, two, for_members(few, 2))
             torch.autograd.grad(outputs.sum(), list(two.values()), allow_unused=True)
     except Exception as error:  # the network ran alone, so it is vmap that the error is about
         said = str(error).split("\n")[0].split(". ")[0].removeprefix("vmap: ").rstrip(".")

@@ -29,6 +29,7 @@ class Description:
     other_bytes: int = 0  # beside parameters, as the low-rank part of SWAG
     dropout_off: tuple[str, ...] = ()  # the network's own layers that predictions turn off
     dropout_on: tuple[str, ...] = ()  # and those that `keep_dropout` keeps on
+    calibration: str = ""  # the temperature of predictions, where one was fitted
 
     @property
     def member_bytes(self) -> int:
@@ -74,6 +75,8 @@ class Description:
             f"{in_units(self.shared_bytes)} shared = {in_units(self.total_bytes)}",
             f"runs by: {self.runs}",
         ]
+        if self.calibration:
+            found.append(f"calibration: {self.calibration}")
         for what, names in (
             ("without noise, and no option says so", self.unreached),
             ("own dropout, off in predictions", self.dropout_off),

@@ -42,6 +42,9 @@ constexpr bool EVEN_ROWS = OUT_H % ROWS == 0;
 constexpr bool EVEN_COLUMNS = SIDE_BY_SIDE ? OUT_W == 8 : OUT_W % 16 == 0;
 constexpr int TALL = BANDS * ROWS, WIDE = SIDE_BY_SIDE ? 8 : 16 * STRIPS;  // what the parts cover
 
+// 1 / (1 - p) where words, as signed numbers, below `below` are kept; 1 where all are
+DEVICE float scale_of(int below) { return 4294967296.0f / ((float)below + 2147483648.0f); }
+
 // Four neighbouring channels, which a thread has together.
 DEVICE void unpack(float (&v)[4], uint2 bits) {
     v[0] = low(bits.x), v[1] = high(bits.x), v[2] = low(bits.y), v[3] = high(bits.y);

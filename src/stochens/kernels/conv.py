@@ -4,11 +4,11 @@
     t = max(gamma n + beta, tau),         y = silu(t + residual)
 
 `pack`, `forward`, `backward` and `weight_gradient` run the kernels conv_*.cu, compiled for each
-layer by NVRTC; conv_reference.py has the same in plain torch, and resnet.py makes a network of
-them. Activations are bf16 in blocks of 16 channels, [M, B, C / 16, H, W, 16] (`blocked`,
+layer by NVRTC; tests/kernels/conv_reference.py has the same in plain torch, and resnet.py makes a
+network of them. Activations are bf16 in blocks of 16 channels, [M, B, C / 16, H, W, 16] (`blocked`,
 `unblocked`), or [M, B, H, W, 4] for images of up to 4 channels (`quads`); parameters are float32,
-and so is every sum. The noise depends only on (seed, member id, layer, row in the batch, element):
-the backward pass reads it off the sign of the zeros in z.
+and so is every sum. The noise is that of randomness/noise.py, by (seed, member id, number of the
+draw, element of [B, C, H, W]); the backward pass reads it off the sign of the zeros in z.
 """
 
 import functools
@@ -33,6 +33,7 @@ from stochens.kernels.conv_plan import (
     plan_for,
     share,
 )
+from stochens.randomness.noise import below
 
 # conv.hpp's, in its order
 HAS_RESIDUAL, HAS_SILU, HAS_NOISE, KEEPS, SHARED_X, WANTS_DX, ADDS_DX = (1 << k for k in range(7))
@@ -171,17 +172,17 @@ def pack(layer: Layer, weight: Tensor, *, dx: bool) -> tuple[Tensor, Tensor | No
 
 
 class Noise(NamedTuple):
-    """Which outputs are dropped: `rate` of them, as (seed, member id, layer) say."""
+    """Which outputs are dropped: `rate` of them, by the words of randomness/noise.py."""
 
     rate: float
     seed: Tensor  # [1] int64, on the device: a CUDA graph can go on to the next
     members: Tensor  # [M] int32
-    layer: int
+    site: int  # the number of the draw
 
     @property
-    def threshold(self) -> int:
-        """The rate in 1 / 65536; something must be left, or what is kept is scaled by infinity."""
-        return min(round(self.rate * 65536), 65535)
+    def below(self) -> int:
+        """The number below which words are kept."""
+        return below(1 - self.rate)
 
 
 class Norm(NamedTuple):
@@ -233,13 +234,13 @@ def forward(
     flags = forward_flags(
         residual=residual is not None,
         silu=silu,
-        noise=noise.threshold > 0,
+        noise=noise.rate > 0,
         keep=keep,
         shared=len(x) != members,
     )
     args = [x, weight, bias, *norm, y if residual is None else residual, noise.seed, noise.members]
     args += [y, y, bias] if kept is None else [kept.z, y, kept.rms]
-    numbers = [batch, noise.layer, noise.threshold]
+    numbers = [batch, noise.site, noise.below]
     grid = (_blocks("conv_forward", layer, members, batch, x.device)[0], members, 1)
     threads = plan.threads(layer)
     given = [*args, *numbers]
@@ -272,14 +273,14 @@ def backward(
     flags = backward_flags(
         residual=residual is not None,
         silu=silu,
-        noise=noise.threshold > 0,
+        noise=noise.rate > 0,
         dx=weight is not None,
         adds=adds,
     )
     args = [dy, kept.z, kept.rms, dy if residual is None else residual]
     args += [dy if weight is None else weight, *norm, dconv]
     args += [dconv if dresidual is None else dresidual, dconv if dx is None else dx, sums]
-    numbers = [batch, noise.threshold, sums.stride(0)]
+    numbers = [batch, noise.below, sums.stride(0)]
     grid, threads = (len(sums), members, 1), plan.threads(layer)
     given = [*args, *numbers]
     _launch("conv_backward", layer, flags, grid, threads, given, residual=residual is not None)

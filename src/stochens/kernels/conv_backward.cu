@@ -30,7 +30,7 @@ DEVICE float silu_slope(float half) {
 KERNEL_OF(THREADS, BLOCKS_PER_SM)
 conv_backward(const bf16 *dy, const bf16 *z, const float *rms, const bf16 *residual,
               const uint4 *weights, const float *gamma, const float *beta, const float *tau,
-              bf16 *dconv, bf16 *dresidual, bf16 *dx, float *sums, int batch, int threshold,
+              bf16 *dconv, bf16 *dresidual, bf16 *dx, float *sums, int batch, int below,
               int spread) {
     SHARED
     const int thread = threadIdx.x, lane = thread % 32, group = lane / 4, quarter = lane % 4;
@@ -45,7 +45,7 @@ conv_backward(const bf16 *dy, const bf16 *z, const float *rms, const bf16 *resid
         for (int i = thread; i < FRAGMENTS; i += THREADS)
             copy<16>(shared + i, weights + (size_t)member * FRAGMENTS + i);
     fill_zero(staged, SET * Gradient::SIZE * 2, thread, THREADS);
-    const float scale = 65536.0f / (65536 - threshold);
+    const float scale = scale_of(below);
     float of_bias[4] = {}, of_gamma[4] = {}, of_beta[4] = {}, of_both[4] = {};  // both: + tau
 
     auto start = [&](int set, int h) {

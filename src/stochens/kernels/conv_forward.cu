@@ -9,27 +9,14 @@
 // copies and reads only its own.
 
 #include "conv.hpp"
+#include "noise.hpp"
 
 typedef Inputs<TALL> Source;
-
-// Philox 4x32 with 7 rounds (Salmon et al. 2011, the fewest that pass every test of TestU01).
-DEVICE uint4 philox(u32 c0, u32 c1, u32 c2, u32 c3, u64 seed) {
-    u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
-#pragma unroll
-    for (int round = 0; round < 7; round++) {
-        u64 a = (u64)0xD2511F53u * c0, b = (u64)0xCD9E8D57u * c2;
-        c0 = (u32)(b >> 32) ^ c1 ^ k0, c1 = (u32)b;
-        c2 = (u32)(a >> 32) ^ c3 ^ k1, c3 = (u32)a;
-        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
-    }
-    return {c0, c1, c2, c3};
-}
 
 KERNEL_OF(THREADS, BLOCKS_PER_SM)
 conv_forward(const bf16 *x, const uint4 *weights, const float *bias, const float *gamma,
              const float *beta, const float *tau, const bf16 *residual, const u64 *seed,
-             const int *members, bf16 *z, bf16 *y, float *rms, int batch, int layer,
-             int threshold) {
+             const int *members, bf16 *z, bf16 *y, float *rms, int batch, int site, int below) {
     SHARED
     const int thread = threadIdx.x, lane = thread % 32, group = lane / 4, quarter = lane % 4;
     const int member = blockIdx.y;
@@ -41,9 +28,8 @@ conv_forward(const bf16 *x, const uint4 *weights, const float *bias, const float
     for (int i = thread; i < FRAGMENTS; i += THREADS)
         copy<16>(shared + i, weights + (size_t)member * FRAGMENTS + i);
     fill_zero(staged, 2 * SET * Source::SIZE * 2, thread, THREADS);
-    const float scale = 65536.0f / (65536 - threshold);
-    const u64 key = *seed;
-    const u32 id = members[member];
+    const float scale = scale_of(below);
+    const Key key = key_of(members[member], *seed, site);
     __syncthreads();  // no zero comes to stand on a pixel
 
     auto fetch = [&](int set, bf16 *to) {
@@ -84,26 +70,24 @@ conv_forward(const bf16 *x, const uint4 *weights, const float *bias, const float
             acc, staged + turn * SET * Source::SIZE, at, lane, shared + at.block * 32 + lane,
             [](int a, int b) { return a * TAPS_X + b; });
 
-        // bias and noise: a draw has 8 times 16 bits, for two rows of four channels
+        // bias and noise: an element's word is that of its place in [batch, COUT, OUT_H, OUT_W]
         const float4 b4 = *(const float4 *)&bias[member * COUT + channel];
         const float biases[4] = {scale * b4.x, scale * b4.y, scale * b4.z, scale * b4.w};
 #pragma unroll
-        for (int r = 0; r < ROWS; r += 2)
+        for (int h = 0; h < 2; h++) {
+            const int top = ((set * SET + at.image[h]) * COUT + channel) * OUT_H + at.row;
+            const u32 place = (u32)top * OUT_W + at.column[h];
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const int place = ((at.row + r) / 2 * OUT_W + at.column[h]) * (COUT / 4);
-                uint4 bits = {0u, 0u, 0u, 0u};
-                if (flags & HAS_NOISE)
-                    bits = philox(place + channel / 4, set * SET + at.image[h], id, layer, key);
-                const u32 words[4] = {bits.x, bits.y, bits.z, bits.w};
+            for (int r = 0; r < ROWS; r++)
 #pragma unroll
-                for (int k = 0; k < 8; k++) {
-                    const u32 own = k % 2 ? words[k / 2] >> 16 : words[k / 2] & 0xffffu;
-                    float &v = element(acc[r + k / 4], h, k % 4);
-                    v = fmaf(v, scale, biases[k % 4]);
-                    if ((flags & HAS_NOISE) && own < (u32)threshold) v = -0.0f;
+                for (int k = 0; k < 4; k++) {
+                    float &v = element(acc[r], h, k);
+                    v = fmaf(v, scale, biases[k]);
+                    if (!(flags & HAS_NOISE)) continue;
+                    const u32 word = word_of(place + (k * OUT_H + r) * OUT_W, key);
+                    if ((int)word >= below) v = -0.0f;
                 }
-            }
+        }
 
         // each image's sum of z^2
         float sum[IMAGES][4] = {};

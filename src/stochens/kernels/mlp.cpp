@@ -6,7 +6,7 @@
 // [feature][row], so that all inner loops run over rows, one vector register of rows at a time, and
 // the tile of a small network stays in the L1 cache from the gather to the last gradient.
 // Plain C++17 with the vector extensions of GCC and Clang, compiled once for -DREAL=float and once
-// for -DREAL=double. mlp.py holds the torch twin.
+// for -DREAL=double. tests/kernels/mlp_reference.py is the torch twin.
 
 #include <atomic>
 #include <cmath>
@@ -47,6 +47,12 @@
 #endif
 #define INLINE __attribute__((always_inline)) inline
 
+#define DEVICE INLINE
+namespace noise {
+#include "noise.hpp"
+}
+#undef DEVICE
+
 typedef REAL Real;
 
 extern "C" struct Job {  // mirrored by mlp.py, field by field
@@ -63,6 +69,7 @@ extern "C" struct Job {  // mirrored by mlp.py, field by field
     const void *y;                        // int64 [rows] or Real [rows, D]
     const int64_t *index;                 // [members, batch], or null: every row
     const int64_t *member_ids;            // [members]
+    const int64_t *sites;                 // [2 layers], the numbers of the draws: masks, Gaussians
     Real *loss;                           // [members]
     Real *outputs;                        // [members, batch, out] in place of the loss, or null
     uint64_t seed;
@@ -168,35 +175,10 @@ INLINE Vec log(Vec x) {
     return e * LN2_HIGH + (s * p + e * LN2_LOW) + (x - x);  // x - x: NaN stays NaN
 }
 
-// Dropout bits: a 32-bit avalanche hash of the counter row * width + node, under a 64-bit key ----
-
-template <class U> INLINE U avalanche(U x, uint32_t key = 0) {  // C. Wellons's lowbias32, keyed
-    x ^= x >> 16;
-    x *= 0x7feb352du;
-    x ^= key;
-    x ^= x >> 15;
-    x *= 0x846ca68bu;
-    x ^= x >> 16;
-    return x;
-}
-
-struct Key { uint32_t first, second; };
-
-Key dropout_key(uint64_t seed, uint64_t member, uint32_t layer) {
-    const uint32_t words[] = {uint32_t(seed), uint32_t(seed >> 32), uint32_t(member),
-                              uint32_t(member >> 32), layer};
-    Key key{0x9e3779b9u, 0x85ebca6bu};
-    for (uint32_t word : words) {
-        key.first = avalanche(key.first ^ word) + 0x9e3779b9u;
-        key.second = avalanche(key.second ^ word) + 0x85ebca6bu;
-    }
-    return key;
-}
-
-// Gaussian noise: Giles's single-precision inverse of erf (2012) at 23 bits of another hash. Its
-// uniforms x in (-1, 1) are exact in float as well, so that both precisions draw the same.
-constexpr uint32_t GAUSSIAN_STREAM = 1u << 16;  // added to the layer, for a key of its own
-constexpr Real VARIANCE_FLOOR = 1e-12;          // as methods/gaussian.py has it
+// Gaussian noise, as randomness/noise.py has it: sqrt(2) times the inverse of erf at 23 bits of a
+// word, by the polynomials of Giles (2012), those for the precision at hand. The uniforms x in
+// (-1, 1) are exact in float as well, so that both precisions draw the same.
+constexpr Real VARIANCE_FLOOR = 1e-12;  // as methods/gaussian.py has it
 
 INLINE Vec sqrt(Vec v) {
     for (int i = 0; i < LANES; ++i) v[i] = std::sqrt(v[i]);
@@ -214,10 +196,30 @@ INLINE Vec normal(Bits bits) {
     constexpr double tail[] = {-0.000200214257, 0.000100950558, 0.00134934322,
                                -0.00367342844, 0.00573950773, -0.0076224613,
                                0.00943887047, 1.00167406, 2.83297682};
+    // in double, for x up to 1 - 2^-23
+    constexpr double fine_centre[] = {
+        -3.6444120640178196996e-21, -1.685059138182016589e-19, 1.2858480715256400167e-18,
+        1.115787767802518096e-17, -1.333171662854620906e-16, 2.0972767875968561637e-17,
+        6.6376381343583238325e-15, -4.0545662729752068639e-14, -8.1519341976054721522e-14,
+        2.6335093153082322977e-12, -1.2975133253453532498e-11, -5.4154120542946279317e-11,
+        1.051212273321532285e-09, -4.1126339803469836976e-09, -2.9070369957882005086e-08,
+        4.2347877827932403518e-07, -1.3654692000834678645e-06, -1.3882523362786468719e-05,
+        0.0001867342080340571352, -0.00074070253416626697512, -0.0060336708714301490533,
+        0.24015818242558961693, 1.6536545626831027356};
+    constexpr double fine_tail[] = {
+        2.2137376921775787049e-09, 9.0756561938885390979e-08, -2.7517406297064545428e-07,
+        1.8239629214389227755e-08, 1.5027403968909827627e-06, -4.013867526981545969e-06,
+        2.9234449089955446044e-06, 1.2475304481671778723e-05, -4.7318229009055733981e-05,
+        6.8284851459573175448e-05, 2.4031110387097893999e-05, -0.0003550375203628474796,
+        0.00095328937973738049703, -0.0016882755560235047313, 0.0024914420961078508066,
+        -0.0037512085075692412107, 0.005370914553590063617, 1.0052589676941592334,
+        3.0838856104922207635};
     Vec k = __builtin_convertvector((BitMask)(bits >> 9), Vec);
     Vec x = (k + Real(0.5)) * Real(0x1p-22) - 1;
-    Vec w = -log((1 - x) * (1 + x));
-    Vec p = w < 5 ? polynomial(centre, w - Real(2.5)) : polynomial(tail, sqrt(w) - 3);
+    Vec w = -log((1 - x) * (1 + x)), p;
+    if (SINGLE) p = w < 5 ? polynomial(centre, w - Real(2.5)) : polynomial(tail, sqrt(w) - 3);
+    else p = w < 6.25 ? polynomial(fine_centre, w - Real(3.125))
+                      : polynomial(fine_tail, sqrt(w) - Real(3.25));
     return p * x * Real(1.4142135623730951);
 }
 
@@ -401,24 +403,28 @@ struct Worker {
     // d f / d v = f'(u) eps / (2 sqrt(v)) goes in v's place
     template <int F> void activate(int64_t l, int64_t m, int64_t start, int64_t stride) {
         double p = job.dropout[l];
-        Key key = p > 0 ? dropout_key(job.seed, job.member_ids[m], l) : Key{};
-        auto threshold = uint32_t(std::fmin(std::rint(std::ldexp(p, 32)), 4294967295.0));
+        auto key_of = [&](int64_t draw) {
+            return noise::key_of(job.member_ids[m], job.seed, job.sites[draw]);
+        };
+        noise::Key mask = p > 0 ? key_of(l) : noise::Key{};
+        noise::Key gauss = spread[l] ? key_of(job.layers + l) : noise::Key{};
+        // words, as signed numbers, below it are kept
+        auto below = int32_t(std::fmin(std::rint(std::ldexp(1 - p, 32)) - 0x1p31, 2147483647.0));
         uint32_t width = job.widths[l + 1];
         Real scale = 1 / (1 - p);
-        Key noise = spread[l] ? dropout_key(job.seed, job.member_ids[m], l + GAUSSIAN_STREAM) : Key{};
         for (uint32_t node = 0; node < width; ++node) {
             Real *u_row = h[l + 1] + node * stride, *slope_row = slope[l] + node * stride;
             Bits counter = (LANE + uint32_t(start)) * width + node;
             for (int64_t lane = 0; lane < stride; lane += LANES) {
                 Vec u = load(u_row + lane), factor = all(1), half_eps_over_sd = all(0);
                 if (p > 0) {
-                    Bits bits = avalanche(counter ^ key.first, key.second);
-                    factor = widen((BitMask)(bits >= threshold)) ? all(scale) : all(0);
+                    BitMask kept = (BitMask)noise::word_of(counter, mask) < below;
+                    factor = widen(kept) ? all(scale) : all(0);
                     u *= factor;
                 }
                 if (spread[l]) {
                     Vec sd = sqrt(load(spread[l] + node * stride + lane) + VARIANCE_FLOOR);
-                    Vec eps = normal(avalanche(counter ^ noise.first, noise.second));
+                    Vec eps = normal(noise::word_of(counter, gauss));
                     u += sd * eps;
                     half_eps_over_sd = eps / (2 * sd);
                 }

@@ -3,8 +3,9 @@
     u_l = (W_l h_l + b_l) * z_l / (1 - p_l) + sqrt(S_l h_l^2 + s_l) * eps_l,   h_{l+1} = f_l(u_l)
     nll_m = -1/B sum_b log p(y_b | h_L),   z_l ~ Bernoulli(1 - p_l),   eps_l ~ N(0, 1)
 
-`nll` runs mlp.cpp; mlp_reference.py has the same function in plain torch. The draws depend only on
-(seed, member id, layer, row in the batch, node), so a member sees the same noise in any company.
+`nll` runs mlp.cpp; tests/kernels/mlp_reference.py has the same function in plain torch. The draws
+are those of randomness/noise.py, by (seed, member id, number of the draw, row in the batch, node):
+a member sees the same noise in any company, and by whatever runs it.
 """
 
 import contextlib
@@ -48,6 +49,7 @@ class Options(TypedDict):
     members: Tensor  # [M] ids, which choose the noise
     seed: int
     variances: NotRequired[Sequence[Variance | None] | None]  # Gaussian noise of each layer
+    sites: NotRequired[Sequence[int] | None]  # numbers of 2 L draws: masks, Gaussians; None: 0, 1..
 
 
 def available() -> bool:
@@ -101,6 +103,7 @@ def outputs(
     members: Tensor,
     seed: int,
     variances: Sequence[Variance | None] | None = None,
+    sites: Sequence[int] | None = None,
 ) -> Tensor:
     """[M, N, out], what each member's network says of every row of x; no gradients."""
     call = check(
@@ -115,6 +118,7 @@ def outputs(
         members=members,
         seed=seed,
         variances=variances,
+        sites=sites,
     )
     result = x.new_empty(len(call.members), len(x), call.widths[-1])
     _run(call, grads=None, outputs=result)
@@ -175,6 +179,7 @@ class Call(NamedTuple):
     noise: float
     members: Tensor
     seed: int
+    sites: list[int]
 
 
 class Job(ctypes.Structure):
@@ -184,7 +189,8 @@ class Job(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("members", "layers", "rows", "batch")),
         *((name, ctypes.c_void_p) for name in ("widths", "activation", "dropout")),
         *((name, ctypes.c_void_p) for name in ("weights", "biases", "weight_grads", "bias_grads")),
-        *((name, ctypes.c_void_p) for name in ("x", "y", "index", "member_ids", "loss", "outputs")),
+        *((name, ctypes.c_void_p) for name in ("x", "y", "index", "member_ids", "sites")),
+        *((name, ctypes.c_void_p) for name in ("loss", "outputs")),
         ("seed", ctypes.c_uint64),
         ("noise", ctypes.c_double),
         ("likelihood", ctypes.c_int32),
@@ -204,7 +210,7 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, by: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph: once_differentiable would let some cases pass
-            raise RuntimeError("the mlp kernel has no second derivative; use nll_reference")
+            raise RuntimeError("the mlp kernel has no second derivative; use engine='vmap'")
         return None, *_scale(ctx.grads, by.contiguous())
 
 
@@ -237,13 +243,14 @@ def _run(call: Call, grads: list[Tensor] | None, outputs: Tensor | None = None) 
     """[M] losses; fills grads, those of the weights and then of the biases, or else outputs."""
     library = _library(call.x.dtype)
     if library is None:
-        raise RuntimeError("the mlp kernel is not available here; use nll_reference")
+        raise RuntimeError("the mlp kernel is not available here; use engine='vmap'")
     M, L, N = len(call.members), len(call.dropout), len(call.x)
     loss = call.x.new_empty(M)
     arrays = {
         "widths": (ctypes.c_int64 * (L + 1))(*call.widths),
         "activation": (ctypes.c_int32 * L)(*call.activation),
         "dropout": (ctypes.c_double * L)(*call.dropout),
+        "sites": (ctypes.c_int64 * (2 * L))(*call.sites),
         "weights": _pointers(call.weights),
         "biases": _pointers(call.biases),
     }
@@ -291,6 +298,7 @@ def check(
     members: Tensor,
     seed: int,
     variances: Sequence[Variance | None] | None = None,
+    sites: Sequence[int] | None = None,
 ) -> Call:
     """All that the kernel takes on trust; it checks labels and indices itself."""
     L = len(weights)
@@ -321,6 +329,9 @@ def check(
     variances = [None] * L if variances is None else variances
     if len(variances) != L:
         raise ValueError(f"variances must have an entry for each of {L} layers")
+    sites = range(2 * L) if sites is None else sites
+    if len(sites) != 2 * L:
+        raise ValueError(f"sites must have two entries for each of {L} layers, got {len(sites)}")
     widths: list[int] = [width]
     checked_weights: list[Tensor | None] = []
     checked_biases: list[Tensor | None] = []
@@ -361,6 +372,7 @@ def check(
         noise,
         members,
         seed,
+        list(sites),
     )
 
 

@@ -5,7 +5,7 @@
 extern "C" void noise_words(long long members, long long count, const Bits *ids, const Bits *seed,
                             Bits draw, unsigned *out) {
     for (long long m = 0; m < members; ++m) {
-        const Bits key = key_of(ids[m], *seed, draw);
-        for (long long j = 0; j < (count + 1) / 2; ++j) write_pair(out + m * count, j, count, key);
+        const Key key = key_of(ids[m], *seed, draw);
+        for (long long i = 0; i < count; ++i) out[m * count + i] = word_of(unsigned(i), key);
     }
 }

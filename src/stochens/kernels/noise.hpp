@@ -1,15 +1,24 @@
-// Random bits of each member, by (member, seed, draw, index). randomness/noise.py has the
-// same function in plain torch, which makes a dozen passes over memory where this makes one.
+// Random words of each member, by (member, seed, draw, index). randomness/noise.py has the same
+// function in plain torch, which makes a dozen passes over memory where this makes one.
 
 #include "splitmix.hpp"
 
-DEVICE Bits key_of(Bits member, Bits seed, Bits draw) {
-    return mix(mix(member * GOLDEN + seed) + (draw + 1) * GOLDEN);
+struct Key { unsigned first, second; };
+
+DEVICE Key key_of(Bits member, Bits seed, Bits draw) {
+    const Bits key = mix(mix(member * GOLDEN + seed) + (draw + 1) * GOLDEN);
+    return {unsigned(key), unsigned(key >> 32)};
 }
 
-// row [count]: the low half of the j-th number of a key, and the high half
-DEVICE void write_pair(unsigned *row, Bits j, Bits count, Bits key) {
-    const Bits z = mix(key + (j + 1) * GOLDEN);
-    row[2 * j] = unsigned(z);
-    if (2 * j + 1 < count) row[2 * j + 1] = unsigned(z >> 32);
+// The 32 bits of a 32-bit index, or of a vector of them: C. Wellons's lowbias32, with one key before
+// it and one between its two rounds.
+template <class U> DEVICE U word_of(U x, Key key) {
+    x ^= key.first;
+    x ^= x >> 16;
+    x *= 0x7feb352du;
+    x ^= key.second;
+    x ^= x >> 15;
+    x *= 0x846ca68bu;
+    x ^= x >> 16;
+    return x;
 }

@@ -10,11 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stochens.kernels import build, mlp
-from stochens.kernels.fused import ChainLayer, chain, likelihood_for
-from stochens.likelihoods import Likelihood
 
 SIZES = (
     "chains",
@@ -38,31 +36,6 @@ class Layers(NamedTuple):
     bias_at: tuple[int, ...]  # -1 where there is no bias
 
 
-def layers_of(steps: list[ChainLayer], shapes: Mapping[str, torch.Size]) -> Layers | None:
-    """None unless the layers are exactly all the parameters there are."""
-    offsets, at = {}, 0
-    for name, shape in shapes.items():
-        offsets[name] = at
-        at += shape.numel()
-    names = [step.prefix + "weight" for step in steps]
-    if not all(name in offsets for name in names):
-        return None
-    codes = list(mlp.ACTIVATIONS)
-    biases = [step.prefix + "bias" for step in steps]
-    found = {name for name in (*names, *biases) if name in offsets}
-    frozen = any(
-        s.layer.bias is not None and b not in offsets for s, b in zip(steps, biases, strict=True)
-    )
-    if found != set(offsets) or frozen:
-        return None
-    return Layers(
-        widths=(shapes[names[0]][1], *(shapes[name][0] for name in names)),
-        activation=tuple(codes.index(step.activation) for step in steps),
-        weight_at=tuple(offsets[name] for name in names),
-        bias_at=tuple(offsets.get(name, -1) for name in biases),
-    )
-
-
 def _sampler(numbers: Mapping[str, float], tensors: Mapping[str, Tensor]) -> Any:
     """struct Sampler of nuts.hpp: sizes, numbers, then the addresses of the tensors in order."""
     fields = (
@@ -84,23 +57,18 @@ Kernel = Callable[..., "CpuChains | CudaChains"]  # of (x, y, numbers, tensors)
 
 
 def kernel_for(
-    net: nn.Module, x: Tensor, shapes: Mapping[str, torch.Size], likelihood: Likelihood
+    layers: Layers, likelihood: mlp.Likelihood, x: Tensor, parameters: int
 ) -> Kernel | None:
-    """The kernel that runs this network's chains where x is, or None where none does."""
-    steps, code = chain(net), likelihood_for(likelihood)
-    if steps is None or code is None or x.dtype not in (torch.float32, torch.float64):
-        return None
-    layers = layers_of(steps, shapes)
-    if layers is None or x[0].numel() != layers.widths[0]:
+    """The kernel that runs the chains of such an MLP, of so many parameters, where x [N, in] is, or
+    None where none does."""
+    if x.dtype not in (torch.float32, torch.float64) or x.shape[1:].numel() != layers.widths[0]:
         return None
     if x.device.type == "cuda":
-        few = sum(shape.numel() for shape in shapes.values()) <= MOST_PARAMETERS
-        return (
-            functools.partial(CudaChains, layers, code) if few and build.cuda_compiles() else None
-        )
+        able = parameters <= MOST_PARAMETERS and build.cuda_compiles()
+        return functools.partial(CudaChains, layers, likelihood) if able else None
     if x.device.type != "cpu" or cpu_library(x.dtype) is None:
         return None
-    return functools.partial(CpuChains, layers, code)
+    return functools.partial(CpuChains, layers, likelihood)
 
 
 class CpuChains:

@@ -8,7 +8,10 @@ from stochens.likelihoods.base import (
     mean_over_examples,
     refuse_unstated,
 )
-from stochens.likelihoods.classes import Categorical, Classes, Predictive
+from stochens.likelihoods.binary import Binary
+from stochens.likelihoods.categorical import Categorical, SoftLabels
+from stochens.likelihoods.classes import Classes, Predictive
+from stochens.likelihoods.counts import NegativeBinomial, Poisson
 from stochens.likelihoods.draws import Draws, Predicted
 from stochens.likelihoods.gaussian import (
     LOG_2_PI,
@@ -17,13 +20,18 @@ from stochens.likelihoods.gaussian import (
     Gaussians,
     Heteroscedastic,
     Homoscedastic,
-    learned_noise,
 )
+from stochens.likelihoods.heavy_tails import Laplace, StudentT
+from stochens.likelihoods.mixture import MixtureDensity
+from stochens.likelihoods.multilabel import Labels, Multilabel, MultilabelPredictive
 from stochens.likelihoods.numbers import NumberPredictive, Numbers
+from stochens.likelihoods.ordinal import Ordinal
+from stochens.likelihoods.quantiles import Quantiles
 
 __all__ = [
     "LIKELIHOODS",
     "LOG_2_PI",
+    "Binary",
     "Categorical",
     "Classes",
     "Draws",
@@ -32,20 +40,45 @@ __all__ = [
     "Gaussians",
     "Heteroscedastic",
     "Homoscedastic",
+    "Labels",
+    "Laplace",
     "Likelihood",
+    "MixtureDensity",
+    "Multilabel",
+    "MultilabelPredictive",
+    "NegativeBinomial",
     "NumberPredictive",
     "Numbers",
+    "Ordinal",
+    "Poisson",
     "Predicted",
     "Predictive",
+    "Quantiles",
+    "SoftLabels",
+    "StudentT",
     "check_distribution",
     "draws_of",
-    "learned_noise",
     "mean_over_examples",
     "resolve",
 ]
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {
-    kind.name: kind for kind in (Categorical, Homoscedastic, Heteroscedastic)
+    kind.name: kind
+    for kind in (
+        Categorical,
+        Binary,
+        Multilabel,
+        Ordinal,
+        SoftLabels,
+        Homoscedastic,
+        Heteroscedastic,
+        StudentT,
+        Laplace,
+        MixtureDensity,
+        Quantiles,
+        Poisson,
+        NegativeBinomial,
+    )
 }
 
 
@@ -53,7 +86,7 @@ def resolve(likelihood: str | Likelihood) -> Likelihood:
     """A likelihood by name or by object.
 
     >>> resolve("gaussian")
-    Homoscedastic(noise=None)
+    Homoscedastic(noise=None, missing='refuse')
     """
     if isinstance(likelihood, Likelihood):
         refuse_unstated(likelihood)

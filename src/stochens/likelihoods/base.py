@@ -2,8 +2,11 @@
 
 import abc
 import dataclasses
+import functools
+import math
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from stochens.errors import InputError
@@ -38,10 +41,14 @@ class Likelihood(abc.ABC):
     name: ClassVar[str]
     in_units: ClassVar[bool] = False  # whether outputs are in the targets' own units
     coarse: ClassVar[bool] = False  # whether outputs may be off by half a percent, as in bfloat16
+    logits: ClassVar[bool] = False  # whether outputs are logits, which a temperature divides
+    usual_method: ClassVar[str] = "dropout"  # of `fit`, where none is named
+    least_squares: ClassVar[bool] = False  # whether a learned noise is the root of squared errors
 
     @abc.abstractmethod
     def nll(self, outputs: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
-        """-log p(y | x, theta), the mean over examples: [..., B, C], [..., B, ...] -> [...].
+        """-log p(y | x, theta), the mean over examples: [M, B, C], [M, B, ...] -> [M], and
+        [B, C], [B] -> [] where that is unambiguous.
 
         weights [..., B]: the mean of weights * nll, for weights whose mean over all data is 1.
         """
@@ -53,6 +60,18 @@ class Likelihood(abc.ABC):
         """
         raise InputError(_unstated(self))
 
+    def tempered(self, outputs: Tensor, temperature: float) -> Draws:
+        """The same at the temperature that `stochens.calibration.fit_temperature` found: classes
+        divide their logits by it, numbers stretch the distances from their mean by it."""
+        if self.logits:
+            return self.distribution(outputs / temperature)
+        own = type(self).__qualname__
+        raise InputError(
+            f"the likelihood {own} does not say what a temperature does to its predictions: set "
+            f"{own}.logits = True where outputs are logits, which are divided by it, or write "
+            f"{own}.tempered(outputs, temperature), which returns what distribution does"
+        )
+
     @abc.abstractmethod
     def check_targets(self, y: Tensor) -> Tensor:
         """The targets as `nll` wants them, or an InputError that names what is wrong."""
@@ -60,6 +79,18 @@ class Likelihood(abc.ABC):
     @abc.abstractmethod
     def check_outputs(self, outputs: Tensor, y: Tensor) -> None:
         """Whether the network's outputs [B, C] fit all the targets."""
+
+    def advice(self, outputs: Tensor) -> str | None:
+        """A warning about the network's first outputs [B, ...], before training; None: all well."""
+        return None
+
+    def width(self, targets: int) -> int:
+        """How many outputs the user's network needs for D targets [N, D]."""
+        raise InputError(f"the likelihood {self.name!r} does not say how many outputs it needs")
+
+    def noise_parameter(self) -> str | None:
+        """Which of the parameters that it `adds` is the log variance of Gaussian noise, [D]."""
+        return None
 
     def prepare(self, net: nn.Module, y: Tensor) -> nn.Module:
         """The network with whatever parameters the likelihood adds to it, which `adds` names.
@@ -74,8 +105,14 @@ class Likelihood(abc.ABC):
         return ()
 
     def options(self) -> dict[str, Any]:
-        """What it was made with, by name: what a saved posterior keeps of it."""
-        return dataclasses.asdict(self) if dataclasses.is_dataclass(self) else dict(vars(self))
+        """What it was made with, by name: what a saved posterior keeps of it. Of fields that are
+        keywords alone, those that are not at their default."""
+        own: Any = self
+        if not dataclasses.is_dataclass(own):
+            return dict(vars(own))
+        unsaid = {f.name: f.default for f in dataclasses.fields(own) if f.kw_only}
+        said = dataclasses.asdict(own).items()  # type: ignore[arg-type]
+        return {n: value for n, value in said if n not in unsaid or value != unsaid[n]}
 
     def __eq__(self, other: object) -> bool:
         """Two of one class with the same options mean the same: members of both can be joined."""
@@ -100,11 +137,15 @@ def refuse_unstated(likelihood: Likelihood) -> None:
         raise InputError(_unstated(likelihood))
 
 
-def draws_of(likelihood: Likelihood, outputs: Tensor) -> Draws:
-    """`likelihood.distribution`, held against the outputs [S, B, C]."""
+def draws_of(likelihood: Likelihood, outputs: Tensor, temperature: float = 1.0) -> Draws:
+    """`likelihood.distribution`, or `tempered`, held against the outputs [S, B, C]."""
     outputs = wide(outputs)
-    found = likelihood.distribution(outputs)
     said = f"{type(likelihood).__qualname__}.distribution"
+    if temperature == 1:
+        found = likelihood.distribution(outputs)
+    else:
+        found = likelihood.tempered(outputs, temperature)
+        said = f"{type(likelihood).__qualname__}.tempered"
     if not isinstance(found, Draws):
         raise InputError(
             f"{said} must return stochens.likelihoods.Classes(probs) or Numbers(...), got a "
@@ -134,3 +175,25 @@ def mean_over_examples(nll: Tensor, weights: Tensor | None) -> Tensor:
     """(1/B) sum_b w_b nll_b: [..., B] -> [...]. Not divided by the batch's own sum of weights,
     which would be biased: a batch of light rows would count as much as one of heavy rows."""
     return (nll if weights is None else weights * nll).mean(-1)
+
+
+def over_places(terms: Tensor) -> Tensor:
+    """The sum over the places of each example: [M, B, ...] -> [M, B], and [B] as it is."""
+    return terms.flatten(2).sum(2) if terms.dim() > 2 else terms
+
+
+@functools.lru_cache(maxsize=64)
+def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers as a tensor, made once: a CUDA graph cannot hold a copy from the host."""
+    return torch.tensor(values, dtype=dtype, device=device)
+
+
+def limited(logs: Tensor) -> Tensor:
+    """Logarithms of scales and rates, held to where their squares and gradients are still numbers:
+    +-60 in float32, +-482 in float64.
+
+    >>> limited(torch.tensor([-1e4, 3.0]))
+    tensor([-60.3..., 3.0...])
+    """
+    most = 0.68 * math.log(torch.finfo(logs.dtype).max)
+    return logs.clamp(-most, most)

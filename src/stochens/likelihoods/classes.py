@@ -1,22 +1,32 @@
-"""y is one of C classes."""
+"""Predictions of classes: one for each input, or one for each of its places (pixels, tokens)."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import ClassVar
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from stochens import metrics
 from stochens.errors import InputError
-from stochens.likelihoods.base import Likelihood, mean_over_examples, wide
+from stochens.likelihoods.class_measures import (
+    closeness,
+    dense_measures,
+    flat_measures,
+    soft_measures,
+    told_apart,
+)
 from stochens.likelihoods.draws import Draws, Measure, Parameters, Predicted, how_many
 from stochens.metrics.information import entropy
+
+FEW_PLACES = 256  # of dense predictions, which chains of a sampler must agree about
 
 
 @dataclasses.dataclass(frozen=True)
 class Predictive(Predicted):
     """p(y | x, data) for classes, from S draws (members times draws of each) at B inputs.
+
+    Dense tasks have axes of places between B and C: images [B, H, W, C], tokens [B, T, C]. Classes
+    come last, wherever the network has them.
 
     >>> draws = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])  # two draws that contradict each other
     >>> p = Predictive.of(draws)
@@ -26,20 +36,23 @@ class Predictive(Predicted):
     Predictive(2 draws, 1 examples, 2 classes)
     """
 
-    mean: Tensor  # [B, C]
-    aleatoric: Tensor  # [B], mean entropy of the draws: the noise of the data, in nats
-    draws: Tensor | None  # [S, B, C], None when they were too many to keep
+    mean: Tensor  # [B, C], or [B, ..., C]
+    aleatoric: Tensor  # [B, ...], mean entropy of the draws: the noise of the data, in nats
+    draws: Tensor | None  # [S, B, ..., C], None when they were too many to keep
     chains: "tuple[Predictive, ...]" = ()  # of a sampler: what each of its chains says, alone
+    ignore_index: int | None = None  # labels that are none
+    more: "Measures | None" = None  # what the likelihood measures beside the usual
 
     def __repr__(self) -> str:
-        examples, classes = self.mean.shape
+        examples, *places, classes = self.mean.shape
         kept = how_many(None if self.draws is None else len(self.draws))
-        return f"Predictive({kept}, {examples} examples, {classes} classes)"
+        of = f" of {' x '.join(map(str, places))}" if places else ""
+        return f"Predictive({kept}, {examples} examples{of}, {classes} classes)"
 
     @classmethod
     def of(cls, probs: Tensor) -> "Predictive":
-        """From draws [S, B, C]."""
-        if probs.dim() != 3:
+        """From draws [S, B, C], or [S, B, ..., C]."""
+        if probs.dim() < 3:
             raise InputError(
                 f"probs must be [S, B, C], got {tuple(probs.shape)}; did you average the draws?"
             )
@@ -57,17 +70,23 @@ class Predictive(Predicted):
     @classmethod
     def joined(cls, parts: "Sequence[Predictive]") -> "Predictive":
         """Predictions at some inputs and at others, as one, in order."""
+        if len(places := {tuple(p.mean.shape[1:-1]) for p in parts}) > 1:
+            raise InputError(
+                f"predictions at {' and '.join(map(str, sorted(places)))} places cannot be one: "
+                "pad all inputs to one length, or predict batch by batch"
+            )
         kept = [p.draws for p in parts if p.draws is not None]
-        return cls(
-            torch.cat([p.mean for p in parts]),
-            torch.cat([p.aleatoric for p in parts]),
-            torch.cat(kept, 1) if len(kept) == len(parts) else None,
-            tuple(cls.joined(each) for each in zip(*(p.chains for p in parts), strict=True)),
+        return dataclasses.replace(
+            parts[0],
+            mean=torch.cat([p.mean for p in parts]),
+            aleatoric=torch.cat([p.aleatoric for p in parts]),
+            draws=torch.cat(kept, 1) if len(kept) == len(parts) else None,
+            chains=tuple(cls.joined(each) for each in zip(*(p.chains for p in parts), strict=True)),
         )
 
     @property
     def probs(self) -> Tensor:
-        """Every draw, [S, B, C]."""
+        """Every draw, [S, B, ..., C]."""
         if self.draws is None:
             raise InputError(
                 "the draws were not kept, to save memory; mean, entropy and mutual_information are "
@@ -77,83 +96,139 @@ class Predictive(Predicted):
 
     @property
     def entropy(self) -> Tensor:
-        """H[mean p], the whole uncertainty in nats: [B]."""
+        """H[mean p], the whole uncertainty in nats: [B, ...]."""
         return entropy(self.mean).to(self.mean)
 
     @property
     def mutual_information(self) -> Tensor:
-        """H[mean p] - mean H[p], what the parameters are unsure of: [B]."""
+        """H[mean p] - mean H[p], what the parameters are unsure of: [B, ...]."""
         return (self.entropy - self.aleatoric).clamp_min(0.0)
 
     @property
     def labels(self) -> Tensor:
-        """The likeliest class of each input: [B]."""
+        """The likeliest class of each input, or of each of its places: [B, ...]."""
         return self.mean.argmax(-1)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """log of the mean probability of the labels y [B], in nats and float64: [B].
 
+        Of dense labels y [B, ...] it is the sum over the places that are not ignored, each by its
+        own mean probability. Of soft labels, probabilities y [B, ..., C], it is the expectation.
         -inf would end every comparison, so 0 counts as the smallest number of the network's kind.
         """
-        y = y.squeeze(1) if y.dim() == 2 and y.shape[1] == 1 else y
+        y = self._targets(y).to(self.mean.device)
+        logs = self.mean.clamp_min(torch.finfo(self.mean.dtype).tiny).double().log()
+        if y.is_floating_point():
+            terms = (y.double() * logs).sum(-1)
+        else:
+            kept = torch.ones_like(y, dtype=torch.bool)
+            kept = kept if self.ignore_index is None else y != self.ignore_index
+            own = logs.gather(-1, y.where(kept, 0).unsqueeze(-1)).squeeze(-1)
+            terms = own.where(kept, 0.0)
+        return terms.flatten(1).sum(1) if terms.dim() > 1 else terms
+
+    def _targets(self, y: Tensor) -> Tensor:
+        """Labels as whole numbers [B, ...], or soft ones [B, ..., C] as they are; others are
+        refused."""
+        if y.is_floating_point() and y.shape == self.mean.shape:
+            return y
+        y = y.squeeze(1) if y.dim() == self.mean.dim() and y.shape[1] == 1 else y
         whole = not y.is_floating_point() or bool((y == y.round()).all())  # 0.0 and 1.0 are labels
-        if y.shape != self.mean.shape[:1] or not whole:
-            raise InputError(f"labels must be integers [{len(self.mean)}], got {tuple(y.shape)}")
-        low, high, last = int(y.min()), int(y.max()), self.mean.shape[1] - 1
+        places = tuple(self.mean.shape[:-1])
+        if tuple(y.shape) != places or not whole:
+            wanted = ", ".join(map(str, places))
+            raise InputError(f"labels must be integers [{wanted}], got {tuple(y.shape)}")
+        y, last = y.long(), self.mean.shape[-1] - 1
+        real = y if self.ignore_index is None else y[y != self.ignore_index]
+        low, high = (int(real.min()), int(real.max())) if real.numel() else (0, 0)
         if low < 0 or high > last:
             raise InputError(f"labels must be 0 to {last}, got {low}..{high}")
-        mean = self.mean.clamp_min(torch.finfo(self.mean.dtype).tiny).double()
-        return mean.gather(-1, y.long().to(mean.device).unsqueeze(-1)).squeeze(-1).log()
+        return y
 
     def sample(self, n: int = 1, *, seed: int = 0) -> Tensor:
-        """Labels drawn from the predictive, [n, B]; each row from one draw of the network, so that
-        inputs covary as the posterior says (from the mean where the draws were not kept)."""
+        """Labels drawn from the predictive, [n, B, ...]; each row from one draw of the network, so
+        that inputs covary as the posterior says (from the mean where the draws were not kept)."""
         generator = torch.Generator().manual_seed(int(seed))
         if self.draws is None:
-            rows = self.mean.expand(n, -1, -1)
+            rows = self.mean.expand(n, *self.mean.shape)
         else:
             rows = self.draws[torch.randint(len(self.draws), (n,), generator=generator)]
-        u = torch.rand(rows.shape[:2], generator=generator).unsqueeze(-1)
+        u = torch.rand(rows.shape[:-1], generator=generator).unsqueeze(-1)
         below = rows.cumsum(-1)[..., :-1] < u  # the last class takes what rounding leaves over
         return below.sum(-1)
 
     def measures(self, y: Tensor) -> dict[str, Measure]:
-        """Of the labels y [B]."""
-        return {
-            "accuracy": (metrics.accuracy, self.mean, y),
-            "NLL": (metrics.nll, self.mean, y),
-            "Brier": (metrics.brier, self.mean, y),
-            "ECE": (metrics.ece, self.mean, y),
-            "AURC": (metrics.aurc, self.mean, y),
-            "entropy": (torch.mean, self.entropy),
-            "MI": (torch.mean, self.mutual_information),
-        }
+        """Of labels y [B], dense ones y [B, ...], or soft ones y [B, C]."""
+        if y.is_floating_point() and y.shape == self.mean.shape:
+            found = soft_measures(self, y)
+        elif self.mean.dim() > 2:
+            found = dense_measures(self, self._targets(y))
+        else:
+            found = flat_measures(self, y)
+        return found if self.more is None else found | self.more(self, y)
+
+    def of_chains(self, weights: Sequence[float]) -> "Predictive":
+        """What the chains say together when each counts so much; the weights sum to 1."""
+        parts = [(w, chain) for w, chain in zip(weights, self.chains, strict=True) if w]
+        mean = sum((w * c.mean.double() for w, c in parts), torch.zeros(()))
+        aleatoric = sum((w * c.aleatoric.double() for w, c in parts), torch.zeros(()))
+        return dataclasses.replace(
+            self,
+            mean=mean.to(self.mean),
+            aleatoric=aleatoric.to(self.aleatoric),
+            draws=None,
+            chains=(),
+        )
+
+    def beside(self, reference: "Predictive") -> dict[str, Tensor]:
+        """Agreement, total variation, and absolute differences of entropy and mutual information,
+        each [B]."""
+        return closeness(self, reference)
+
+    def apart(self, far: "Predictive") -> dict[str, Measure]:
+        """How well inputs of another kind, predicted as `far`, are told from these."""
+        return told_apart(self, far)
 
     def quantities(self) -> Tensor:
-        """All probabilities but the first class's, which is what the others leave: [S, K]."""
-        return self.probs[..., 1:].flatten(1)
+        """All probabilities but the first class's, which is what the others leave: [S, K]. Of dense
+        predictions those at some places."""
+        found = self.probs[..., 1:].flatten(1)
+        apart = math.ceil(self.mean[..., 0].numel() / FEW_PLACES) if self.mean.dim() > 2 else 1
+        return found if apart == 1 else self.probs[..., 1:].flatten(1, -2)[:, ::apart].flatten(1)
+
+
+Measures = Callable[[Predictive, Tensor], dict[str, Measure]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Classes(Draws):
-    """Each draw's probabilities of C classes, [S, B, C]. They make a `Predictive`.
+    """Each draw's probabilities of C classes, [S, B, C], or of dense tasks [S, B, ..., C]. They
+    make a `Predictive`.
+
+    ignore_index: labels that are none. more(p, y): what is measured beside the usual.
 
     >>> Classes(torch.zeros(3, 5, 2).softmax(-1)).exported()["mutual_information"].shape  # [B]
     torch.Size([5])
     """
 
     probs: Tensor
+    ignore_index: int | None = None
+    more: Measures | None = None
 
     def __post_init__(self) -> None:
-        if self.probs.dim() != 3:
+        if self.probs.dim() < 3:
             raise InputError(f"Classes wants probs [S, B, C], got {tuple(self.probs.shape)}")
 
     @property
     def parameters(self) -> Parameters:
         return (self.probs,)
 
+    @property
+    def large(self) -> bool:
+        return self.probs.dim() > 3
+
     def at(self, parameters: Parameters) -> "Classes":
-        return Classes(*parameters)
+        return dataclasses.replace(self, probs=parameters[0])
 
     def terms(self, *centre: Tensor) -> tuple[Tensor, ...]:
         return self.probs, entropy(self.probs)
@@ -162,11 +237,14 @@ class Classes(Draws):
         self, averages: tuple[Tensor, ...], centre: Parameters, kept: Parameters | None
     ) -> Predictive:
         dtype = self.probs.dtype
-        means, aleatorics = averages  # [chains, B, C], [chains, B]
+        means, aleatorics = averages  # [chains, B, ..., C], [chains, B, ...]
         pairs = zip(means.to(dtype), aleatorics.to(dtype), strict=True)
-        chains = tuple(Predictive(m, a, None) for m, a in pairs) if len(means) > 1 else ()
+        also = (self.ignore_index, self.more)
+        chains = (
+            tuple(Predictive(m, a, None, (), *also) for m, a in pairs) if len(means) > 1 else ()
+        )
         mean, aleatoric = (t.mean(0).to(dtype) for t in averages)
-        return Predictive(mean, aleatoric, kept[0] if kept else None, chains)
+        return Predictive(mean, aleatoric, kept[0] if kept else None, chains, *also)
 
     def exported(self) -> dict[str, Tensor]:
         mean = self.probs.mean(0)
@@ -179,64 +257,3 @@ def _plain_entropy(probs: Tensor) -> Tensor:
     """-sum_c p_c log p_c, by operations that ONNX has."""
     tiny = torch.finfo(probs.dtype).tiny
     return -(probs * probs.clamp_min(tiny).log()).sum(-1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Categorical(Likelihood):
-    """p(y | x) = softmax(outputs)_y: outputs [..., B, C] are logits, y [..., B] integers.
-
-    >>> float(Categorical().nll(torch.zeros(4, 2), torch.tensor([0, 1, 1, 0])))
-    0.6931...
-    """
-
-    name: ClassVar[str] = "categorical"
-    coarse: ClassVar[bool] = True
-
-    def distribution(self, outputs: Tensor) -> Classes:
-        """softmax(outputs)"""
-        return Classes(outputs.softmax(-1))
-
-    def nll(self, outputs: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
-        logp = wide(outputs).log_softmax(-1)
-        return mean_over_examples(-logp.gather(-1, y.unsqueeze(-1)).squeeze(-1), weights)
-
-    def check_targets(self, y: Tensor) -> Tensor:
-        if y.dim() == 2 and y.shape[1] == 1:
-            raise InputError(f"labels must be [N], got {tuple(y.shape)}; use y.squeeze(1)")
-        if y.dim() != 1:
-            raise InputError(f"labels must be [N], got {tuple(y.shape)}; {_instead(y)}")
-        if y.is_floating_point() or y.is_complex():
-            raise InputError(
-                f"labels must be integers, got {y.dtype}; use y.long(), or likelihood='gaussian' "
-                "for regression"
-            )
-        return y.long()
-
-    def check_outputs(self, outputs: Tensor, y: Tensor) -> None:
-        if outputs.dim() != 2:
-            raise InputError(f"the network must return logits [B, C], got {tuple(outputs.shape)}")
-        classes = outputs.shape[1]
-        low, high = int(y.min()), int(y.max())
-        if low < 0 or high >= classes:
-            wrong = low if low < 0 else high
-            if classes == 1:
-                raise InputError(
-                    f"label {wrong} is out of range: the network has one output, and two classes "
-                    "need two (logits, one for each class)"
-                )
-            raise InputError(
-                f"label {wrong} is out of range: the network has {classes} outputs, so labels must "
-                f"be 0 to {classes - 1}"
-            )
-
-
-def _instead(y: Tensor) -> str:
-    """What to do with targets that are not [N]."""
-    if y.dim() == 2 and len(y) and bool(((y == 0) | (y == 1)).all() & (y.sum(1) == 1).all()):
-        return f"each row is one-hot: use y.argmax(1), with a network of {y.shape[1]} outputs"
-    if y.is_floating_point():
-        return "for numbers use likelihood='gaussian', which takes [N, D]"
-    return (
-        "one label for each example is supported, not one for each token or pixel; numbers or "
-        "counts are for likelihood='gaussian' or one of your own (docs: A likelihood of your own)"
-    )

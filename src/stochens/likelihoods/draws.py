@@ -6,6 +6,8 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from stochens.errors import InputError
+
 Parameters = tuple[Tensor, ...]
 Measure = tuple[Callable[..., Any], *tuple[Tensor, ...]]  # a metric, and what it is a function of
 
@@ -17,6 +19,7 @@ class Predicted(abc.ABC):
     """
 
     mean: Tensor  # [B, ...], of y; of classes their probabilities
+    chains: "tuple[Any, ...]" = ()  # of a sampler: what each of its chains says, alone
 
     @abc.abstractmethod
     def log_prob(self, y: Tensor) -> Tensor:
@@ -29,6 +32,20 @@ class Predicted(abc.ABC):
     @abc.abstractmethod
     def measures(self, y: Tensor) -> dict[str, Measure]:
         """How good it is, as `compare` shows it: name -> (metric, its arguments)."""
+
+    def of_chains(self, weights: Sequence[float]) -> Self:
+        """What the chains say together when each counts so much; the weights sum to 1."""
+        raise InputError(f"a {type(self).__name__} has no chains")
+
+    def beside(self, reference: Self) -> dict[str, Tensor]:
+        """How far it is from a reference at the same inputs, by name, example by example [B]."""
+        kind = type(self).__name__
+        raise InputError(f"reference is for classes, and these are {kind}s; leave it out")
+
+    def apart(self, far: Self) -> dict[str, Measure]:
+        """How well inputs of another kind, predicted as `far`, are told from these."""
+        kind = type(self).__name__
+        raise InputError(f"ood is for classes, and these are {kind}s; leave it out")
 
     @abc.abstractmethod
     def quantities(self) -> Tensor:
@@ -60,6 +77,21 @@ class Draws(abc.ABC):
     @abc.abstractmethod
     def parameters(self) -> Parameters:
         """Each [S, B, ...]; all that is kept of the draws."""
+
+    @property
+    def large(self) -> bool:
+        """Whether one example has so many numbers (pixels, tokens) that draws are kept only where
+        that is asked for."""
+        return False
+
+    @property
+    def scale(self) -> Tensor | None:
+        """The spread of y beside its mean, where the family has one apart from it: [S, B, D]."""
+        return None
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of y by each draw, [S, B, D], of numbers."""
+        raise InputError(f"{type(self).__name__} are no numbers, and have no mean and variance")
 
     @abc.abstractmethod
     def at(self, parameters: Parameters) -> Self:

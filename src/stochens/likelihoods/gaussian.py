@@ -8,17 +8,19 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution, Normal
 
-from stochens import metrics
 from stochens.errors import InputError
-from stochens.likelihoods.base import Likelihood, mean_over_examples, wide
+from stochens.likelihoods.base import Likelihood, limited, mean_over_examples, wide
 from stochens.likelihoods.draws import Draws, Measure, Parameters, how_many
-from stochens.likelihoods.numbers import (
-    LEVEL,
-    Moments,
-    exported_moments,
-    interval_measures,
-    moments_of,
+from stochens.likelihoods.number_measures import LEVEL, number_measures
+from stochens.likelihoods.numbers import Moments, exported_moments, moments_of
+from stochens.likelihoods.targets import (
+    Missing,
+    check_missing,
+    check_width,
+    present,
+    real_targets,
 )
 from stochens.methods.base import LOG_VARIANCE
 from stochens.private_names import hooks_of
@@ -44,6 +46,7 @@ class GaussianPredictive(Moments):
     epistemic: Tensor  # [B, D], variance of the draws' means: what the parameters are unsure of
     draw_means: Tensor | None  # [S, B, D]
     draw_variances: Tensor | None  # [S, B, D]
+    missing: Missing = "refuse"
 
     def __repr__(self) -> str:
         examples, targets = self.mean.shape
@@ -79,7 +82,21 @@ class GaussianPredictive(Moments):
             return None if any(t is None for t in tensors) else torch.cat(tensors, axis)
 
         mean, aleatoric, epistemic = (cat(name, 0) for name in ("mean", "aleatoric", "epistemic"))
-        return cls(mean, aleatoric, epistemic, cat("draw_means", 1), cat("draw_variances", 1))
+        draws = cat("draw_means", 1), cat("draw_variances", 1)
+        return cls(mean, aleatoric, epistemic, *draws, parts[0].missing)
+
+    def stretched(self, scale: float) -> "GaussianPredictive":
+        """mean + scale (y - mean): the same mean, and scale times the standard deviation."""
+        if scale == 1:
+            return self
+        means, variances = self.draw_means, self.draw_variances
+        return dataclasses.replace(
+            self,
+            aleatoric=scale**2 * self.aleatoric,
+            epistemic=scale**2 * self.epistemic,
+            draw_means=None if means is None else self.mean + scale * (means - self.mean),
+            draw_variances=None if variances is None else scale**2 * variances,
+        )
 
     def components(self) -> tuple[Tensor, Tensor]:
         """The mixture's means and variances, each [S, B, D]."""
@@ -90,13 +107,18 @@ class GaussianPredictive(Moments):
             )
         return self.draw_means, self.draw_variances
 
+    def each(self) -> Distribution:
+        """Each draw's Gaussian, [S, B, D], in float64."""
+        means, variances = (t.double() for t in self.components())
+        return Normal(means, variances.sqrt(), validate_args=False)
+
     def quantile(self, level: float) -> Tensor:
         """y with P(Y <= y) = level under the mixture, by bisection: [B, D]."""
         if not 0 < level < 1:
             raise InputError(f"a quantile's level must be in (0, 1), got {level!r}")
         means, variances = (t.double() for t in self.components())
         sds = variances.sqrt()
-        normal = torch.distributions.Normal(0.0, 1.0, validate_args=False)
+        normal = Normal(0.0, 1.0, validate_args=False)
         z = normal.icdf(torch.tensor(level, dtype=torch.float64))
         low = (means + z * sds).amin(0)  # the mixture's quantile lies between its components'
         high = (means + z * sds).amax(0)
@@ -109,12 +131,13 @@ class GaussianPredictive(Moments):
         return torch.where(whole, (low + high) / 2, beyond).to(self.mean)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """log 1/S sum_s N(y; mean_s, variance_s) of targets y [B] or [B, D], in float64: [B]."""
+        """log 1/S sum_s N(y; mean_s, variance_s) of targets y [B] or [B, D], in float64: [B].
+        NaN in y is left out where the likelihood has missing="mask"."""
         means, variances = (t.double() for t in self.components())
-        y = y.unsqueeze(-1) if y.dim() == 1 else y
-        if y.shape != means.shape[1:]:
-            raise InputError(f"targets must be {tuple(means.shape[1:])}, got {tuple(y.shape)}")
-        terms = (y.to(means) - means).square() / variances + variances.log() + LOG_2_PI
+        own, there = present(self._targets(y).to(means))
+        terms = (own - means).square() / variances + variances.log() + LOG_2_PI
+        # of inf / inf, infinitely wide or far: no density
+        terms = terms.nan_to_num(math.inf, math.inf, -math.inf).where(there, 0.0)
         return (-0.5 * terms.sum(-1)).logsumexp(0) - math.log(len(means))  # [S, B] -> [B]
 
     def sample(self, n: int = 1, *, seed: int = 0) -> Tensor:
@@ -127,13 +150,8 @@ class GaussianPredictive(Moments):
 
     def measures(self, y: Tensor) -> dict[str, Measure]:
         """Of targets y [B] or [B, D]."""
-        y = y.unsqueeze(1) if y.dim() == 1 else y
-        means, variances = self.components()
-        return {
-            "RMSE": (metrics.rmse, means, y),
-            "NLL": (metrics.gaussian_nll, means, variances, y),
-            **interval_measures(*self.interval(LEVEL), y),
-        }
+        y = self._targets(y)
+        return number_measures(self.mean, y, -self.log_prob(y), self.crps(y), self.interval(LEVEL))
 
     def quantities(self) -> Tensor:
         """The means of the draws, [S, K]."""
@@ -142,17 +160,28 @@ class GaussianPredictive(Moments):
 
 @dataclasses.dataclass(frozen=True)
 class Gaussians(Draws):
-    """Each draw's mean and variance of y, [S, B, D]. They make a `GaussianPredictive`."""
+    """Each draw's mean and variance of y, [S, B, D]. They make a `GaussianPredictive`, whose
+    distances from its mean are `stretch` times as large."""
 
     means: Tensor
     variances: Tensor
+    missing: Missing = "refuse"
+    stretch: float = 1.0
 
     @property
     def parameters(self) -> Parameters:
         return self.means, self.variances
 
+    @property
+    def scale(self) -> Tensor:
+        return self.variances.sqrt()
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        return self.means, self.variances
+
     def at(self, parameters: Parameters) -> "Gaussians":
-        return Gaussians(*parameters)
+        means, variances = parameters
+        return dataclasses.replace(self, means=means, variances=variances)
 
     def centre(self) -> Parameters:
         """The first draw's mean: squares of the means themselves would leave nothing of a spread
@@ -166,55 +195,59 @@ class Gaussians(Draws):
         self, averages: tuple[Tensor, ...], centre: Parameters, kept: Parameters | None
     ) -> GaussianPredictive:
         moments = moments_of(averages, centre, self.means.dtype)
-        return GaussianPredictive(*moments, *(kept or (None, None)))
+        means, variances = kept or (None, None)
+        found = GaussianPredictive(*moments, means, variances, self.missing)
+        return found.stretched(self.stretch)
 
     def exported(self) -> dict[str, Tensor]:
-        return exported_moments(self.means, self.variances)
+        found, scale = exported_moments(self.means, self.variances), self.stretch
+        if scale == 1:
+            return found
+        return {
+            "mean": found["mean"],
+            "std": scale * found["std"],
+            "aleatoric": scale**2 * found["aleatoric"],
+            "epistemic": scale**2 * found["epistemic"],
+        }
 
 
 class GaussianLikelihood(Likelihood):
     """What the two regression likelihoods share: targets [N, D], mean and variance per output."""
 
     in_units: ClassVar[bool] = True
+    usual_method: ClassVar[str] = "regular"  # its predictions are calibrated
+    least_squares: ClassVar[bool] = True
+    missing: Missing
 
     @abc.abstractmethod
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of y, each [..., B, D]."""
 
-    @abc.abstractmethod
-    def width(self, targets: int) -> int:
-        """How many outputs the user's network needs for D targets."""
-
     def distribution(self, outputs: Tensor) -> Gaussians:
         """N(mean, variance) of each output."""
-        return Gaussians(*self.moments(outputs))
+        return Gaussians(*self.moments(outputs), self.missing)
+
+    def tempered(self, outputs: Tensor, temperature: float) -> Gaussians:
+        """The whole mixture about its mean, not the noise alone: where members agree too much, that
+        is as much a part of the predictive standard deviation."""
+        return dataclasses.replace(self.distribution(outputs), stretch=temperature)
 
     def nll(self, outputs: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         """1/2 sum_d [(y_d - mean_d)^2 / var_d + log var_d + log 2 pi]"""
         mean, variance = self.moments(wide(outputs))
-        terms = (y - mean).square() / variance + variance.log() + LOG_2_PI
+        if self.missing == "refuse":
+            terms = (y - mean).square() / variance + variance.log() + LOG_2_PI
+        else:
+            own, there = present(y)
+            terms = (own - mean).square() / variance + variance.log() + LOG_2_PI
+            terms = terms.where(there, 0.0)
         return mean_over_examples(0.5 * terms.sum(-1), weights)
 
     def check_targets(self, y: Tensor) -> Tensor:
-        y = y.unsqueeze(1) if y.dim() == 1 else y
-        if y.dim() != 2:
-            raise InputError(f"regression targets must be [N] or [N, D], got {tuple(y.shape)}")
-        if y.is_complex():
-            raise InputError("regression targets must be real; give real and imaginary part as two")
-        if not y.is_floating_point():
-            y = y.to(torch.get_default_dtype())
-        if not bool(y.isfinite().all()):
-            row = int((~y.isfinite()).any(1).nonzero()[0])
-            raise InputError(f"regression targets must be finite; row {row} is {y[row].tolist()}")
-        return y
+        return real_targets(y, self.missing)
 
     def check_outputs(self, outputs: Tensor, y: Tensor) -> None:
-        want = self.width(y.shape[1])
-        if outputs.dim() != 2 or outputs.shape[1] != want:
-            raise InputError(
-                f"for targets [N, {y.shape[1]}] the likelihood {self.name!r} needs a network with "
-                f"outputs [B, {want}], got {tuple(outputs.shape)}"
-            )
+        check_width(self, outputs, y)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,15 +257,20 @@ class Homoscedastic(GaussianLikelihood):
     `noise` is fixed where it is given. Otherwise each member learns log noise^2 for each target, as
     a parameter `log_variance` under the same prior as the weights.
 
+    missing="mask": NaN in y is a number that nobody measured; it adds nothing to the likelihood.
+
     >>> outputs, y = torch.zeros(4, 1), torch.zeros(4, 1)  # [B, D]
     >>> float(Homoscedastic(noise=1.0).nll(outputs, y))  # log(2 pi) / 2
     0.9189...
     """
 
     noise: float | None = None
+    _: dataclasses.KW_ONLY
+    missing: Missing = "refuse"
     name: ClassVar[str] = "gaussian"
 
     def __post_init__(self) -> None:
+        check_missing(self.missing)
         if self.noise is not None and not 0 < self.noise < math.inf:
             raise InputError(f"noise must be a positive number or None, got {self.noise!r}")
 
@@ -252,6 +290,9 @@ class Homoscedastic(GaussianLikelihood):
     def adds(self) -> tuple[str, ...]:
         return (LOG_VARIANCE,) if self.noise is None else ()
 
+    def noise_parameter(self) -> str | None:
+        return LOG_VARIANCE if self.noise is None else None
+
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         if self.noise is None:
             return Heteroscedastic().moments(outputs)
@@ -266,16 +307,6 @@ class Homoscedastic(GaussianLikelihood):
         super().check_outputs(outputs, y)
 
 
-def learned_noise(likelihood: Likelihood) -> str | None:
-    """The name of the parameter that the likelihood adds to a network to learn its noise.
-
-    >>> learned_noise(Homoscedastic()), learned_noise(Homoscedastic(0.1))
-    ('log_variance', None)
-    """
-    learned = isinstance(likelihood, Homoscedastic) and likelihood.noise is None
-    return LOG_VARIANCE if learned else None
-
-
 def _append_log_variance(net: nn.Module, _: Any, mean: Any) -> Any:
     if not isinstance(mean, Tensor) or mean.dim() != 2:
         return mean  # which is refused, by its shape
@@ -287,16 +318,24 @@ def _append_log_variance(net: nn.Module, _: Any, mean: Any) -> Any:
 class Heteroscedastic(GaussianLikelihood):
     """y ~ N(f(x), noise(x)^2): outputs [..., B, 2 D] are the D means, then the D log noise^2.
 
+    Noise is between 1e-13 and 1e13 in float32, beyond which its square has no digits left.
+    missing="mask": as in Homoscedastic.
+
     >>> mean, variance = Heteroscedastic().moments(torch.zeros(4, 2))  # [B, 2 D]
     >>> mean.shape, float(variance[0, 0])
     (torch.Size([4, 1]), 1.0)
     """
 
+    _: dataclasses.KW_ONLY
+    missing: Missing = "refuse"
     name: ClassVar[str] = "heteroscedastic"
+
+    def __post_init__(self) -> None:
+        check_missing(self.missing)
 
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_variance = outputs.chunk(2, dim=-1)
-        return mean, log_variance.exp()
+        return mean, limited(log_variance).exp()
 
     def width(self, targets: int) -> int:
         return 2 * targets

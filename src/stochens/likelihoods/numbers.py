@@ -8,14 +8,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Distribution, constraints
 
-from stochens import metrics
 from stochens.errors import InputError
 from stochens.likelihoods.draws import Draws, Measure, Parameters, Predicted, how_many
+from stochens.likelihoods.information import MOST_COUNTS, discrete_crps, information
+from stochens.likelihoods.number_measures import LEVEL, number_measures
+from stochens.likelihoods.targets import Missing, check_missing, present
+from stochens.metrics.numbers import crps, gaussian_crps_terms, laplace_crps_terms
+from stochens.metrics.terms import per_example
 from stochens.randomness.seeds import seeded
 
-LEVEL = 0.95  # of the intervals that are measured
+CRPS_DRAWS = 1000  # of y, where the CRPS has no closed form
+CRPS_PAIRS = 100_000_000  # of draws and targets, from which on it is by draws of y too
+ALMOST_ALL = 1 - 1e-12  # of the probability of counts, which are added up that far
 HALVINGS = 60  # of the bracket of a quantile: beyond float64's precision
 DOUBLINGS = 60  # of a first guess of that bracket
 CLASSES = (torch.distributions.Categorical, torch.distributions.OneHotCategorical)
@@ -27,6 +33,7 @@ class Moments(Predicted):
 
     aleatoric: Tensor  # [B, D], mean variance of the draws: the noise of the data
     epistemic: Tensor  # [B, D], variance of the draws' means: what the parameters are unsure of
+    missing: Missing  # whether NaN among targets is left out
 
     @property
     def variance(self) -> Tensor:
@@ -39,6 +46,10 @@ class Moments(Predicted):
         return self.variance.sqrt()
 
     @abc.abstractmethod
+    def each(self) -> Distribution:
+        """Each draw's distribution of y, one of torch's of [S, B, D], in float64."""
+
+    @abc.abstractmethod
     def quantile(self, level: float) -> Tensor:
         """y with P(Y <= y) = level under the mixture: [B, D]."""
 
@@ -47,6 +58,78 @@ class Moments(Predicted):
         if not 0 < level < 1:
             raise InputError(f"an interval's level must be in (0, 1), got {level!r}")
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+    @property
+    def entropy(self) -> Tensor:
+        """H[p(y | x, data)] of each target in nats, [B, D]: exact for counts up to 20,000, else
+        with the error of an estimate by 512 draws of y (information.py)."""
+        return information(self.each(), self._counts())[0].to(self.mean)
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """What the parameters are unsure of, in nats: [B, D], as exact as `entropy`."""
+        return information(self.each(), self._counts())[1].to(self.mean)
+
+    def crps(self, y: Tensor) -> Tensor:
+        """The continuous ranked probability score of targets y, in their units and float64: [B, D].
+
+        Exact for Gaussians, Laplace distributions and counts; of other families, and of very many
+        draws, from 1000 draws of y. NaN where y is missing.
+        """
+        y = self._targets(y).to(self.mean.device, torch.float64)
+        there, each = ~y.isnan(), self.each()
+        filled, exact = y.where(there, 0.0), CLOSED_CRPS.get(type(each))
+        counts, size = self._counts(), each.batch_shape.numel() * each.batch_shape[0]
+        if counts is not None:
+            found = discrete_crps(each, counts, filled)
+        elif exact is not None and size <= CRPS_PAIRS:
+            found = exact(each, filled)
+        else:
+            drawn = self.sample(CRPS_DRAWS).double()  # [n, B, D]
+            columns = zip(drawn.flatten(2).unbind(2), filled.flatten(1).unbind(1), strict=True)
+            each_column = [per_example(crps, d[..., None], v[:, None]) for d, v in columns]
+            found = torch.stack(each_column, 1).reshape(y.shape)
+        return found.where(there, math.nan)
+
+    def _counts(self) -> Tensor | None:
+        """0, 1, ... as far as they have any probability; None for other numbers, and for many."""
+        each = self.each()
+        if not has_cdf(each) or each.support is not constraints.nonnegative_integer:
+            return None
+        last = float(self.quantile(ALMOST_ALL).max())
+        if not last <= MOST_COUNTS:
+            return None
+        return torch.arange(last + 1, dtype=torch.float64, device=self.mean.device)
+
+    def _targets(self, y: Tensor) -> Tensor:
+        shape = self.mean.shape
+        if y.shape != shape and (*y.shape, 1) != tuple(shape):
+            raise InputError(f"targets must be {tuple(shape)}, got {tuple(y.shape)}")
+        if self.missing == "refuse" and y.is_floating_point() and bool(y.isnan().any()):
+            raise InputError(
+                f"targets have {int(y.isnan().sum())} NaN; a likelihood with missing='mask' leaves "
+                "them out"
+            )
+        return y.reshape(shape)
+
+
+def _gaussian_crps(each: Any, y: Tensor) -> Tensor:
+    return gaussian_crps_terms(each.loc, each.scale.square(), y)
+
+
+def _laplace_crps(each: Any, y: Tensor) -> Tensor:
+    return laplace_crps_terms(each.loc, each.scale, y)
+
+
+CLOSED_CRPS: dict[type[Distribution], Callable[[Any, Tensor], Tensor]] = {
+    torch.distributions.Normal: _gaussian_crps,
+    torch.distributions.Laplace: _laplace_crps,
+}
+
+
+def has_cdf(each: Distribution) -> bool:
+    """Whether the family has overridden torch's own, which only raises."""
+    return type(each).cdf is not Distribution.cdf
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -67,6 +150,8 @@ class NumberPredictive(Moments):
     aleatoric: Tensor
     epistemic: Tensor
     draws: "Numbers | None"
+    missing: Missing = "refuse"
+    more: "Measures | None" = None  # what the likelihood measures beside the usual
 
     def __repr__(self) -> str:
         kept = how_many(None if self.draws is None else len(self.draws.parameters[0]))
@@ -77,7 +162,8 @@ class NumberPredictive(Moments):
     def of(cls, draws: "Numbers") -> "NumberPredictive":
         """From all draws at once."""
         means, variances = draws.moments()
-        return cls(means.mean(0), variances.mean(0), means.var(0, correction=0), draws)
+        spread = means.var(0, correction=0)
+        return cls(means.mean(0), variances.mean(0), spread, draws, draws.missing, draws.more)
 
     @property
     def keeps_draws(self) -> bool:
@@ -96,11 +182,12 @@ class NumberPredictive(Moments):
             for name in ("mean", "aleatoric", "epistemic")
         )
         kept = [p.draws for p in parts if p.draws is not None]
+        also = (parts[0].missing, parts[0].more)
         if len(kept) < len(parts):
-            return cls(mean, aleatoric, epistemic, None)
+            return cls(mean, aleatoric, epistemic, None, *also)
         each = zip(*(draws.parameters for draws in kept), strict=True)
         draws = kept[0].at(tuple(torch.cat(p, 1) for p in each))
-        return cls(mean, aleatoric, epistemic, draws)
+        return cls(mean, aleatoric, epistemic, draws, *also)
 
     def components(self) -> "Numbers":
         """The mixture's distributions; `.each` is one of torch's, of [S, B, D]."""
@@ -111,10 +198,20 @@ class NumberPredictive(Moments):
             )
         return self.draws
 
+    def each(self) -> Distribution:
+        """Each draw's distribution of y, one of torch's of [S, B, D], in float64."""
+        return self.components().double().each
+
     def log_prob(self, y: Tensor) -> Tensor:
-        """log 1/S sum_s p(y | x, theta_s) of targets y [B] or [B, D], in float64: [B]."""
-        each = self.components().double().each
-        terms = each.log_prob(self._targets(y).to(self.mean.device, torch.float64))  # [S, B, ...]
+        """log 1/S sum_s p(y | x, theta_s) of targets y [B] or [B, D], in float64: [B]. NaN in y is
+        left out where the likelihood has missing="mask"."""
+        each, y = self.each(), self._targets(y).to(self.mean.device, torch.float64)
+        filled, there = present(y)
+        terms = each.log_prob(filled if terms_are_apart(each) else y)  # [S, B, ...]
+        if terms_are_apart(each):
+            terms = terms.where(there, 0.0)
+        elif not bool(there.all()) and bool(terms.isnan().any()):
+            raise InputError(f"{type(each).__name__} cannot leave some targets of a row out")
         return terms.reshape(*terms.shape[:2], -1).sum(-1).logsumexp(0) - math.log(len(terms))
 
     def sample(self, n: int = 1, *, seed: int = 0) -> Tensor:
@@ -128,8 +225,7 @@ class NumberPredictive(Moments):
         """The smallest y with P(Y <= y) >= level under the mixture, by bisection: [B, D]."""
         if not 0 < level < 1:
             raise InputError(f"a quantile's level must be in (0, 1), got {level!r}")
-        draws = self.components().double()
-        each, mean = draws.each, self.mean.double()
+        each, mean = self.each(), self.mean.double()
 
         def is_reached(y: Tensor) -> Tensor:  # NaN, as below the support, is not
             return _cdf(each, y).mean(0) >= level
@@ -154,37 +250,22 @@ class NumberPredictive(Moments):
 
     def measures(self, y: Tensor) -> dict[str, Measure]:
         """Of targets y [B] or [B, D]: errors, and the interval where the family has a cdf."""
-        y = self._targets(y)
-        found: dict[str, Measure] = {
-            "RMSE": (metrics.rmse, _columns(self.mean)[None], _columns(y.to(self.mean))),
-            "NLL": (torch.mean, -self.log_prob(y)),
-        }
-        if type(self.components().each).cdf is Distribution.cdf:
-            return found
-        return found | interval_measures(*self.interval(LEVEL), y.to(self.mean))
+        y = self._targets(y).to(self.mean)
+        interval = self.interval(LEVEL) if has_cdf(self.each()) else None
+        found = number_measures(self.mean, y, -self.log_prob(y), self.crps(y), interval)
+        return found if self.more is None else found | self.more(self, y)
 
     def quantities(self) -> Tensor:
         """The means of the draws, [S, K]."""
         return self.components().moments()[0].flatten(1)
 
-    def _targets(self, y: Tensor) -> Tensor:
-        shape = self.mean.shape
-        if y.shape != shape and (*y.shape, 1) != tuple(shape):
-            raise InputError(f"targets must be {tuple(shape)}, got {tuple(y.shape)}")
-        return y.reshape(shape)
+
+Measures = Callable[[NumberPredictive, Tensor], dict[str, Measure]]
 
 
-def interval_measures(low: Tensor, high: Tensor, y: Tensor) -> dict[str, Measure]:
-    """Of the central interval, each [B, D]."""
-    return {
-        f"{LEVEL:.0%} coverage".replace("%", " %"): (metrics.coverage, low, high, y),
-        f"{LEVEL:.0%} width".replace("%", " %"): (torch.mean, _columns(high - low).mean(-1)),
-    }
-
-
-def _columns(values: Tensor) -> Tensor:
-    """[B, ...] as [B, D]."""
-    return values.reshape(len(values), -1)
+def terms_are_apart(each: Distribution) -> bool:
+    """Whether log_prob is of each target by itself, [S, B, D], and not of all together."""
+    return not each.event_shape
 
 
 def _cdf(each: Distribution, y: Tensor) -> Tensor:
@@ -203,17 +284,28 @@ class Numbers(Draws):
     The family may be any function of the parameters, each [S, B, D], that returns a Distribution.
     They make a `NumberPredictive`.
 
+    missing="mask": NaN among targets is left out. more(p, y): what is measured beside the usual.
+
     >>> draws = Numbers(torch.distributions.Poisson, rate=torch.ones(3, 5, 1))
     >>> draws.each.mean.shape  # [S, B, D]
     torch.Size([3, 5, 1])
     """
 
-    def __init__(self, family: Callable[..., Distribution], **parameters: Tensor) -> None:
+    def __init__(
+        self,
+        family: Callable[..., Distribution],
+        *,
+        missing: Missing = "refuse",
+        more: Measures | None = None,
+        **parameters: Tensor,
+    ) -> None:
+        check_missing(missing)
         if not parameters:
             raise InputError("Numbers needs the family's parameters by name: rate=outputs.exp()")
         if family in CLASSES:
             raise InputError("Numbers is for numbers; for classes return Classes(probs)")
         self.family, self.named = family, parameters
+        self.missing, self.more = missing, more
 
     @property
     def each(self) -> Distribution:
@@ -237,8 +329,13 @@ class Numbers(Draws):
     def parameters(self) -> Parameters:
         return tuple(self.named.values())
 
+    @property
+    def scale(self) -> Tensor | None:
+        return self.named.get("scale")
+
     def at(self, parameters: Parameters) -> "Numbers":
-        return Numbers(self.family, **dict(zip(self.named, parameters, strict=True)))
+        named = dict(zip(self.named, parameters, strict=True))
+        return Numbers(self.family, missing=self.missing, more=self.more, **named)
 
     def double(self) -> "Numbers":
         """In float64."""
@@ -257,7 +354,8 @@ class Numbers(Draws):
         self, averages: tuple[Tensor, ...], centre: Parameters, kept: Parameters | None
     ) -> NumberPredictive:
         moments = moments_of(averages, centre, self.moments()[0].dtype)
-        return NumberPredictive(*moments, None if kept is None else self.at(kept))
+        draws = None if kept is None else self.at(kept)
+        return NumberPredictive(*moments, draws, self.missing, self.more)
 
     def exported(self) -> dict[str, Tensor]:
         return exported_moments(*self.moments())

@@ -7,7 +7,7 @@ averaging, prediction and saving never mention a method.
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -273,7 +273,7 @@ class Method(abc.ABC):
             patterns = (given,) if isinstance(given, str) else tuple(getattr(self, field))
             object.__setattr__(self, field, patterns)
 
-    def adapt(self, net: nn.Module, *, skip: Sequence[str], output: str | None) -> nn.Module:
+    def adapt(self, net: nn.Module, *, output: str | None) -> nn.Module:
         """The network with what this method adds to it and freezes, before any noise; once more is
         no more. It may change the network, which is a copy."""
         return net

@@ -9,16 +9,22 @@ from stochens.methods.patterns import matches
 from stochens.private_names import parts_of
 
 
-def freeze_but(net: nn.Module, kept: Sequence[str]) -> None:
+def freeze_but(net: nn.Module, kept: Sequence[str], skip: Sequence[str] = ()) -> None:
     """Freeze all parameters but those below modules with such a name, and what a likelihood has
-    added. What was frozen stays so."""
+    added. What was frozen stays so, and what stands below a module to skip is frozen."""
     below = [path for path, _ in net.named_modules() if path and matches(kept, path)]
     everything = "" in kept
     free = {
         id(p) for path in below for p in net.get_submodule(path).parameters() if p.requires_grad
     }
+    left = {
+        id(p)
+        for path, module in net.named_modules()
+        if matches(skip, path)
+        for p in module.parameters()
+    }
     for name, p in net.named_parameters():
-        own = id(p) in free or everything or of_likelihood(net, name)
+        own = ((id(p) in free or everything) and id(p) not in left) or of_likelihood(net, name)
         p.requires_grad_(p.requires_grad and own)
 
 

@@ -1,7 +1,6 @@
 """The last layer alone: members share all but their output layer."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import nn
@@ -18,6 +17,7 @@ class LastLayer(Method):
     and computed once for all members (`fit` keeps its features).
 
     layers: patterns of modules that members own instead, such as "head*" or "blocks.11.*".
+    skip: patterns of modules among these that they do not own.
 
     A member's layer begins at its own initialisation, or at the module's with start="module". The
     prior is on these layers; noise comes from a method beside it: [LastLayer(), Gaussian(0.05)] or
@@ -36,17 +36,17 @@ class LastLayer(Method):
     def wrap(self, layer: nn.Module, path: str) -> nn.Module:
         return layer
 
-    def adapt(self, net: nn.Module, *, skip: Sequence[str], output: str | None) -> nn.Module:
+    def adapt(self, net: nn.Module, *, output: str | None) -> nn.Module:
         """In place."""
         if self.layers:
             refuse_unmatched(self.layers, [path for path, _ in net.named_modules() if path])
         elif output is None:
             raise Unsuited("last-layer found no output layer; name it: LastLayer(layers=...)")
         kept = self.layers or (output or "",)
-        freeze_but(net, kept)
+        freeze_but(net, kept, self.skip)
         if not any(p.requires_grad for p in net.parameters()):
             raise Unsuited(
                 f"last-layer: {', '.join(map(repr, kept))} has no parameter to train; are they "
-                "frozen (requires_grad=False)?"
+                "frozen (requires_grad=False), or left out by skip?"
             )
         return net

@@ -9,7 +9,7 @@ that other methods put noise on them as on any layer.
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +21,7 @@ from stochens.members import Params, copy_network
 from stochens.methods.base import Method, Mixture, StochasticLayer, check_rate, zeros_like
 from stochens.methods.freezing import exchange, freeze_but, switch_off_fast_path
 from stochens.methods.lora_attention import PROJECTIONS, LoRAAttention, has_one_matrix
+from stochens.methods.lora_conv import LoRAConvLayer, is_convolution, scaled
 from stochens.methods.nodes import by_node
 from stochens.methods.patterns import matches
 from stochens.private_names import hooks_of, pre_hooks_of
@@ -66,8 +67,8 @@ class LoRALayer(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         weight = self.weight.mT if self.transposed else self.weight
-        adapted: Tensor = self.lora_B(self.lora_A(input))
-        return F.linear(input, weight, self.bias) + self.scale * adapted
+        adapted: Tensor = self.lora_B(scaled(self.lora_A(input), self.scale))
+        return F.linear(input, weight, self.bias) + adapted
 
     def merged(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """W + (alpha / rank) B A, of one member, as the plain layer has it."""
@@ -121,11 +122,12 @@ class LoRA(Method):
     part in training. Defaults are those of peft 0.21.
 
     layers: patterns of the layers with adapters, by name ("encoder.*.query") or by its end
-        ("query"): nn.Linear, Hugging Face's Conv1D, and nn.MultiheadAttention. If empty, queries
-        and values of attention where they have one of the usual names, or nn.MultiheadAttention;
-        else every linear layer but the output.
+        ("query"): nn.Linear, Hugging Face's Conv1D, nn.MultiheadAttention, and convolutions without
+        groups. If empty, queries and values of attention where they have one of the usual names, or
+        nn.MultiheadAttention; else every linear layer but the output; and where the output is the
+        only one, every convolution without groups.
     dropout: the rate at which inputs of A are dropped, in training and prediction (lora_dropout);
-        not for nn.MultiheadAttention.
+        of linear layers alone.
     head: whether the output layer, from where it is, is each member's own too (modules_to_save).
 
     Other methods go on the adapters and the output layer: [LoRA(8), Gaussian(0.01)] has noise on A,
@@ -161,12 +163,12 @@ class LoRA(Method):
     def wrap(self, layer: nn.Module, path: str) -> nn.Module:
         return layer
 
-    def adapt(self, net: nn.Module, *, skip: Sequence[str], output: str | None) -> nn.Module:
+    def adapt(self, net: nn.Module, *, output: str | None) -> nn.Module:
         """In place, but for the network itself where it is one of the layers."""
         if found := dict(lora_layers(net)):  # it is adapted already
             self._refuse_other(found)
             return net
-        chosen = self._chosen(net, skip, output)
+        chosen = self._chosen(net, output)
         head = () if output is None or not self.head else (output,)
         freeze_but(net, head)
         swapped = {layer: self._adapter(layer, path) for path, layer in chosen.items()}
@@ -174,16 +176,20 @@ class LoRA(Method):
         return exchange(net, swapped)
 
     def _adapter(self, layer: nn.Module, path: str) -> nn.Module:
-        if not isinstance(layer, nn.MultiheadAttention):
+        attention = isinstance(layer, nn.MultiheadAttention)
+        if not attention and not is_convolution(layer):
             return LoRALayer(layer, self.rank, self.alpha, self.dropout)
         if self.dropout > 0:
+            kind = "nn.MultiheadAttention" if attention else "convolutions"
             raise Unsuited(
-                f"lora has no dropout of inputs for nn.MultiheadAttention, which {path!r} is; give "
-                "dropout=0, or layers= without it"
+                f"lora has no dropout of inputs for {kind}, which {path!r} is; give dropout=0, or "
+                "layers= without it"
             )
-        return LoRAAttention(layer, self.rank, self.alpha)
+        if isinstance(layer, nn.MultiheadAttention):
+            return LoRAAttention(layer, self.rank, self.alpha)
+        return LoRAConvLayer(layer, self.rank, self.alpha)
 
-    def _refuse_other(self, found: dict[str, LoRALayer | LoRAAttention]) -> None:
+    def _refuse_other(self, found: dict[str, "Adapted"]) -> None:
         for path, layer in found.items():
             if (layer.rank, layer.scale) != (self.rank, self.alpha / self.rank):
                 raise Unsuited(
@@ -191,18 +197,16 @@ class LoRA(Method):
                     f"already; give the network without, or LoRA once"
                 )
 
-    def _chosen(
-        self, net: nn.Module, skip: Sequence[str], output: str | None
-    ) -> dict[str, nn.Module]:
+    def _chosen(self, net: nn.Module, output: str | None) -> dict[str, nn.Module]:
         """The layers that get an adapter, by name."""
-        able = {path: layer for path, layer in adaptable(net) if not matches(skip, path)}
-        able = {path: layer for path, layer in able.items() if not matches(self.skip, path)}
+        able = {path: layer for path, layer in adaptable(net) if not matches(self.skip, path)}
         if self.layers:
             for pattern in self.layers:
                 if not any(_names(pattern, path) for path in able):
                     self._refuse_pattern(pattern, net, list(able))
             return {p: x for p, x in able.items() if any(_names(one, p) for one in self.layers)}
         able.pop(output or "", None)
+        able = {p: x for p, x in able.items() if not is_convolution(x)} or able
         usual = {
             path: layer
             for path, layer in able.items()
@@ -211,7 +215,7 @@ class LoRA(Method):
         if not able:
             raise Unsuited(
                 "lora found no linear layer to adapt beside the output layer "
-                f"{output!r}; LastLayer() trains that one alone"
+                f"{output!r}, and no convolution; LastLayer() trains that one alone"
             )
         return usual or able
 
@@ -222,7 +226,7 @@ class LoRA(Method):
         said = f"; what it matches is {', '.join(kinds)}, which lora cannot adapt" if kinds else ""
         raise Unsuited(
             f"pattern {pattern!r} matches no linear layer{did_you_mean(pattern, able)}{said}; the "
-            f"linear layers are {', '.join(able) or '(none)'}"
+            f"layers that lora can adapt are {', '.join(able) or '(none)'}"
         )
 
     def params_of(self, net: nn.Module, adapters: Any, *, output: str | None = None) -> Params:
@@ -241,7 +245,7 @@ class LoRA(Method):
         """
         holders = [p for p, m in net.named_modules() if any(True for _ in m.parameters(False))]
         last = output if output is not None else next(reversed(holders), None)
-        template = self.adapt(copy_network(net), skip=(), output=last)
+        template = self.adapt(copy_network(net), output=last)
         own = {n: p.detach() for n, p in template.named_parameters() if p.requires_grad}
         states = [adapters] if isinstance(adapters, Mapping) else list(adapters)
         members = [_read_peft(state, own) for state in states]
@@ -285,15 +289,18 @@ def _names(pattern: str, path: str) -> bool:
     return matches((pattern, f"*.{pattern}"), path)
 
 
-def lora_layers(net: nn.Module) -> Iterator[tuple[str, LoRALayer | LoRAAttention]]:
+Adapted = LoRALayer | LoRAAttention | LoRAConvLayer
+
+
+def lora_layers(net: nn.Module) -> Iterator[tuple[str, Adapted]]:
     """Those that the network has, by name."""
     for path, layer in net.named_modules():
-        if isinstance(layer, (LoRALayer, LoRAAttention)):
+        if isinstance(layer, Adapted):
             yield path, layer
 
 
 def adaptable(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Linear layers that are called, and are nothing more than that; each once."""
+    """Linear layers and convolutions that are called, and are nothing more than that; each once."""
     inside = {  # called by nobody: attention reads its weights
         part
         for module in net.modules()
@@ -305,7 +312,8 @@ def adaptable(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         linear = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
         plain = {n for n, _ in module.named_parameters()} <= {"weight", "bias"}
         extra = hooks_of(module) or pre_hooks_of(module)
-        if (linear or is_conv1d(module)) and plain and not extra and module not in inside:
+        able = linear or is_conv1d(module) or is_convolution(module)
+        if able and plain and not extra and module not in inside:
             yield path, module
         if has_one_matrix(module) and not extra:
             yield path, module
@@ -332,7 +340,7 @@ def merge_adapters(net: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor
     """The state of one member without adapters: W + (alpha / rank) B A in the place of W."""
     merged = dict(state)
     for path, layer in net.named_modules(remove_duplicate=False):
-        if not isinstance(layer, (LoRALayer, LoRAAttention)):
+        if not isinstance(layer, Adapted):
             continue
         own = PROJECTIONS if isinstance(layer, LoRAAttention) else {"": "weight"}
         for inside, name in own.items():

@@ -10,7 +10,6 @@ from stochens.errors import outside
 from stochens.members import watch
 from stochens.methods.base import NORM, Method, StochasticLayer, of_likelihood
 from stochens.methods.gaussian import GaussianOwn
-from stochens.methods.patterns import matches
 from stochens.methods.reach import owners
 from stochens.methods.swap import layers_of, stochastic_layers
 from stochens.private_names import BatchOrInstanceNorm
@@ -29,7 +28,6 @@ def warn_partial(
     rules: Sequence[Method],
     few: Input,
     *,
-    skip: Sequence[str],
     output: str | None,
 ) -> None:
     """Name what has no noise in a network with these methods, and was not meant to be without.
@@ -42,7 +40,7 @@ def warn_partial(
     if not rules:
         return
     by = " and ".join(rule.name for rule in rules)
-    for what, names in without_noise(net, rules, few, skip=skip, output=output).items():
+    for what, names in without_noise(net, rules, few, output=output).items():
         if names and not (asked and what is FROZEN):
             words = what.format(by=by, told=told(names))
             if what is UNKNOWN and not any(rule.everywhere for rule in rules):
@@ -67,7 +65,6 @@ def without_noise(
     rules: Sequence[Method],
     few: Input,
     *,
-    skip: Sequence[str],
     output: str | None,
 ) -> dict[str, list[str]]:
     """The names, by what is said of them."""
@@ -86,7 +83,7 @@ def without_noise(
         if of_likelihood(root, name) or reached.get(name):
             continue
         path, module = holder_of(name, holders)
-        meant = reason_without(path, module, rules, skip=skip, output=output)
+        meant = reason_without(path, module, rules, output=output)
         if name in reached or not meant:
             found[UNKNOWN if p.requires_grad else FROZEN].append(name)
     return found
@@ -97,11 +94,10 @@ def reason_without(
     module: nn.Module,
     rules: Sequence[Method],
     *,
-    skip: Sequence[str],
     output: str | None,
 ) -> str:
     """Why a layer is meant to have no noise, or nothing where it is not."""
-    if matches(skip, path) or all(rule.declines(path) for rule in rules):
+    if all(rule.declines(path) for rule in rules):
         return "left out by the options"
     wanted = any(rule.takes_output(path) or rule.names(path) for rule in rules)
     if path == output and not wanted:

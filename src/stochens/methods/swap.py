@@ -1,6 +1,6 @@
 """Swapping the layers of a network for stochastic ones, and where their parameters start."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from torch import nn
 
@@ -10,22 +10,23 @@ from stochens.methods.base import Method, StochasticLayer, register
 from stochens.methods.patterns import matches, refuse_unmatched
 from stochens.methods.reach import owners, weights
 from stochens.methods.registry import METHODS, MethodLike, resolve
+from stochens.moved import refuse_moved
 from stochens.private_names import parts_of
 from stochens.trees import Input
 
 
+@refuse_moved
 def stochastic(
     net: nn.Module,
     method: MethodLike,
     *,
-    skip: str | Sequence[str] = (),
     output: str | None = None,
 ) -> nn.Module:
     """A copy of the network whose layers follow the method; its parameters are omega.
 
-    `skip` holds name patterns of layers that stay as they are. The output layer stays as it is too,
-    unless the method says otherwise: the layer named `output`, else the last one registered
-    (`output_layer(net, x)` finds the last one called).
+    Layers that the method skips stay as they are. So does the output layer, unless the method says
+    otherwise: the layer named `output`, else the last one registered (`output_layer(net, x)` finds
+    the last one called).
 
     >>> net = nn.Sequential(nn.Linear(2, 10), nn.ReLU(), nn.Linear(10, 2))
     >>> stochastic(net, "dropout")
@@ -36,13 +37,12 @@ def stochastic(
     )
     """
     net = copy_network(net)
-    skip = (skip,) if isinstance(skip, str) else tuple(skip)
     output = output if output is not None else next(reversed(layers_of(net)), None)
     rules = resolve(method)
     for rule in rules:
-        net = rule.adapt(net, skip=skip, output=output)
+        net = rule.adapt(net, output=output)
     for rule in rules:
-        net = _apply(rule, net, skip=skip, output=output)
+        net = _apply(rule, net, output=output)
     if stochastic_layers(net):
         for module in net.modules():  # its fast path, off without this flag, reads past our layers
             if isinstance(module, nn.TransformerEncoderLayer):
@@ -61,11 +61,11 @@ def _frozen(layers: list[str]) -> str:
     return f"; frozen layers get none: {', '.join(map(repr, layers))}" if layers else ""
 
 
-def _apply(rule: Method, net: nn.Module, *, skip: tuple[str, ...], output: str | None) -> nn.Module:
+def _apply(rule: Method, net: nn.Module, *, output: str | None) -> nn.Module:
     layers = layers_of(net)  # every layer that some method could take, by name
     taken = {p: layer for p, layer in layers.items() if isinstance(_plain(layer), rule.applies_to)}
     others = owners(net, layers)  # modules of other kinds, of which few methods know
-    refuse_unmatched((*skip, *rule.skip), [*layers, *filter(None, others)])
+    refuse_unmatched(rule.skip, [*layers, *filter(None, others)])
     refuse_unmatched(rule.patterns(), list(taken))
     if rule.applies_to:
         reached = [*taken, *filter(None, others)] if rule.everywhere else list(taken)
@@ -74,7 +74,7 @@ def _apply(rule: Method, net: nn.Module, *, skip: tuple[str, ...], output: str |
     swapped: dict[nn.Module, nn.Module] = {}
     frozen: list[str] = []
     for path, layer in taken.items():
-        if matches((*skip, *rule.skip), path) or (only and not rule.names(path)):
+        if matches(rule.skip, path) or (only and not rule.names(path)):
             continue
         if path == output and not (rule.takes_output(path) or rule.names(path)):
             continue
@@ -92,7 +92,7 @@ def _apply(rule: Method, net: nn.Module, *, skip: tuple[str, ...], output: str |
         path: module
         for path, module in others.items()
         if rule.everywhere
-        and not matches((*skip, *rule.skip), path)
+        and not matches(rule.skip, path)
         and (not only or rule.names(path))
         and any(p.requires_grad for p in weights(module).values())
     }

@@ -6,27 +6,72 @@ argmax, and of equally probable classes the first.
 """
 
 from collections.abc import Callable
-from functools import partial, wraps
-from inspect import signature
+from functools import partial
 from math import inf, log, pi
-from typing import Literal, NamedTuple, ParamSpec
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from stochens.errors import InputError
+from stochens.metrics.dense import class_scores, confusion_matrix, mean_iou
 from stochens.metrics.ece_noise import bounds
 from stochens.metrics.information import entropy, mutual_information
 from stochens.metrics.inputs import (
     Pair,
-    checked_probs,
     checked_real,
     with_labels,
     with_reference,
     with_targets,
 )
+from stochens.metrics.numbers import (
+    crps,
+    gaussian_crps,
+    interval_score,
+    laplace_crps,
+    pinball,
+)
+from stochens.metrics.ood import ood_auroc, ood_auroc_mi
+from stochens.metrics.per_class import ClassScores
+from stochens.metrics.terms import PER_EXAMPLE, averages, per_example
 
-P = ParamSpec("P")
+__all__ = [
+    "CalibrationCurve",
+    "ClassScores",
+    "Interval",
+    "RiskCoverage",
+    "accuracy",
+    "agreement",
+    "aurc",
+    "bootstrap",
+    "brier",
+    "calibration_curve",
+    "class_scores",
+    "confusion_matrix",
+    "coverage",
+    "crps",
+    "ece",
+    "ece_interval",
+    "entropy",
+    "entropy_error",
+    "gaussian_crps",
+    "gaussian_nll",
+    "interval_score",
+    "laplace_crps",
+    "mean_iou",
+    "mi_error",
+    "mutual_information",
+    "nll",
+    "ood_auroc",
+    "ood_auroc_mi",
+    "per_example",
+    "pinball",
+    "ranked_probability_score",
+    "risk_coverage",
+    "rmse",
+    "total_variation",
+]
+
 Binning = Literal["equal-mass", "equal-width"]
 
 
@@ -53,40 +98,7 @@ class Interval(NamedTuple):
     high: float
 
 
-_PER_EXAMPLE: dict[
-    Callable[..., object], tuple[Callable[..., Tensor], Callable[[Tensor], Tensor]]
-] = {}
-
-
-def _averages(
-    terms: Callable[P, Tensor], average: Callable[[Tensor], Tensor] = torch.mean
-) -> Callable[P, float]:
-    """The metric average(terms), from a function for the terms [B], kept for `per_example`."""
-
-    @wraps(terms)
-    def metric(*args: P.args, **kwargs: P.kwargs) -> float:
-        return average(terms(*args, **kwargs)).item()
-
-    shown = signature(terms).replace(return_annotation=float)
-    metric.__signature__ = shown  # type: ignore[attr-defined]
-    _PER_EXAMPLE[metric] = terms, average
-    return metric
-
-
-def per_example(metric: Callable[..., float], *arrays: Tensor) -> Tensor:
-    """The terms [B] that `metric` averages (for rmse, squares): accuracy, nll, ...
-
-    >>> probs, labels = torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([0, 0])
-    >>> per_example(accuracy, probs, labels)
-    tensor([1., 0.], dtype=torch.float64)
-    """
-    if metric not in _PER_EXAMPLE:
-        known = ", ".join(getattr(known, "__name__", "") for known in _PER_EXAMPLE)
-        raise InputError(f"{metric} does not average terms of single examples; these do: {known}")
-    return _PER_EXAMPLE[metric][0](*arrays)
-
-
-@_averages
+@averages
 def accuracy(probs: Tensor, labels: Tensor) -> Tensor:
     """Accuracy = mean_b 1[argmax_c p_bc = y_b].    probs [B, C], labels [B]
 
@@ -97,7 +109,7 @@ def accuracy(probs: Tensor, labels: Tensor) -> Tensor:
     return (probs.argmax(-1) == labels).double()
 
 
-@_averages
+@averages
 def nll(probs: Tensor, labels: Tensor) -> Tensor:
     """NLL = mean_b -log p_b,y_b in nats; inf where a label has probability 0.
 
@@ -110,7 +122,7 @@ def nll(probs: Tensor, labels: Tensor) -> Tensor:
     return 0 - probs.gather(-1, labels[:, None]).squeeze(-1).log()  # 0 - 0 is 0, not -0
 
 
-@_averages
+@averages
 def brier(probs: Tensor, labels: Tensor) -> Tensor:
     """Brier = mean_b sum_c (p_bc - 1[y_b = c])^2, in [0, 2].    probs [B, C], labels [B]
 
@@ -122,7 +134,21 @@ def brier(probs: Tensor, labels: Tensor) -> Tensor:
     return (probs - target).square().sum(-1)
 
 
-@_averages
+@averages
+def ranked_probability_score(probs: Tensor, labels: Tensor) -> Tensor:
+    """RPS = mean_b sum_k (P_b(Y <= k) - 1[y_b <= k])^2, for classes in an order, in [0, C - 1].
+
+    probs [B, C], labels [B]
+
+    >>> ranked_probability_score(torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([2]))
+    1.25
+    """
+    probs, labels = with_labels(probs, labels)
+    places = torch.arange(probs.shape[-1], device=probs.device)
+    return (probs.cumsum(-1) - (labels[:, None] <= places).double()).square().sum(-1)
+
+
+@averages
 def agreement(probs: Tensor, reference: Tensor) -> Tensor:
     """Agreement = mean_b 1[argmax_c p_bc = argmax_c r_bc].    probs, reference [B, C]
 
@@ -133,7 +159,7 @@ def agreement(probs: Tensor, reference: Tensor) -> Tensor:
     return (probs.argmax(-1) == reference.argmax(-1)).double()
 
 
-@_averages
+@averages
 def total_variation(probs: Tensor, reference: Tensor) -> Tensor:
     """Total variation = mean_b 1/2 sum_c |p_bc - r_bc|, in [0, 1].    probs, reference [B, C]
 
@@ -144,7 +170,7 @@ def total_variation(probs: Tensor, reference: Tensor) -> Tensor:
     return (probs - reference).abs().sum(-1) / 2
 
 
-@_averages
+@averages
 def entropy_error(probs: Tensor, reference: Tensor) -> Tensor:
     """Entropy error = mean_b |H[p_b] - H[r_b]| in nats.    probs, reference [B, C]
 
@@ -155,7 +181,7 @@ def entropy_error(probs: Tensor, reference: Tensor) -> Tensor:
     return (entropy(probs) - entropy(reference)).abs()
 
 
-@_averages
+@averages
 def mi_error(draws: Tensor, reference_draws: Tensor) -> Tensor:
     """MI error = mean_b |MI_b - MI'_b| in nats.    draws [S, B, C], reference_draws [S', B, C]
 
@@ -167,7 +193,7 @@ def mi_error(draws: Tensor, reference_draws: Tensor) -> Tensor:
     return (mutual_information(draws) - mutual_information(reference_draws)).abs()
 
 
-@_averages
+@averages
 def gaussian_nll(means: Tensor, variances: Tensor, y: Tensor) -> Tensor:
     """NLL of the equal mixture = mean_b -log 1/S sum_s prod_d N(y_bd; mean_sbd, variance_sbd).
 
@@ -185,7 +211,7 @@ def gaussian_nll(means: Tensor, variances: Tensor, y: Tensor) -> Tensor:
     return log(len(means)) - log_density.logsumexp(0)  # [B], from [S, B]
 
 
-@partial(_averages, average=lambda squares: squares.mean().sqrt())
+@partial(averages, average=lambda squares: squares.mean().sqrt())
 def rmse(means: Tensor, y: Tensor) -> Tensor:
     """RMSE = sqrt mean_bd (mean_s mean_sbd - y_bd)^2, of the mixture's mean.
 
@@ -198,7 +224,7 @@ def rmse(means: Tensor, y: Tensor) -> Tensor:
     return (means.mean(0) - y).square().mean(-1).nan_to_num(inf, inf)  # of inf - inf: far
 
 
-@_averages
+@averages
 def coverage(low: Tensor, high: Tensor, y: Tensor) -> Tensor:
     """Coverage = mean_bd 1[low_bd <= y_bd <= high_bd].    low, high, y all [B] or all [B, D]
 
@@ -320,40 +346,6 @@ def aurc(probs: Tensor, labels: Tensor) -> float:
     return risk_coverage(probs, labels).risk.mean().item()
 
 
-def ood_auroc(probs_in: Tensor, probs_out: Tensor) -> float:
-    """AUROC = P(s_in > s_out) + 1/2 P(s_in = s_out), s = max_c p: 1 if in is always more confident.
-
-    probs_in [B, C] in distribution (the positives), probs_out [B', C'] out of distribution
-
-    >>> ood_auroc(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([[0.4, 0.6]]))
-    0.75
-    """
-    positive = checked_probs(probs_in, "probs_in").amax(-1)
-    return _auroc(positive, checked_probs(probs_out, "probs_out").amax(-1))
-
-
-def ood_auroc_mi(mi_in: Tensor, mi_out: Tensor) -> float:
-    """The same by mutual information, s = -MI: 1 if the members always disagree less within.
-
-    mi_in [B], mi_out [B'] in nats, as `Predictive.mutual_information`
-
-    >>> ood_auroc_mi(torch.tensor([0.1, 0.3]), torch.tensor([0.2, 0.4]))
-    0.75
-    """
-    for name, mi in (("mi_in", mi_in), ("mi_out", mi_out)):
-        if mi.ndim != 1 or not len(mi) or not bool(mi.isfinite().all()):
-            raise InputError(f"{name} must be finite numbers [B], got {tuple(mi.shape)}")
-    return _auroc(-mi_in.detach().double(), -mi_out.detach().double())
-
-
-def _auroc(positive: Tensor, negative: Tensor) -> float:
-    """P(positive > negative) + 1/2 P(positive = negative), of scores [B] and [B']."""
-    positive, negative = positive.cpu(), negative.cpu().sort().values
-    wins = torch.searchsorted(negative, positive).sum()
-    wins_and_ties = torch.searchsorted(negative, positive, right=True).sum()
-    return (wins + wins_and_ties).item() / (2 * len(positive) * len(negative))
-
-
 def bootstrap(
     metric: Callable[..., float | Tensor],
     *arrays: Tensor,
@@ -380,8 +372,8 @@ def bootstrap(
     """
     if resamples < 1 or not 0 < level < 1:
         raise InputError(f"resamples >= 1 and 0 < level < 1 must hold, got {resamples}, {level}")
-    if metric in _PER_EXAMPLE:
-        terms, metric = _PER_EXAMPLE[metric]
+    if metric in PER_EXAMPLE:
+        terms, metric = PER_EXAMPLE[metric]
         arrays = (terms(*arrays).cpu(),)
     shapes = [tuple(array.shape) for array in arrays]
     sizes = [shape[0] if shape else 0 for shape in shapes]

@@ -39,6 +39,7 @@ class Predictor(NamedTuple):
     likelihood: Likelihood
     noise: dict[str, Tensor]  # each [S, ...]
     draws: int  # S
+    temperature: float = 1.0
 
 
 class _One(nn.Module):
@@ -62,6 +63,7 @@ class _All(nn.Module):
         super().__init__()
         self._one, self._scan = one, loop
         self._likelihood, self._draws = predictor.likelihood, predictor.draws
+        self._temperature = predictor.temperature
         self._count = size(predictor.params)
         for k, p in enumerate(predictor.params.values()):
             self.register_buffer(f"parameter_{k}", p)
@@ -78,7 +80,8 @@ class _All(nn.Module):
         _, outputs = self._scan(
             draw, _tensors(x)[0].new_zeros(()), [rows, *noise.values()]
         )  # [S, B, C]
-        return tuple(draws_of(self._likelihood, outputs).exported().values())
+        said = draws_of(self._likelihood, outputs, self._temperature)
+        return tuple(said.exported().values())
 
 
 def _tensors(x: Any) -> list[Tensor]:

@@ -13,6 +13,7 @@ from stochens.posterior.chains import Chains
 from stochens.posterior.history import History
 from stochens.posterior.low_rank import LowRankGaussian
 from stochens.posterior.recipe import Inputs, Recipe
+from stochens.posterior.temperature import Calibration
 from stochens.posterior.trials import Trials
 from stochens.prior import Prior
 
@@ -39,6 +40,7 @@ class PosteriorFields:
     trials: Trials | None = None  # of method="auto": what led to the method
     sample_weight: str | None = None  # a digest of the weights; None: all examples counted the same
     inputs: Inputs | None = None  # None: of a folder that was written before they were kept
+    calibration: Calibration | None = None  # the temperature of all its predictions; None: 1
 
     def __len__(self) -> int:
         return size(self.params)

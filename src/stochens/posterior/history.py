@@ -1,6 +1,6 @@
 """What training recorded, epoch by epoch and member by member."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -8,34 +8,51 @@ from torch import Tensor
 
 
 class History(NamedTuple):
-    """Each [E, M]: the mean over an epoch's steps, and its fluctuation (standard deviation); a step
-    counts by its rows.
+    """The first four are [E, M]: the mean over an epoch's steps, and its fluctuation (standard
+    deviation); a step counts by its rows. NaN: the member had stopped before that epoch.
 
     `nll` is the expected NLL of a data point under the member's noise; `loss` is the training KL
     loss in nats: N * nll + L2 + stochasticity + the terms of a finite sigma + repulsion. Constants
     of machine precision and of ensembling (-log K) are left out; `posterior.kl()` has them.
+
+    `validation` [E, M] is the NLL of a data point of `fit(validation=...)` after each epoch,
+    likewise expected under the member's noise; [0, M] without such data. `kept` [M] is the epoch
+    whose state each member has, from 0 on: its best one where validation chooses, else its last.
     """
 
     nll: Tensor
     nll_sd: Tensor
     loss: Tensor
     loss_sd: Tensor
+    validation: Tensor
+    kept: Tensor
 
     def __repr__(self) -> str:
         epochs, members = self.loss.shape
         return f"History({epochs} epochs, {members} members)"
 
     def take(self, members: slice | Sequence[int]) -> "History":
-        return History(*(t[:, members] for t in self))
+        return History(*(t[..., members] for t in self))
+
+    def put(self, members: Sequence[int], other: "History") -> None:
+        """That of other members in the places of these."""
+        for mine, theirs in zip(self, other, strict=True):
+            mine[..., members] = theirs
 
     @classmethod
     def join(cls, blocks: "list[History]") -> "History":
         """Blocks of members side by side."""
-        return cls(*(torch.cat(fields, dim=1) for fields in zip(*blocks, strict=True)))
+        return cls(*(torch.cat(fields, dim=-1) for fields in zip(*blocks, strict=True)))
 
     @classmethod
-    def empty(cls, members: int) -> "History":
-        return cls(*(torch.zeros(0, members) for _ in cls._fields))
+    def of(cls, named: Mapping[str, Tensor]) -> "History":
+        """By the names of its fields. Files of before have none of validation."""
+        epochs, members = named["loss"].shape
+        without = {
+            "validation": named["loss"].new_zeros(0, members),
+            "kept": torch.full((members,), epochs - 1),
+        }
+        return cls(**{**without, **named})
 
 
 class Recorder:
@@ -70,12 +87,19 @@ class Recorder:
         self.sums.zero_()
         self.weight = 0.0
 
-    def mean_loss(self) -> float:
-        """Of the last epoch, over members."""
-        return float(self.rows[-1][2].mean())
+    def mean_loss(self, stopped: Tensor | None = None) -> float:
+        """Of the last epoch, over members, but for those that have stopped [M]."""
+        loss = self.rows[-1][2]
+        return float((loss if stopped is None or bool(stopped.all()) else loss[~stopped]).mean())
 
-    def history(self) -> History:
-        return History(*torch.stack(self.rows, dim=1).cpu())
+    def history(self, epochs: int, last: Tensor) -> History:
+        """Of so many epochs, NaN after the `last` one of each member, [M]."""
+        fields = torch.stack(self.rows, dim=1).cpu()  # [4, e, M]
+        missing = fields.new_full((4, epochs - fields.shape[1], fields.shape[2]), torch.nan)
+        fields = torch.cat([fields, missing], dim=1)
+        after = torch.arange(epochs)[:, None] > last.cpu()  # [E, M]
+        named = dict(zip(History._fields[:4], fields.masked_fill(after, torch.nan), strict=True))
+        return History.of({**named, "kept": last.cpu()})
 
     def state(self) -> dict[str, Tensor]:
         """To go on with later."""

@@ -40,6 +40,8 @@ def join_posteriors(posteriors: Sequence[Posterior]) -> Posterior:
     if not posteriors:
         raise InputError("nothing to join")
     first, *others = posteriors
+    if others:
+        _refuse_temperatures(posteriors)
     for other in others:
         for field in SHARED:
             if getattr(first, field) != getattr(other, field):
@@ -72,6 +74,15 @@ def join_posteriors(posteriors: Sequence[Posterior]) -> Posterior:
         low_rank=join_low_rank(spreads) if len(spreads) == len(posteriors) else None,
         chains=None,
     )
+
+
+def _refuse_temperatures(posteriors: Sequence[Posterior]) -> None:
+    """A temperature was fitted to the mean of its own members, and more of them need another."""
+    if any(p.calibration is not None for p in posteriors):
+        raise InputError(
+            "a posterior has a temperature, which is of its own members alone; join the posteriors "
+            "without it (posterior.uncalibrated()), and fit one of all members"
+        )
 
 
 def _described(posterior: Posterior) -> dict[str, Any] | None:
@@ -120,8 +131,8 @@ def _same(one: Tensor, other: Tensor | None) -> bool:
 
 
 def _together(histories: list[History]) -> History | None:
-    """None where some trained for more epochs than others."""
-    same = len({len(history.loss) for history in histories}) == 1
+    """None where some trained for more epochs than others, or with validation."""
+    same = len({(len(h.loss), len(h.validation)) for h in histories}) == 1
     return History.join(histories) if same else None
 
 

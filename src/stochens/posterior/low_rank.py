@@ -1,6 +1,7 @@
 """A Gaussian around each member: diagonal plus low rank, one covariance across all layers (SWAG).
 
 Sigma = 1/2 (diag(variance) + D D^T / (rank - 1))   (Maddox et al., 2019, equation 1)
+Sigma = diag(variance)                              where D has no columns (natural gradients)
 """
 
 import math
@@ -20,6 +21,10 @@ class LowRankGaussian(NamedTuple):
     def rank(self) -> int:
         return next(iter(self.deviations.values())).shape[1]
 
+    def diagonal(self) -> bool:
+        """Whether there are no columns, and the variance is all of it."""
+        return self.rank() == 0
+
     def each(self, change: Callable[[Params], Params]) -> "LowRankGaussian":
         return LowRankGaussian(change(self.variance), change(self.deviations))
 
@@ -28,7 +33,8 @@ class LowRankGaussian(NamedTuple):
 
 
 def draw(mean: Params, low_rank: LowRankGaussian, generator: torch.Generator) -> Params:
-    """theta = mean + sqrt(variance / 2) z1 + D z2 / sqrt(2 (rank - 1)), one draw for each member.
+    """theta = mean + sqrt(variance / 2) z1 + D z2 / sqrt(2 (rank - 1)), one draw for each member;
+    mean + sqrt(variance) z1 without columns.
 
     z2 is one vector of length rank for the whole network, so that layers covary as D says.
     """
@@ -38,7 +44,8 @@ def draw(mean: Params, low_rank: LowRankGaussian, generator: torch.Generator) ->
     theta = {}
     for name, centre in mean.items():
         z1 = torch.randn(centre.shape, generator=generator).to(centre)
-        theta[name] = centre + (low_rank.variance[name] / 2).sqrt() * z1
+        half = low_rank.variance[name] / (1 if rank == 0 else 2)
+        theta[name] = centre + half.sqrt() * z1
         if rank > 1:
             correlated = torch.einsum("mr,mr...->m...", z2, low_rank.deviations[name])
             theta[name] = theta[name] + correlated / math.sqrt(2 * (rank - 1))

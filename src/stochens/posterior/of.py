@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from stochens import likelihoods
 from stochens.adapter import Calling, Output, calling_for
-from stochens.checks import check_network, member_ids, not_negative, positive
-from stochens.data import inputs
+from stochens.checks import check_network, member_ids, not_negative
 from stochens.errors import InputError
+from stochens.inputs import inputs
 from stochens.likelihoods import Likelihood, check_distribution
 from stochens.members import (
     Builder,
@@ -57,8 +57,7 @@ def fields_of(
     example: Any,
     data_size: float,
     members: Sequence[int] | None,
-    prior_precision: float,
-    prior: Prior | None,
+    prior: float | Prior,
     output: Output | None = None,
 ) -> PosteriorFields:
     """What `Posterior.of` says, on the CPU."""
@@ -87,10 +86,9 @@ def fields_of(
         if p.requires_grad
     }
     _set_shared(template, states[0])
-    positive(prior_precision=prior_precision)
-    kept = as_prior(prior, prior_precision)
+    kept = as_prior(prior)
     mean: Params = {}
-    if kept is not None:
+    if not kept.plain:
         if kept.needs_start:
             raise InputError(
                 "these networks have no start that is known here, so the prior's mean must be "
@@ -113,8 +111,8 @@ def fields_of(
         recipe=Recipe(methods=tuple(methods_named("regular")), calling=calling),
         members=ids,
         data_size=data_size,
-        prior_precision=prior_precision if prior is None else prior.precision,
-        prior=kept,
+        prior_precision=kept.precision,
+        prior=None if kept.plain else kept,
         prior_mean=mean,
         inputs=None if few is None else Inputs.of(few),
         engine=engine,

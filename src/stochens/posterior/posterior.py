@@ -12,15 +12,16 @@ from torch.utils.data import DataLoader, Dataset
 from stochens import objective
 from stochens.adapter import Output
 from stochens.checks import whole, whole_or_none, whole_seed
-from stochens.data import first_input, input_blocks, inputs
 from stochens.description.describe import description_of
 from stochens.description.layers import count_bytes
 from stochens.description.runs import what_predicts
 from stochens.description.table import Description
 from stochens.errors import InputError
+from stochens.inputs import first_input, input_blocks, inputs
 from stochens.likelihoods import Likelihood, Predicted
 from stochens.members import Builder, device_of, join, take
 from stochens.methods import MethodLike, merge_adapters, stochastic_places
+from stochens.moved import refuse_moved
 from stochens.posterior import saved
 from stochens.posterior.export import Predictor, write
 from stochens.posterior.fields import PosteriorFields
@@ -30,8 +31,9 @@ from stochens.posterior.of import fields_of
 from stochens.posterior.reading import PIECE, Ahead, predict_blocks
 from stochens.posterior.shared_noise import noise_by_name, noise_requests
 from stochens.posterior.streaming import Ask, bytes_of_one, plan, predictive
+from stochens.posterior.temperature import temperature_of
 from stochens.prior import Centred, Prior, precisions
-from stochens.run.options import Run, matmul_precision, merge_run, refuse_moved
+from stochens.run.options import Run, matmul_precision, merge_run
 from stochens.run.progress import Show
 from stochens.trees import Input
 
@@ -55,6 +57,7 @@ class Posterior(PosteriorFields):
     """
 
     @classmethod
+    @refuse_moved
     def of(
         cls,
         networks: Sequence[nn.Module | Mapping[str, Tensor]],
@@ -64,8 +67,7 @@ class Posterior(PosteriorFields):
         example: Any = None,
         data_size: float = 0,
         members: Sequence[int] | None = None,
-        prior_precision: float = 1.0,
-        prior: Prior | None = None,
+        prior: float | Prior = 1.0,
         output: Output | None = None,
         device: torch.device | str = "cpu",
     ) -> "Posterior":
@@ -77,7 +79,7 @@ class Posterior(PosteriorFields):
             held against the posterior, and export knows the shape then.
         data_size: N, on which they were trained; 0 where it is not known.
         members: their numbers, where they are to be joined with others.
-        prior_precision, prior: for `kl`.
+        prior: for `kl`, as in `fit`.
         output: what of their outputs counts, as in `fit`.
 
         Batch norms are frozen. Where their statistics differ they are folded into the layer's
@@ -98,7 +100,6 @@ class Posterior(PosteriorFields):
             example=example,
             data_size=data_size,
             members=members,
-            prior_precision=prior_precision,
             prior=prior,
             output=output,
         )
@@ -221,7 +222,9 @@ class Posterior(PosteriorFields):
         if self.low_rank is not None:
             each = (params_of_draw(params, self.low_rank, k, seed=seed) for k in range(draws))
             params = join(list(each))
-        predictor = Predictor(self.net, params, self.likelihood, noise, draws * len(self))
+        temperature = temperature_of(self.calibration)
+        count = draws * len(self)
+        predictor = Predictor(self.net, params, self.likelihood, noise, count, temperature)
         about = {"posterior": repr(self), "draws": str(draws), "seed": str(seed)}
         write(path, predictor, self._example(example), about=about, overwrite=overwrite)
         return noise
@@ -255,7 +258,8 @@ class Posterior(PosteriorFields):
     # -- what it is -----------------------------------------------------------------------------
 
     def kl(self, *, sigma: float = objective.SIGMA) -> objective.KL:
-        """Every term of KL(q || prior), by name; `sigma` where a method has none of its own.
+        """Every term of KL(q || prior), by name; `sigma` where a method has none of its own. Where
+        parameters have Gaussians by natural gradients, `constant` is their term of the sigmas.
 
         Where members have priors of their own, each around its own start, it is the mean of their
         KL(q_k || prior_k), and the terms of the mixture (ensembling, repulsive) are 0.
@@ -263,7 +267,9 @@ class Posterior(PosteriorFields):
         prior: float | Centred = self.prior_precision
         if self.prior is not None:
             prior = Centred(precisions(self.prior, self.net), self.prior_mean)
-        return objective.kl(self.net, self.params, prior, sigma=sigma)
+        own = self.low_rank
+        variance = own.variance if own is not None and own.diagonal() else None
+        return objective.kl(self.net, self.params, prior, sigma=sigma, variance=variance)
 
     def summary(self) -> Description:
         """A table of layers: their noise, their parameters and bytes, what is frozen, shared or
@@ -272,6 +278,8 @@ class Posterior(PosteriorFields):
         also, extra = "", 0
         if self.low_rank is not None:
             also = f"SWAG, a Gaussian of rank {self.low_rank.rank()} over all parameters"
+            if self.low_rank.diagonal():
+                also = "a Gaussian over all parameters, a sigma for each"
             extra = sum(count_bytes(part.values()) for part in self.low_rank)
         if self.chains is not None:
             also = f"draws of {self.chains.count} {self.chains.sampler.upper()} chains"
@@ -279,12 +287,12 @@ class Posterior(PosteriorFields):
             self.net.eval(),
             self.recipe.methods,
             few,
-            skip=self.recipe.skip,
             output=self.recipe.output,
             members=len(self),
             runs=self.engine if few is None else what_predicts(self.net, few, self.engine),
             also=also,
             other_bytes=extra,
+            calibration="" if self.calibration is None else str(self.calibration),
         )
 
     def member(self, k: int) -> dict[str, Tensor]:
@@ -323,7 +331,11 @@ class Posterior(PosteriorFields):
         return self.take(rows)
 
     def take(self, members: slice | list[int]) -> "Posterior":
-        """Some of the members, by their places, as a posterior of their own."""
+        """Some of the members, by their places, as a posterior of their own.
+
+        A temperature is left out, unless these are all of the members: it was fitted to the mean of
+        all of them, and fewer are sure of themselves in another way.
+        """
         places, chosen = range(len(self)), []
         with contextlib.suppress(IndexError, TypeError):
             chosen = (
@@ -341,7 +353,12 @@ class Posterior(PosteriorFields):
             low_rank=self.low_rank and self.low_rank.take(members),
             history=self.history and self.history.take(members),
             chains=None,  # some of the draws are no chain
+            calibration=self.calibration if sorted(chosen) == [*places] else None,
         )
+
+    def uncalibrated(self) -> "Posterior":
+        """The same without the temperature that `stochens.calibration.fit_temperature` gave it."""
+        return dataclasses.replace(self, calibration=None)
 
     def chain(self, k: int) -> "Posterior":
         """The draws of the k-th chain of a sampler, as a posterior of their own."""

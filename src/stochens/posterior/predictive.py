@@ -32,8 +32,9 @@ class Sums:
         keep: bool | None,
         groups: int,
         of_rows: int,
+        temperature: float = 1.0,
     ) -> None:
-        self.likelihood = likelihood
+        self.likelihood, self.temperature = likelihood, temperature
         self.shape = (draws, rows)
         self.of_rows = of_rows  # of all that is predicted; these may be a part
         self.keep = keep
@@ -44,13 +45,13 @@ class Sums:
         self.kind: Draws | None = None
 
     def add(self, outputs: Tensor, *, rows: slice, first_draw: int) -> None:
-        said = draws_of(self.likelihood, outputs)
+        said = draws_of(self.likelihood, outputs, self.temperature)
         if rows.start not in self.centres:
             self.centres[rows.start] = said.centre()
         terms = said.terms(*self.centres[rows.start])
         if self.kind is None:
             self.kind = said.at(tuple(p[:1, :1] for p in said.parameters))
-            self._allocate(said.parameters, terms)
+            self._allocate(said, terms)
         size, last = self.shape[0] // self.groups, first_draw + len(outputs)
         for group in range(first_draw // size, (last - 1) // size + 1):
             own = slice(max(0, group * size - first_draw), (group + 1) * size - first_draw)
@@ -59,10 +60,11 @@ class Sums:
         for kept, own_draws in zip(self.kept or (), said.parameters, strict=False):
             kept[first_draw : first_draw + len(own_draws), rows] = own_draws.cpu()
 
-    def _allocate(self, draws: tuple[Tensor, ...], terms: tuple[Tensor, ...]) -> None:
-        count, rows = self.shape
+    def _allocate(self, said: Draws, terms: tuple[Tensor, ...]) -> None:
+        (count, rows), draws = self.shape, said.parameters
+        unasked = self.keep is None and not said.large
         size = count * self.of_rows * sum(d[0, 0].numel() * d.element_size() for d in draws)
-        if self.keep or (self.keep is None and size <= DRAWS_BUDGET):
+        if self.keep or (unasked and size <= DRAWS_BUDGET):
             self.kept = tuple(torch.empty(count, rows, *d.shape[2:], dtype=d.dtype) for d in draws)
         self.sums = tuple(
             torch.zeros(self.groups, rows, *t.shape[2:], dtype=torch.float64) for t in terms

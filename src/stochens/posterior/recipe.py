@@ -11,7 +11,7 @@ from torch import Tensor
 from stochens.adapter import Calling, Output
 from stochens.errors import InputError
 from stochens.likelihoods import Likelihood
-from stochens.methods import METHODS, Method
+from stochens.methods import METHODS, LastLayer, Method
 from stochens.trees import Input, InputTree
 
 
@@ -62,14 +62,13 @@ class Recipe:
     """What `stochastic` was given beside the plain network."""
 
     methods: tuple[Method, ...]
-    skip: tuple[str, ...] = ()
     output: str | None = None
     calling: Calling | None = None  # where the network is not net(x), one tensor for one
 
     def description(self) -> dict[str, Any]:
         """As JSON can hold it."""
         methods = [describe_part(method, METHODS) for method in self.methods]
-        about = {"methods": methods, "skip": list(self.skip), "output": self.output}
+        about = {"methods": methods, "skip": [], "output": self.output}
         return about if self.calling is None else about | {"calling": self.calling.description()}
 
     @classmethod
@@ -86,12 +85,19 @@ class Recipe:
         if len(now) != len(then):
             raise InputError(f"{path} was made with {len(then)} methods, not {len(now)}")
         pairs = zip(then, now, strict=True)
+        methods = (rebuild_part(a, b, METHODS, "method", path) for a, b in pairs)
         return cls(
-            methods=tuple(rebuild_part(a, b, METHODS, "method", path) for a, b in pairs),
-            skip=tuple(about["skip"]),
+            methods=tuple(_skipping(m, tuple(about["skip"])) for m in methods),
             output=about["output"],
             calling=Calling.read(about.get("calling"), output, path),
         )
+
+
+def _skipping(method: Method, also: tuple[str, ...]) -> Method:
+    """With what a folder of before skips for all methods together, which was about noise alone."""
+    if not also or isinstance(method, LastLayer):
+        return method
+    return dataclasses.replace(method, skip=(*method.skip, *also))
 
 
 class Inputs(NamedTuple):

@@ -16,6 +16,7 @@ from stochens.posterior.fingerprint import differs, fingerprint
 from stochens.posterior.history import History
 from stochens.posterior.low_rank import LowRankGaussian
 from stochens.posterior.recipe import Inputs, Recipe, describe_part, rebuild_part
+from stochens.posterior.temperature import Calibration
 from stochens.posterior.templates import as_members_have_it
 from stochens.posterior.trials import Trials
 from stochens.prior import Prior
@@ -25,11 +26,14 @@ FORMAT = "stochens posterior 1"
 # With a prior that is more than a precision, which versions that know the first one only would not
 # see: kl() would be another there.
 WITH_PRIOR = "stochens posterior 2"
+# With a temperature, and a prior of any kind: predictions would be others there.
+WITH_TEMPERATURE = "stochens posterior 3"
 
 
 def write(path: Any, posterior: PosteriorFields, *, overwrite: bool) -> None:
     """One folder of safetensors and JSON, whole or not there."""
     kind = FORMAT if posterior.prior is None else WITH_PRIOR
+    kind = kind if posterior.calibration is None else WITH_TEMPERATURE
     storage.write_folder(
         path, kind, tensors(posterior), _description(posterior), overwrite=overwrite
     )
@@ -69,6 +73,7 @@ def _description(posterior: PosteriorFields) -> dict[str, Any]:
         "chains": posterior.chains and posterior.chains.description(),
         "trials": posterior.trials and posterior.trials.description(),
         "inputs": posterior.inputs and posterior.inputs._asdict(),
+        "calibration": posterior.calibration and posterior.calibration._asdict(),
     }
 
 
@@ -81,7 +86,8 @@ def read(
 ) -> PosteriorFields:
     """The posterior, on the CPU, for the plain network that it belongs to; method, likelihood and
     output where they are the user's own."""
-    kind = WITH_PRIOR if storage.format_of(path) == WITH_PRIOR else FORMAT
+    says = storage.format_of(path)
+    kind = says if says in (WITH_PRIOR, WITH_TEMPERATURE) else FORMAT
     found, about = storage.read_folder(path, kind)
     kinds: dict[str, dict[str, Tensor]] = {}
     for key, tensor in found.items():
@@ -101,7 +107,7 @@ def read(
         for name in likelihood.adds()[:1]:
             if name in params:
                 template = likelihood.prepare(template, params[name])
-        template = stochastic(template, recipe.methods, skip=recipe.skip, output=recipe.output)
+        template = stochastic(template, recipe.methods, output=recipe.output)
     _refuse_another(trainable(template), {name: p[0] for name, p in params.items()}, path)
     _refuse_another(shared_by_all(template), common, path)
     for name, t in template.state_dict(keep_vars=True).items():
@@ -128,12 +134,13 @@ def read(
             prior=_prior(about.get("prior"), kinds),
             prior_mean=kinds.get("prior", {}),
             seed=about["seed"],
-            history=History(**kinds["history"]) if "history" in kinds else None,
+            history=History.of(kinds["history"]) if "history" in kinds else None,
             low_rank=_low_rank(kinds, names),
             engine=about["engine"],
             chains=Chains.read(kinds, about.get("chains")),
             inputs=inputs,
             trials=Trials.read(about.get("trials")),
+            calibration=Calibration.read(about.get("calibration")),
         )
 
 

@@ -1,18 +1,18 @@
 """Prediction in batches: some members and some rows of x at a time, as memory allows."""
 
 import contextlib
+import functools
 import math
 import weakref
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from stochens.checks import dtype_remedy, telling_rows
 from stochens.errors import InputError
-from stochens.kernels.fused import fused_forward
-from stochens.kernels.resnet import resnet_forward
+from stochens.kernels.noise import words
 from stochens.likelihoods import Predicted
 from stochens.members import Engine, Params, device_of, forward, shared_by_all, size, take
 from stochens.methods import stochastic_layers
@@ -20,12 +20,15 @@ from stochens.posterior.fields import PosteriorFields
 from stochens.posterior.low_rank import params_of_draw
 from stochens.posterior.predictive import Sums
 from stochens.posterior.shared_noise import noise_of_draw, noise_requests
+from stochens.posterior.temperature import temperature_of
 from stochens.private_names import changes
-from stochens.program.choice import TRIED, Workload, choose
+from stochens.program.choice import BACKWARD, ON_CPU_FROM, TRIED, Workload, choose, flops
 from stochens.program.features import OnHost, features_of
-from stochens.program.parts import Part
+from stochens.program.fusions import Outputs as Fused
+from stochens.program.fusions import fused_outputs
 from stochens.program.prefix import Split, has_frozen, split
-from stochens.randomness.noise import same_noise
+from stochens.program.program import Noise
+from stochens.randomness.noise import member_noise, same_noise
 from stochens.randomness.seeds import PREDICTION, derive, seeded
 from stochens.run.memory import activation_bytes, free_bytes
 from stochens.trees import Input, cat, describe, for_members
@@ -104,6 +107,7 @@ def predictive(posterior: PosteriorFields, x: Input, ask: Ask, *, first_row: int
         keep=ask.keep_draws,
         groups=ask.groups,
         of_rows=ask.all_rows,
+        temperature=temperature_of(posterior.calibration),
     )
     layers = stochastic_layers(net).values()
     again = draws * math.ceil(members / chunk)  # passes over x
@@ -112,23 +116,36 @@ def predictive(posterior: PosteriorFields, x: Input, ask: Ask, *, first_row: int
     net.eval()
     requests = (noise_requests(net, x[:1]) if ask.shared_noise else None) or None
     given: Input | OnHost = x
-    if again > 1 and isinstance(x, Tensor):
+    fused = None
+    if isinstance(x, Tensor) and len(x):
         with seeded(seed, device):  # one thread at a time: others have members in the network
-            net, given = _behind_frozen(net, x, rows, device, engine)
+            if again > 1:
+                net, given = _behind_frozen(net, x, rows, device, engine)
+            if engine == "vmap" and requests is None:
+                few = cast(Tensor, given[:TRIED]).to(device)
+                fused = fused_outputs(net, params, few, bf16=ask.bf16 is not False)
+    examples = draws * members * ask.all_rows / BACKWARD  # which takes no part here
+    task = Workload(rows, examples, False, compile=False, engine=engine, gradients=False)
+    program = functools.cache(lambda: _program(net, given[:TRIED].to(device), task))
+    way = _Way(engine, ask.bf16, program, fused)
     with torch.no_grad():
         for number in range(draws):
             theta = params_of_draw(params, posterior.low_rank, number, seed=seed)
             own = None if requests is None else noise_of_draw(requests, members, number, seed=seed)
             for first in range(0, members, chunk):
                 block = take(theta, slice(first, first + chunk))
+                ids = torch.arange(first, first + size(block), device=device)
+                mine = own and [t[first : first + chunk].to(device) for t in own]
                 # A draw that a batch shares is the same for every batch: one function.
                 same = derive(seed, PREDICTION, number, first, 0) if shared else None
                 for top in range(0, len(x), rows):
                     place = first_row + top
                     stream = derive(seed, PREDICTION, number, first, place, *apart)
+                    seeds = [derive(seed, PREDICTION, number, p, 2) for p in (place, -1)]
+                    noise = Noise(ids, torch.tensor(seeds, device=device))
                     part = _padded(given[top : top + rows], rows).to(device)
-                    mine = own and [t[first : first + chunk].to(device) for t in own]
-                    outputs = _forward(net, block, part, stream, same, ask.bf16, engine, mine)
+                    drawn = _Draw(stream, same, noise, mine)
+                    outputs = _forward(net, block, part, drawn, way)
                     at = slice(top, min(top + rows, len(x)))
                     got = outputs[:, : at.stop - at.start]  # [m, b, C] of [m, rows, C]
                     sums.add(got, rows=at, first_draw=number * members + first)
@@ -155,13 +172,15 @@ def _behind_frozen(
     return (net, x) if cut is None or features is None else (cut.rest, features)
 
 
-Outputs = Callable[[Params, Tensor], Tensor]
+Outputs = Callable[[Params, Any, Noise], Tensor]
 
 
 class _Traced(NamedTuple):
     """A network's program, if it has one, and what of the network it depends on."""
 
+    operations: float  # of one example and member
     outputs: Outputs | None
+    tried: bool  # whether there is one is known
     shared: dict[str, Tensor]  # buffers and frozen parameters, which it holds copies of
     changed: list[Callable[[], bool]]
 
@@ -194,18 +213,19 @@ _traced: weakref.WeakKeyDictionary[nn.Module, _Traced] = weakref.WeakKeyDictiona
 _cuts: weakref.WeakKeyDictionary[nn.Module, _Cuts] = weakref.WeakKeyDictionary()
 
 
-def _program(net: nn.Module, x: Tensor, engine: Engine) -> Outputs | None:
-    """The program of a network without noise, on a GPU; it is traced once."""
-    noisy = bool(stochastic_layers(net)) or (isinstance(net, Part) and net.noisy)
-    if not x.is_cuda or noisy:
-        return None
-    if net not in _traced or not _traced[net].holds(net):
-        work = Workload(len(x), 0.0, own_rows=False, compile=False, engine=engine)
-        chosen = choose(net, x[:TRIED], work)
+def _program(net: nn.Module, few: Input, task: Workload) -> Outputs | None:
+    """The network's program, on a GPU or for long work on a CPU; it is traced once."""
+    held = _traced.get(net)
+    if held is None or not held.holds(net):
         shared = shared_by_all(net)
-        outputs = None if chosen is None else chosen.outputs
-        _traced[net] = _Traced(outputs, shared, [changes(t) for t in shared.values()])
-    return _traced[net].outputs
+        changed = [changes(t) for t in shared.values()]
+        held = _Traced(flops(net, few) / len(few), None, False, shared, changed)
+    pays = few.is_cuda or held.operations * BACKWARD * task.examples >= ON_CPU_FROM
+    if pays and not held.tried:
+        chosen = choose(net, few, task)
+        held = held._replace(outputs=None if chosen is None else chosen.outputs, tried=True)
+    _traced[net] = held
+    return held.outputs if pays else None
 
 
 def _padded(x: Input, rows: int) -> Input:
@@ -217,28 +237,40 @@ def _padded(x: Input, rows: int) -> Input:
     return padded
 
 
-def _forward(
-    net: nn.Module,
-    params: Params,
-    x: Input,
-    stream: int,
-    same: int | None,  # the stream of what all batches share
-    bf16: bool | None,
-    engine: Engine,
-    noise: list[Tensor] | None,
-) -> Tensor:
+class _Way(NamedTuple):
+    """How members are run."""
+
+    engine: Engine
+    bf16: bool | None
+    program: Callable[[], Outputs | None]
+    fused: Fused | None  # by a kernel
+
+
+class _Draw(NamedTuple):
+    """Where the noise of a batch comes from."""
+
+    stream: int  # of torch's generator, and of kernels
+    same: int | None  # the stream of what all batches share
+    noise: Noise  # of each member's own streams, where the device has them
+    given: list[Tensor] | None  # in place of all that
+
+    def source(self) -> contextlib.AbstractContextManager[None]:
+        """What layers draw from."""
+        device = self.noise.members.device
+        if device.type in ("cpu", "cuda"):
+            return member_noise(*self.noise, words)
+        return contextlib.nullcontext() if self.same is None else same_noise(self.same, device)
+
+
+def _forward(net: nn.Module, params: Params, x: Input, drawn: _Draw, way: _Way) -> Tensor:
     # Members' tensors are in the network meanwhile, which is one object for all threads, and
     # `seeded` lets in one at a time.
-    always = contextlib.nullcontext() if same is None else same_noise(same, x.device)
-    with seeded(stream, x.device), always:
-        if engine == "vmap" and noise is None and isinstance(x, Tensor):
-            fused = fused_forward(net, params, x, seed=stream)
-            if fused is None and bf16 is not False:
-                chosen = torch.tensor([stream], device=x.device)
-                fused = resnet_forward(net, params, x, seed=chosen)
-            if fused is not None:
-                return fused
-            if same is None and not bf16 and (program := _program(net, x, engine)) is not None:
-                return program(params, x)
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=bool(bf16)):
-            return forward(net, params, x, engine=engine, noise=noise)
+    with seeded(drawn.stream, x.device):
+        if way.fused is not None and isinstance(x, Tensor):
+            with drawn.source():
+                return way.fused(params, x, drawn.noise)
+        plain = way.engine == "vmap" and drawn.given is None and not way.bf16
+        if plain and (program := way.program()) is not None:
+            return program(params, x, drawn.noise)
+        with drawn.source(), torch.autocast(x.device.type, torch.bfloat16, enabled=bool(way.bf16)):
+            return forward(net, params, x, engine=way.engine, noise=drawn.given)

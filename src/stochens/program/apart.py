@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stochens.members import Params, size
 from stochens.program.program import Noise, Program
+from stochens.trees import Input, leaves_of, of_each_member
 
 MOST = 16  # streams; more members take turns
 
@@ -24,23 +25,28 @@ class Apart:
 
     def __init__(self, program: Program, *, compiled: bool = False) -> None:
         self.program = program
-        self._one: Callable[[Params, Tensor, Noise | None], Tensor] = program.one
+        self._one: Callable[[Params, Input, Noise | None], Tensor] = program.one
+        self.compiled = compiled
         if compiled:
             self._one = torch.compile(program.one, dynamic=False)
 
-    def __call__(self, params: Params, x: Tensor, noise: Noise | None = None) -> Tensor:
+    def __call__(self, params: Params, x: Input, noise: Noise | None = None) -> Tensor:
         """params [M, ...], x [B, ...] of all members -> [M, B, C]."""
         return self._run(params, [x] * size(params), noise)
 
-    def each(self, params: Params, x: Tensor, noise: Noise | None = None) -> Tensor:
+    def each(self, params: Params, x: Input, noise: Noise | None = None) -> Tensor:
         """Likewise where each member has inputs of its own, x [M, B, ...]."""
-        return self._run(params, x.unbind(), noise)
+        return self._run(params, of_each_member(x), noise)
 
-    def _run(self, params: Params, x: Sequence[Tensor], noise: Noise | None) -> Tensor:
-        # unbind: its gradient is one stack, that of p[k] would be M tensors of all members
-        own = {name: params[name].unbind() for name in self.program.names}
+    def _run(self, params: Params, x: Sequence[Input], noise: Noise | None) -> Tensor:
+        # unbind: its gradient is one stack, that of p[k] would be M tensors of all members; that of
+        # one member is no copy
+        own = {
+            name: p.unbind() if len(p := params[name]) > 1 else [p.squeeze(0)]
+            for name in self.program.names
+        }
         whose = None if noise is None else noise.members.unbind()
-        held = [x[0], *(params[name] for name in self.program.names), *(noise or ())]
+        held = [*leaves_of(x[0]), *(params[name] for name in self.program.names), *(noise or ())]
 
         def one(k: int) -> Tensor:
             mine = None if noise is None or whose is None else Noise(whose[k], noise.seed)

@@ -1,11 +1,13 @@
 """What runs a network's members: its program, or none, and then vmap serves.
 
-A program is taken after it has been seen to give what vmap gives, for two members on a few inputs.
-The log says in one line what is taken, and why not the program where it is not.
+A program is taken after it has been seen to give what vmap gives, for two members on a few inputs,
+and the gradients that each member alone has. The log says in one line what is taken, and why not
+the program where it is not.
 """
 
 import importlib.util
 import logging
+import math
 from typing import NamedTuple
 
 import torch
@@ -15,15 +17,21 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from stochens.members import Engine, Params, forward, forward_each, places_of, trainable
 from stochens.program.apart import Apart
+from stochens.program.precision import whole_float32
 from stochens.program.program import Noise, Program, build
 from stochens.program.trace import Untraceable
 from stochens.randomness.noise import member_noise
 from stochens.randomness.seeds import seeded
+from stochens.trees import Input, for_members
 
 log = logging.getLogger("stochens")
 
 # ||program - vmap|| / ||vmap|| that rounding may make: a wrong rule is off by far more
 WITHIN = {torch.float64: 1e-8, torch.float32: 1e-2, torch.bfloat16: 0.2}
+# Likewise of the gradient of one parameter, which goes through every layer twice. What is below
+# SMALL of the whole gradient may be rounding.
+GRADIENTS_WITHIN = {torch.float64: 1e-6, torch.float32: 0.1}
+SMALL = 1e-3
 APART = 0.05  # how far the second member of the test is from the network's own parameters
 
 # One H200 (benchmarks/results/programs-h200.json). Compiling takes 5 to 80 s and programs are 1.2
@@ -50,6 +58,7 @@ class Workload(NamedTuple):
     compile: bool | None = None  # None: where it is worth its time
     engine: Engine = "vmap"  # what runs the network otherwise
     dtype: torch.dtype | None = None  # what the program computes in; None: that of the parameters
+    gradients: bool = True  # whether they are asked for; predictions need none
 
 
 class Choice(NamedTuple):
@@ -60,7 +69,7 @@ class Choice(NamedTuple):
     compiled: bool
 
 
-def choose(net: nn.Module, few: Tensor, task: Workload) -> Choice | None:
+def choose(net: nn.Module, few: Input, task: Workload) -> Choice | None:
     """How to run a network in its mode for inputs like few [B, ...], on their device; None where
     there is no program.
 
@@ -93,7 +102,7 @@ def choose(net: nn.Module, few: Tensor, task: Workload) -> Choice | None:
     return Choice(program, compiled)
 
 
-def flops(net: nn.Module, few: Tensor) -> float:
+def flops(net: nn.Module, few: Input) -> float:
     """Of a forward pass of one member: products, convolutions and attention."""
     # Detached: the counter hooks into gradients, and a view of a parameter, such as a class token
     # that is expanded to the batch, asks for one even in no_grad, and has no function to hook into.
@@ -104,12 +113,13 @@ def flops(net: nn.Module, few: Tensor) -> float:
     return float(counter.get_total_flops())
 
 
-def program_for(net: nn.Module, few: Tensor, task: Workload) -> Program | None:
+def program_for(net: nn.Module, few: Input, task: Workload) -> Program | None:
     """The network's program where it can be traced, runs, and gives what the engine gives."""
     try:
         program = build(net, few, dtype=task.dtype)
         with seeded(0, few.device):
             off = distance_to_members(program, net, few, task)
+        wrong = _wrong_gradient(program, net, few, task)
     except Untraceable as error:
         log.info("members run by %s: the network cannot be traced (%s)", task.engine, error)
         return None
@@ -120,35 +130,119 @@ def program_for(net: nn.Module, few: Tensor, task: Workload) -> Program | None:
         log.info("members run by %s: their program does not run (%s)", task.engine, reason)
         return None
     allowed = WITHIN.get(task.dtype or next(iter(trainable(net).values())).dtype, 0.2)
-    if not off <= allowed:
+    said = "" if off <= allowed else f"is off by {off:.1e}, and {allowed:.1e} is allowed"
+    if said or wrong:
         log.warning(
-            "members run by %s: their program is off by %.1e, and %.1e is allowed; please report "
-            "this network",
-            *(task.engine, off, allowed),
+            "members run by %s: their program %s; please report this network",
+            *(task.engine, said or wrong),
         )
         return None
     return program
 
 
-def distance_to_members(program: Program, net: nn.Module, few: Tensor, task: Workload) -> float:
+def distance_to_members(program: Program, net: nn.Module, few: Input, task: Workload) -> float:
     """||program - engine|| / ||engine|| of outputs, for two members with noise of their own; 0
     where the network draws from torch's generator, so that two passes never agree."""
-    ids = torch.tensor([0, 1], device=few.device)
-    noise = Noise(ids, torch.tensor([0], device=few.device))
-    params: Params = {}
-    for name, p in trainable(net).items():
-        one = p.detach().to(few.device)
-        params[name] = torch.stack([one, one + APART * torch.randn_like(one)])
-    x = few.expand(2, *few.shape) if task.own_rows else few
+    two = _two_members(net, few, task)
     with torch.no_grad():
-        ours = program.each(params, x, noise) if task.own_rows else program(params, x, noise)
+        ours = two.by_program(program)
         before = _generator(few.device)
-        with member_noise(*noise):
-            run = forward_each if task.own_rows else forward
-            theirs = run(net, params, x, engine=task.engine)
+        theirs = two.by_engine(net, task.engine)
     if not torch.equal(before, _generator(few.device)):
         return 0.0
-    return float((ours - theirs).double().norm() / theirs.double().norm().clamp_min(1e-30))
+    return distance(ours, theirs)
+
+
+def two_members(net: nn.Module, device: torch.device) -> Params:
+    """The network's own parameters, and others near them; [2, ...]."""
+    params: Params = {}
+    for name, p in trainable(net).items():
+        one = p.detach().to(device)
+        params[name] = torch.stack([one, one + APART * torch.randn_like(one)])
+    return params
+
+
+def distance(ours: Tensor, known: Tensor) -> float:
+    """||ours - known|| / ||known||, infinite where they have not even the same shape."""
+    if ours.shape != known.shape:
+        return math.inf
+    return float((ours - known).double().norm() / known.double().norm().clamp_min(1e-30))
+
+
+def _wrong_gradient(program: Program, net: nn.Module, few: Input, task: Workload) -> str:
+    """In words, or nothing. They are held in the precision of the parameters: in bfloat16 rounding
+    would hide a wrong rule, and the rules are the same."""
+    if not task.gradients:
+        return ""
+    exact = program if program.dtype is None else build(net, few)
+    with seeded(0, few.device), whole_float32():
+        off, name = gradient_distance(exact, net, few, task)
+    allowed = GRADIENTS_WITHIN.get(next(iter(trainable(net).values())).dtype, 0.5)
+    if off <= allowed:
+        return ""
+    return f"has a gradient of {name} that is off by {off:.1e}, and {allowed:.1e} is allowed"
+
+
+def gradient_distance(
+    program: Program, net: nn.Module, few: Input, task: Workload
+) -> tuple[float, str]:
+    """The largest ||program - loop|| / ||loop|| over the gradients of all parameters, and whose it
+    is: of a random projection of the outputs, for two members. Not vmap: its embedding gives the
+    padding row a gradient. 0 where the network draws from torch's generator.
+
+    >>> net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+    >>> few = torch.randn(4, 3).double()
+    >>> off, _ = gradient_distance(build(net, few), net, few, Workload(4, 1.0, own_rows=False))
+    >>> off < 1e-12
+    True
+    """
+    two = _two_members(net, few, task)
+    for p in two.params.values():
+        p.requires_grad_()
+    before = _generator(few.device)
+    with torch.enable_grad():
+        theirs = two.by_engine(net, "loop")
+        if not torch.equal(before, _generator(few.device)):
+            return 0.0, ""
+        along = torch.randn_like(theirs)
+        expected = _gradients(theirs, along, two.params)
+        ours = _gradients(two.by_program(program), along, two.params)
+    whole = torch.stack([g.norm() for g in expected.values()]).norm()
+    least = (SMALL * whole).clamp_min(1e-30)
+    off = {n: (ours[n] - g).norm() / g.norm().maximum(least) for n, g in expected.items()}
+    name = max(off, key=lambda n: float(off[n].nan_to_num(torch.inf)))
+    return float(off[name]), name
+
+
+def _gradients(outputs: Tensor, along: Tensor, params: Params) -> Params:
+    own = list(params.values())
+    found = torch.autograd.grad(outputs, own, along, allow_unused=True, materialize_grads=True)
+    return {name: g.double() for name, g in zip(params, found, strict=True)}
+
+
+class _Two(NamedTuple):
+    """Two members on a few inputs, each with noise of its own."""
+
+    params: Params
+    x: Input  # [B, ...], or [2, B, ...]
+    noise: Noise
+    own_rows: bool
+
+    def by_program(self, program: Program) -> Tensor:
+        run = program.each if self.own_rows else program
+        return run(self.params, self.x, self.noise)
+
+    def by_engine(self, net: nn.Module, engine: Engine) -> Tensor:
+        run = forward_each if self.own_rows else forward
+        with member_noise(*self.noise):
+            return run(net, self.params, self.x, engine=engine)
+
+
+def _two_members(net: nn.Module, few: Input, task: Workload) -> _Two:
+    ids = torch.tensor([0, 1], device=few.device)
+    params = two_members(net, few.device)
+    x = for_members(few, 2) if task.own_rows else few
+    return _Two(params, x, Noise(ids, torch.tensor([0], device=few.device)), task.own_rows)
 
 
 def _generator(device: torch.device) -> Tensor:

@@ -3,8 +3,6 @@ chooses between kernels, a program and vmap. `fit` and the samplers take gradien
 """
 
 import contextlib
-import functools
-import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -13,21 +11,20 @@ from torch import Tensor, nn
 
 from stochens import objective
 from stochens.errors import InputError, Unsuited
-from stochens.kernels.fused import fused_nll
-from stochens.kernels.mlp import alone_on_the_cores
 from stochens.kernels.noise import words
-from stochens.kernels.resnet import resnet_nll
 from stochens.likelihoods import Likelihood
 from stochens.members import Engine, Params
+from stochens.program.apart import Apart
 from stochens.program.choice import TRIED, Workload, choose
 from stochens.program.features import OnHost
+from stochens.program.fusions import fused_nll
 from stochens.program.precision import auto_dtype
 from stochens.program.program import Noise
+from stochens.program.turns import in_turns
 from stochens.randomness.noise import member_noise
-from stochens.randomness.seeds import NOISE, derive
-from stochens.trees import Input, InputTree
-
-log = logging.getLogger("stochens")
+from stochens.randomness.seeds import noise_seed
+from stochens.run.freed import freed_memory_kept
+from stochens.trees import Input
 
 LOOKED_AT = 16  # examples that tell whether bfloat16 is enough
 
@@ -36,8 +33,8 @@ LOOKED_AT = 16  # examples that tell whether bfloat16 is enough
 DataTerm = Callable[[Params, Tensor | None, int | Tensor], Tensor]
 
 
-class Data(NamedTuple):
-    """In memory, on the device that computes."""
+class InMemory(NamedTuple):
+    """The data, on the device that computes."""
 
     x: Input | OnHost  # [N, ...]
     y: Tensor  # [N, ...]
@@ -55,6 +52,9 @@ class Way(NamedTuple):
     batch: int = 0  # examples of a member at a time; 0: all of the data
     examples: float = 0.0  # of all members, in all of the work
     own_rows: bool = False  # whether each member has rows of its own
+    # whether gradients are done with before the next are asked for, so that those may take their
+    # memory
+    reuse: bool = False
 
 
 class Term(NamedTuple):
@@ -69,7 +69,7 @@ class Term(NamedTuple):
 def data_term(
     net: nn.Module,
     likelihood: Likelihood,
-    data: Data,
+    data: InMemory,
     members: tuple[int, ...],
     seed: int,
     way: Way,
@@ -82,7 +82,7 @@ def data_term(
         if kernel is not None:
             return kernel
     chosen = None
-    if way.fast and not isinstance(data.x, InputTree):
+    if way.fast:
         load = Workload(
             batch=way.batch or len(data.x),
             examples=way.examples,
@@ -92,8 +92,6 @@ def data_term(
             dtype=_dtype(net, likelihood, data.x, way),
         )
         chosen = choose(net, data.x[:TRIED], load)
-    elif way.fast:
-        log.info("members run by %s: programs take one tensor, and the input is a tree", way.engine)
     mean_nll = objective.mean_nll(
         net,
         likelihood,
@@ -103,6 +101,10 @@ def data_term(
         weights=data.weights,
         program=None if chosen is None else chosen.outputs,
     )
+    context: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if chosen is not None and isinstance(chosen.outputs, Apart) and not on_gpu:
+        mean_nll = in_turns(mean_nll, chosen.outputs.program.names, reuse=way.reuse)
+        context = freed_memory_kept()
     noise_of = _noise_of(members, seed, data.x.device)
 
     def by_program(params: Params, rows: Tensor | None, step: int | Tensor) -> Tensor:
@@ -112,7 +114,8 @@ def data_term(
         return mean_nll(params, _inputs(data, rows), data.y, rows)
 
     if chosen is not None:
-        return Term(by_program, recordable=on_gpu, compiled=chosen.compiled)
+        compiled = chosen.compiled or (isinstance(by := chosen.outputs, Apart) and by.compiled)
+        return Term(by_program, context, recordable=on_gpu, compiled=compiled)
     recordable = on_gpu and way.fast and way.engine == "vmap"
     if way.compile:  # it takes the noise of torch
         return Term(by_engine, recordable=recordable, compiled=True)
@@ -120,7 +123,7 @@ def data_term(
 
 
 def _dtype(
-    net: nn.Module, likelihood: Likelihood, x: Tensor | OnHost, way: Way
+    net: nn.Module, likelihood: Likelihood, x: Input | OnHost, way: Way
 ) -> torch.dtype | None:
     """What a program computes in; None: in the precision of the parameters."""
     if way.bf16:
@@ -131,17 +134,17 @@ def _dtype(
     return auto_dtype(net, apart, coarse=likelihood.coarse)
 
 
-def _inputs(data: Data, rows: Tensor | None) -> Tensor:
+def _inputs(data: InMemory, rows: Tensor | None) -> Input:
     """x, whose rows come from the host when they are taken, or at once where all are wanted."""
     if isinstance(data.x, OnHost) and rows is None:
         return data.x[:]
-    return cast(Tensor, data.x)
+    return cast(Input, data.x)
 
 
 def _kernel(
     net: nn.Module,
     likelihood: Likelihood,
-    data: Data,
+    data: InMemory,
     members: tuple[int, ...],
     seed: int,
     way: Way,
@@ -152,24 +155,31 @@ def _kernel(
     if not isinstance(data.x, Tensor):
         return None
     on = (net, likelihood, data.x, data.y, members, seed)
-    # they make noise on outputs by themselves; that on weights is drawn before they run
-    own_noise = functools.partial(with_own_noise, members=members, seed=seed, device=data.x.device)
-    if (fused := fused_nll(*on)) is not None:
-        return Term(own_noise(fused), alone_on_the_cores())
-    if way.bf16 is not False and (fused := resnet_nll(*on)) is not None:
-        return Term(own_noise(fused), recordable=True)
-    return None
+    found = fused_nll(*on, bf16=way.bf16 is not False)
+    if found is None:
+        return None
+    fusion, nll = found
+    # it makes noise on outputs by itself; that on weights is drawn before it runs
+    own = with_own_noise(nll, members, seed, data.x.device)
+    return Term(own, fusion.context(), recordable=fusion.recordable)
 
 
-def refuse_unfused(net: nn.Module, likelihood: Likelihood, data: Data) -> None:
+def refuse_unfused(net: nn.Module, likelihood: Likelihood, data: InMemory) -> None:
     """Where no kernel runs this network."""
     if data.weights is not None:
-        raise InputError("engine='fused' knows no sample_weight; use engine='auto'")
+        raise InputError("engine='fused' knows no weights of rows; use engine='auto'")
     if _kernel(net, likelihood, data, (0,), 0, Way("vmap")) is None:
         raise Unsuited(
             "engine='fused' runs chains of small Linear layers and activations on a CPU with a C++ "
             "compiler, not this network; use engine='auto'"
         )
+
+
+def own_noise(noise: Noise) -> contextlib.AbstractContextManager[None]:
+    """Inside, layers draw each member's own noise, where the device has it."""
+    if noise.members.device.type not in ("cpu", "cuda"):
+        return contextlib.nullcontext()
+    return member_noise(*noise, words)
 
 
 def with_own_noise(
@@ -179,12 +189,10 @@ def with_own_noise(
     device: torch.device,
 ) -> Callable[[Params, Any, int | Tensor], Tensor]:
     """The same with each member's own noise where vmap or a loop runs it."""
-    if device.type not in ("cpu", "cuda"):
-        return term
     noise_of = _noise_of(members, seed, device)
 
     def own(params: Params, batch: Any, step: int | Tensor) -> Tensor:
-        with member_noise(*noise_of(step), words):
+        with own_noise(noise_of(step)):
             return term(params, batch, step)
 
     return own
@@ -194,5 +202,5 @@ def _noise_of(
     members: tuple[int, ...], seed: int, device: torch.device
 ) -> Callable[[int | Tensor], Noise]:
     ids = torch.tensor(members, device=device)
-    first = torch.tensor([derive(seed, NOISE, 1)], device=device)
+    first = torch.tensor([noise_seed(seed)], device=device)
     return lambda step: Noise(ids, first + step)

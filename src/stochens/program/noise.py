@@ -1,19 +1,18 @@
 """Noise as an operator: its numbers depend on (seed of the pass, member, site) and nothing else.
 
 The seed of a pass is the run's seed plus the number of the step, and a site is the number of a draw
-within the pass. So a traced network holds one node for each draw, and whatever runs the program
+within the pass. A prediction has two seeds: that of noise which all examples share is the same for
+all of its batches. So a traced network holds one node for each draw, and whatever runs the program
 (eager, torch.compile, a CUDA graph) draws the numbers that `randomness.noise.member_noise` draws.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from stochens.kernels.noise import words
-from stochens.randomness.hashed import GOLDEN, mix, wrapped
-from stochens.randomness.noise import Shape, below, normal_numbers
+from stochens.randomness.noise import Shape, below, hashed_words, normal_numbers
 
 
 @torch.library.custom_op("stochens::noise_mask", mutates_args=())
@@ -35,8 +34,7 @@ def noise_normal(
     members: Tensor, seed: Tensor, site: int, shape: Sequence[int], dtype: torch.dtype
 ) -> Tensor:
     """Likewise numbers from N(0, 1)."""
-    words = by_kernel(members, seed, site, (2, *shape))
-    return normal_numbers(*words.unbind(members.dim())).to(dtype)
+    return normal_numbers(by_kernel(members, seed, site, shape), dtype)
 
 
 @noise_mask.register_fake
@@ -55,7 +53,7 @@ def _(members: Tensor, seed: Tensor, site: int, shape: Sequence[int], dtype: tor
 
 def draw_mask(members: Tensor, seed: Tensor, site: int, shape: Sequence[int], below: int) -> Tensor:
     if torch.compiler.is_compiling():
-        return words_by_index(members, seed, site, shape) < below
+        return plain(members, seed, site, shape) < below
     drawn: Tensor = noise_mask(members, seed, site, shape, below)
     return drawn
 
@@ -64,8 +62,7 @@ def draw_normal(
     members: Tensor, seed: Tensor, site: int, shape: Sequence[int], dtype: torch.dtype
 ) -> Tensor:
     if torch.compiler.is_compiling():
-        words = words_by_index(members, seed, site, (2, *shape))
-        return normal_numbers(*words.unbind(members.dim())).to(dtype)
+        return normal_numbers(plain(members, seed, site, shape), dtype)
     drawn: Tensor = noise_normal(members, seed, site, shape, dtype)
     return drawn
 
@@ -74,40 +71,34 @@ def by_kernel(members: Tensor, seed: Tensor, site: int, shape: Sequence[int]) ->
     """Random words, [*shape] or [M, *shape] int32.
 
     >>> ids, seed = torch.tensor([3, 8]), torch.tensor([5])
-    >>> torch.equal(by_kernel(ids, seed, 1, [5]), words_by_index(ids, seed, 1, [5]))
+    >>> torch.equal(by_kernel(ids, seed, 1, [5]), plain(ids, seed, 1, [5]))
     True
     """
     drawn = words(members.reshape(-1).contiguous(), seed, site, tuple(shape))
     return drawn.view((*members.shape, *shape))
 
 
-def words_by_index(members: Tensor, seed: Tensor, site: int, shape: Sequence[int]) -> Tensor:
-    """splitmix64 with one operation for each word: word i is the lower half of number i // 2 of the
-    stream where i is even, and the upper half where it is odd."""
-    seed = seed.view(()) if members.dim() == 0 else seed
-    keys = mix(mix(members * GOLDEN + seed) + wrapped((site + 1) * GOLDEN))  # [] or [M]
-    index = torch.arange(math.prod(shape), device=members.device).reshape(tuple(shape))
-    keys = keys.reshape((*members.shape, *[1] * len(shape)))
-    # shifts, not divisions: torch.compile works out what it can of an index in whole numbers that
-    # do not wrap round
-    pair = mix(keys + ((index >> 1) + 1) * GOLDEN)  # [M, *shape]
-    return torch.where((index & 1) == 0, pair, pair >> 32).to(torch.int32)
+def plain(members: Tensor, seed: Tensor, site: int, shape: Sequence[int]) -> Tensor:
+    """Likewise in plain torch."""
+    return hashed_words(members, seed.view(()), site, tuple(shape))
 
 
 class TracedNoise:
     """Where the layers of one member take their noise from while they are traced."""
 
     def __init__(self, member: Tensor, seed: Tensor) -> None:
-        self.member, self.seed = member, seed  # [] and [1]
+        self.member = member  # []
+        self.fresh, self.shared = seed[:1], seed[1:]  # of each example; of all that a pass has
         self.draws = 0
 
-    def mask(self, keep: float, shape: Shape, like: Tensor) -> Tensor:
-        drawn: Tensor = noise_mask(self.member, self.seed, self._site(), list(shape), below(keep))
+    def mask(self, keep: float, shape: Shape, like: Tensor, *, fresh: bool) -> Tensor:
+        seed = self.fresh if fresh else self.shared
+        drawn: Tensor = noise_mask(self.member, seed, self._site(), list(shape), below(keep))
         return drawn
 
-    def normal(self, like: Tensor) -> Tensor:
-        shape = list(like.shape)
-        drawn: Tensor = noise_normal(self.member, self.seed, self._site(), shape, like.dtype)
+    def normal(self, like: Tensor, *, fresh: bool) -> Tensor:
+        seed, shape = self.fresh if fresh else self.shared, list(like.shape)
+        drawn: Tensor = noise_normal(self.member, seed, self._site(), shape, like.dtype)
         return drawn
 
     def _site(self) -> int:

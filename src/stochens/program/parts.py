@@ -19,11 +19,8 @@ from stochens.randomness.noise import bernoulli, normal
 class Part(nn.Module):
     """A graph of (input, *parameters, *constants), which are its own under the names given."""
 
-    def __init__(
-        self, graph: fx.Graph, params: Params, constants: list[Tensor], *, noisy: bool = False
-    ) -> None:
+    def __init__(self, graph: fx.Graph, params: Params, constants: list[Tensor]) -> None:
         super().__init__()
-        self.noisy = noisy  # whether it draws noise of each member's own
         self._graph = (fx.GraphModule(nn.Module(), graph),)  # torch need not see it: it has nothing
         self._names, self._held = list(params), len(constants)
         for name, p in params.items():
@@ -104,7 +101,7 @@ def rest_of(
         names.append(node.name)
     graph.output(made[end])
     params = dict(zip(traced.names, (net.get_parameter(n) for n in traced.names), strict=True))
-    return Part(graph, params, held, noisy=traced.noisy), names  # type: ignore[arg-type]
+    return Part(graph, params, held), names  # type: ignore[arg-type]
 
 
 def _hold(

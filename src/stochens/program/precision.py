@@ -1,6 +1,8 @@
 """Whether `precision="auto"` may compute in bfloat16, which has three digits."""
 
+import contextlib
 import logging
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +10,7 @@ from torch import Tensor, nn
 from stochens.members import copy_network, forward, trainable
 from stochens.randomness.noise import member_noise
 from stochens.randomness.seeds import seeded
+from stochens.trees import Input, with_dtype
 
 log = logging.getLogger("stochens")
 
@@ -16,7 +19,19 @@ log = logging.getLogger("stochens")
 LOST_AT_MOST = 0.2
 
 
-def auto_dtype(net: nn.Module, few: Tensor, *, coarse: bool) -> torch.dtype | None:
+@contextlib.contextmanager
+def whole_float32() -> Iterator[None]:
+    """Without TF32, which torch takes for convolutions by itself: over fifty of them it rounds by
+    more than a wrong cut or a wrong gradient might be off."""
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def auto_dtype(net: nn.Module, few: Input, *, coarse: bool) -> torch.dtype | None:
     """bfloat16, or None for the precision of the parameters.
 
     It is bfloat16 on a GPU that has it, for float32 parameters, where outputs may be `coarse`
@@ -37,7 +52,7 @@ def auto_dtype(net: nn.Module, few: Tensor, *, coarse: bool) -> torch.dtype | No
     return None
 
 
-def lost_by_rounding(net: nn.Module, few: Tensor) -> float:
+def lost_by_rounding(net: nn.Module, few: Input) -> float:
     """||b - f|| / ||f - mean of f over examples|| of one member's outputs f in the precision that
     it has and b in bfloat16, for few [B, ...].
 
@@ -58,11 +73,11 @@ def lost_by_rounding(net: nn.Module, few: Tensor) -> float:
 
 
 def _outputs(
-    net: nn.Module, params: dict[str, Tensor], few: Tensor, dtype: torch.dtype | None
+    net: nn.Module, params: dict[str, Tensor], few: Input, dtype: torch.dtype | None
 ) -> Tensor:
     own = copy_network(net).to(dtype).eval()  # without the network's own dropout
     params = {name: p if dtype is None else p.to(dtype) for name, p in params.items()}
-    x = few.to(dtype) if few.is_floating_point() else few
+    x = with_dtype(few, dtype)
     zero = torch.zeros(1, dtype=torch.int64, device=few.device)
     with torch.no_grad(), seeded(0, few.device), member_noise(zero, zero):
         return forward(own, params, x, engine="loop")[0].double()

@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from stochens.members import Engine, Params, forward, trainable
 from stochens.program.parts import is_batch, is_of_batch, prefix_of, rest_of
+from stochens.program.precision import whole_float32
 from stochens.program.program import is_check, placeholders
 from stochens.program.stacker import arguments_of, is_random
 from stochens.program.trace import Traced, Untraceable, is_operator, trace
@@ -81,12 +82,13 @@ def split(net: nn.Module, few: Tensor, *, engine: Engine = "vmap") -> Split | No
             if isinstance(found, str):
                 log.info("the frozen part is computed in each step: %s", found)
                 return None
-            _refuse_wrong(net, found, few, engine)
+            with whole_float32():
+                _refuse_wrong(net, found, few, engine)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # torch.export and the user's operators raise many kinds
         reason = str(error).strip().split("\n")[0] or type(error).__name__
-        log.info("the frozen part is computed in each step: it cannot be cut off (%s)", reason)
+        log.warning("the frozen part is computed in each step: it cannot be cut off (%s)", reason)
         return None
     return found
 
@@ -146,9 +148,9 @@ class _Measured(fx.Interpreter):
 
     def run_on(self, few: Tensor) -> None:
         own = [p.detach() for p in trainable(self._net).values()]
-        number = torch.zeros((), dtype=torch.int64, device=few.device)
+        numbers = torch.zeros(3, dtype=torch.int64, device=few.device)  # a member, two seeds
         self._rows = len(few)
-        inputs = [*self._traced.constants.values(), few, *own, number, number.view(1)]
+        inputs = [*self._traced.constants.values(), few, *own, numbers[0], numbers[1:]]
         with torch.no_grad(), FlopCounterMode(display=False) as self._counter:
             self.run(*inputs)
 
@@ -165,7 +167,7 @@ class _Measured(fx.Interpreter):
 
 def _shared(traced: Traced, order: list[fx.Node]) -> tuple[set[fx.Node], list[fx.Node]]:
     """Nodes that depend on no member and no noise; and those that would, but draw torch's noise."""
-    own = set(placeholders(traced)[1:])  # parameters, member, seed
+    own = set(placeholders(traced)[1:])  # parameters, member, seeds
     shared: set[fx.Node] = set()
     drawn: list[fx.Node] = []
     for node in order:

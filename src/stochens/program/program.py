@@ -8,7 +8,7 @@ It is differentiable, and torch.compile takes it whole: one flat function of pla
 
 import math
 import operator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -18,22 +18,26 @@ from stochens.members import Params, copy_network, size
 from stochens.program import rules
 from stochens.program.stacker import Stacker, Value, arguments_of, item
 from stochens.program.trace import Traced, Untraceable, is_operator, trace
+from stochens.trees import Input, leaves_of, like_leaves, with_dtype
 
 RECURRENT = ("lstm", "gru", "rnn_")
 CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "_assert_async")
 
 
 class Noise(NamedTuple):
-    """Whose noise it is: numbers of members [M] and the seed of the pass [1], int64."""
+    """Whose noise it is: numbers of members [M] and the seed of the pass [1], int64; or two seeds
+    [2], that of each example's own noise and that of noise which all examples share."""
 
     members: Tensor
     seed: Tensor
 
 
 class Program:
-    """Outputs of all members of a network."""
+    """Outputs of all members of a network. Inputs x are one tensor or an InputTree."""
 
-    def __init__(self, net: nn.Module, traced: Traced, dtype: torch.dtype | None) -> None:
+    def __init__(
+        self, net: nn.Module, x: Input, traced: Traced, dtype: torch.dtype | None = None
+    ) -> None:
         self.names, self.dtype, self.noisy = traced.names, dtype, traced.noisy
         # floating-point operations of the average convolution, of one example; 0 without any
         self.mean_convolution = _mean_convolution(traced.graph)
@@ -41,45 +45,52 @@ class Program:
         self.grouped = any(_is_grouped(n) for n in traced.graph.nodes)
         self.recurrent = any(_name(n.target).startswith(RECURRENT) for n in traced.graph.nodes)
         self._net = copy_network(net)  # in the mode that it is in now
-        like = placeholders(traced)[0].meta["val"]
-        self._example = torch.zeros(0, dtype=like.dtype, device=like.device)
+        self._like = like_leaves(x, [t.new_empty(0) for t in leaves_of(x)])
         self._graphs = [graphs_of(traced)]
 
-    def __call__(self, params: Params, x: Tensor, noise: Noise | None = None) -> Tensor:
+    def __call__(self, params: Params, x: Input, noise: Noise | None = None) -> Tensor:
         """params [M, ...], x [B, ...] of all members -> [M, B, C]. noise: None draws a seed."""
-        return self._run(self.graphs(x.shape).shared, params, x, noise)
+        return self._run("shared", params, x, noise)
 
-    def each(self, params: Params, x: Tensor, noise: Noise | None = None) -> Tensor:
+    def each(self, params: Params, x: Input, noise: Noise | None = None) -> Tensor:
         """Likewise where each member has inputs of its own, x [M, B, ...]."""
-        return self._run(self.graphs(x.shape[1:]).own, params, x, noise)
+        return self._run("own", params, x, noise)
 
-    def one(self, params: Params, x: Tensor, noise: Noise | None = None) -> Tensor:
+    def one(self, params: Params, x: Input, noise: Noise | None = None) -> Tensor:
         """One member alone: params without M, x [B, ...] -> [B, C]; noise.members is [] then."""
         if noise is None and self.noisy:
             noise = fresh_noise(1, x.device)
             noise = Noise(noise.members[0], noise.seed)
-        return self._run(self.graphs(x.shape).alone, params, x, noise)
+        return self._run("alone", params, x, noise)
 
-    def _run(self, graph: fx.GraphModule, params: Params, x: Tensor, noise: Noise | None) -> Tensor:
+    def _run(self, kind: "Kind", params: Params, x: Input, noise: Noise | None) -> Tensor:
         own = [params[name] for name in self.names]
-        kind = own[0].dtype
+        dtype = own[0].dtype
         if self.dtype is not None:
             own = [cast(p, self.dtype) for p in own]
-            x = x.to(self.dtype) if x.is_floating_point() else x
+        leaves = leaves_of(with_dtype(x, self.dtype))
+        first = 1 if kind == "own" else 0
+        graphs = self.graphs([(t.shape[first:], t.dtype) for t in leaves])
         if noise is None:
-            noise = fresh_noise(size(params), x.device) if self.noisy else Noise(x, x)
-        outputs: Tensor = graph(x, *own, *noise)
-        return outputs if self.dtype is None else outputs.to(kind)
+            noise = fresh_noise(size(params), x.device) if self.noisy else Noise(own[0], own[0])
+        elif len(noise.seed) == 1:  # the same for noise of each example and for what they share
+            noise = Noise(noise.members, noise.seed.expand(2))
+        graph: fx.GraphModule = getattr(graphs, kind)
+        outputs: Tensor = graph(*leaves, *own, *noise)
+        return outputs if self.dtype is None else outputs.to(dtype)
 
-    def graphs(self, shape: torch.Size) -> "Graphs":
-        """For x [B, ...] of this shape. A trace is for examples of one shape and, where the network
-        fixes it, one number of them; for another it is made again: call this before torch.compile
-        sees such a batch."""
-        batch, *rest = shape
+    def graphs(self, leaves: list[tuple[torch.Size, torch.dtype]]) -> "Graphs":
+        """For tensors [B, ...] of these shapes and types. A trace is for examples of one shape and,
+        where the network fixes it, one number of them; for another it is made again: call this
+        before torch.compile sees such a batch."""
+        batch = leaves[0][0][0]
+        examples = [([*shape[1:]], dtype) for shape, dtype in leaves]
         for held in self._graphs:
-            if held.least <= batch <= held.most and held.example == rest:
+            if held.least <= batch <= held.most and held.examples == examples:
                 return held
-        x = self._example.new_zeros(shape)
+        device = leaves_of(self._like)[0].device
+        made = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in leaves]
+        x = like_leaves(self._like, made)
         self._graphs.append(graphs_of(trace(self._net, x, dtype=self.dtype)))
         return self._graphs[-1]
 
@@ -102,7 +113,7 @@ def cast(p: Tensor, dtype: torch.dtype) -> Tensor:
     return made
 
 
-def build(net: nn.Module, x: Tensor, *, dtype: torch.dtype | None = None) -> Program:
+def build(net: nn.Module, x: Input, *, dtype: torch.dtype | None = None) -> Program:
     """The program of a network for inputs like x [B, ...], on its device and in the network's mode.
 
     dtype: what it computes in, e.g. torch.bfloat16 for parameters in float32. Raises `Untraceable`
@@ -117,7 +128,7 @@ def build(net: nn.Module, x: Tensor, *, dtype: torch.dtype | None = None) -> Pro
     traced = trace(net, x, dtype=dtype)
     if not traced.names:
         raise InputError("the network has no trainable parameters")
-    return Program(net, traced, dtype)
+    return Program(net, x, traced, dtype)
 
 
 def _mean_convolution(graph: fx.Graph) -> float:
@@ -143,25 +154,28 @@ def _name(target: Any) -> str:
 
 def fresh_noise(members: int, device: torch.device) -> Noise:
     """Of a seed from torch's generator."""
-    seed = torch.randint(2**62, (1,), device=device)
+    seed = torch.randint(2**62, (1,), device=device).expand(2)
     return Noise(torch.arange(members, device=device), seed)
 
 
 def placeholders(traced: Traced) -> list[fx.Node]:
-    """x, the parameters, member and seed."""
+    """The tensors of x, the parameters, member and seeds."""
     nodes = [node for node in traced.graph.nodes if node.op == "placeholder"]
     return nodes[len(traced.constants) :]
 
 
+Kind = Literal["shared", "own", "alone"]
+
+
 class Graphs(NamedTuple):
-    """(x, *params, members, seed) -> outputs, three times, for `least` to `most` examples."""
+    """(*x, *params, members, seeds) -> outputs, three times, for `least` to `most` examples."""
 
     shared: fx.GraphModule  # x [B, ...] of all members, params [M, ...] -> [M, B, C]
     own: fx.GraphModule  # x [M, B, ...]
     alone: fx.GraphModule  # one member: nothing has a member axis
     least: int
     most: int
-    example: list[int]  # the shape of one
+    examples: list[tuple[list[int], torch.dtype]]  # of each tensor of x, the shape of one
 
 
 def graphs_of(traced: Traced) -> Graphs:
@@ -171,17 +185,21 @@ def graphs_of(traced: Traced) -> Graphs:
         stack(traced, Stacker(alone=True), own_rows=False),
         traced.least,
         traced.most,
-        [int(length) for length in placeholders(traced)[0].meta["val"].shape[1:]],
+        [
+            ([int(length) for length in t.shape[1:]], t.dtype)
+            for t in (node.meta["val"] for node in placeholders(traced)[: traced.inputs])
+        ],
     )
 
 
 def stack(traced: Traced, s: Stacker, *, own_rows: bool) -> fx.GraphModule:
-    """(x, *params [M, ...], members [M], seed [1]) -> outputs [M, B, C], from one member's graph.
+    """(*x, *params [M, ...], members [M], seeds [2]) -> outputs [M, B, C], from one member's graph.
 
     own_rows: whether x is [M, B, ...]."""
     found: dict[fx.Node, Value] = {}
     for k, node in enumerate(inputs := placeholders(traced)):
-        shared = (k == 0 and not own_rows) or k == len(inputs) - 1 or s.alone
+        of_all = k < traced.inputs and not own_rows
+        shared = of_all or k == len(inputs) - 1 or s.alone
         held = s.graph.placeholder(node.name)
         found[node] = Value(held, "shared" if shared else "front", node.meta["val"])
     root = nn.Module()
@@ -189,7 +207,7 @@ def stack(traced: Traced, s: Stacker, *, own_rows: bool) -> fx.GraphModule:
         if node.name in traced.constants and node.op == "placeholder":
             root.register_buffer(node.name, traced.constants[node.name])
             found[node] = Value(s.graph.get_attr(node.name), "shared", node.meta["val"])
-    s.members = s.emit(torch.ops.aten.sym_size.int, found[inputs[1]].node, 0)
+    s.members = s.emit(torch.ops.aten.sym_size.int, found[inputs[traced.inputs]].node, 0)
     for node in traced.graph.nodes:
         if node.op == "call_function" and not is_check(node.target):
             found[node] = _stacked(s, node, found)

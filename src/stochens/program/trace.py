@@ -1,8 +1,8 @@
 """One member's network as a graph of ATen operators, by torch.export.
 
 Layers such as linear, conv2d, layer_norm and attention stay whole: one node each. The graph's
-inputs are x, the member's parameters, the member's number and the seed of its noise; buffers and
-frozen parameters, which all members share, are constants of it.
+inputs are x, or each tensor of a tree, the member's parameters, the member's number and the seeds
+of its noise; buffers and frozen parameters, which all members share, are constants of it.
 """
 
 import contextlib
@@ -20,9 +20,11 @@ from torch.fx.experimental.symbolic_shapes import is_symbolic
 
 from stochens.members import places_of, plain_attention, trainable
 from stochens.private_names import schema_of
+from stochens.program.blocks import inline_blocks
 from stochens.program.noise import TracedNoise
 from stochens.program.simplify import simplify
 from stochens.randomness.noise import noise_from
+from stochens.trees import Input, leaves_of, like_leaves, with_dtype
 
 MOST = 2**31  # examples
 
@@ -32,9 +34,10 @@ class Untraceable(Exception):
 
 
 class Traced(NamedTuple):
-    """The graph's placeholders, in order: constants, x, parameters, member [], seed [1]."""
+    """The graph's placeholders, in order: constants, x, parameters, member [], seeds [2]."""
 
     graph: fx.Graph
+    inputs: int  # how many tensors x has
     names: list[str]  # of the parameters, as in `named_parameters()`
     constants: dict[str, Tensor]  # by the name of their placeholder, those that are used
     least: int  # the numbers of examples that it is for
@@ -48,21 +51,24 @@ class Traced(NamedTuple):
 
 
 class _OneMember(nn.Module):
-    def __init__(self, net: nn.Module, names: Sequence[str]) -> None:
+    def __init__(self, net: nn.Module, names: Sequence[str], like: Input) -> None:
         super().__init__()
-        self.net, self._names = net, names
+        self.net, self._names, self._like = net, names, like
         self._places = places_of(net)
 
-    def forward(self, x: Tensor, params: list[Tensor], member: Tensor, seed: Tensor) -> Tensor:
+    def forward(
+        self, leaves: list[Tensor], params: list[Tensor], member: Tensor, seeds: Tensor
+    ) -> Tensor:
         own = dict(zip(self._names, params, strict=True))
         everywhere = {place: own[name] for place, name in self._places.items() if name in own}
-        with noise_from(TracedNoise(member, seed)), plain_attention():
+        x = like_leaves(self._like, leaves)
+        with noise_from(TracedNoise(member, seeds)), plain_attention():
             outputs: Tensor = functional_call(self.net, everywhere, (x,), tie_weights=False)
         return outputs
 
 
 def trace(
-    net: nn.Module, x: Tensor, *, dtype: torch.dtype | None = None, copied: bool = True
+    net: nn.Module, x: Input, *, dtype: torch.dtype | None = None, copied: bool = True
 ) -> Traced:
     """The graph of one member for inputs like x [B, ...], in the mode that the network is in.
 
@@ -72,24 +78,23 @@ def trace(
     """
     try:
         own = copy.deepcopy(net).to(x.device, dtype) if copied else net
-        if x.is_floating_point():
-            x = x.to(dtype)
+        leaves = leaves_of(with_dtype(x, dtype))
         names = list(trainable(own))
         params = [p.detach() for p in trainable(own).values()]
-        number = torch.zeros((), dtype=torch.int64, device=x.device)
-        inputs = (x, params, number, number.view(1))
-        exported = _export(_OneMember(own, names), inputs)
+        numbers = torch.zeros(3, dtype=torch.int64, device=x.device)
+        inputs = (leaves, params, numbers[0], numbers[1:])
+        exported = _export(_OneMember(own, names, x), inputs)
     except Exception as error:  # torch.export raises many kinds
         raise Untraceable(_first_line(error)) from error
-    return _read(exported, names)
+    return _read(exported, len(leaves), names)
 
 
 def _export(one: nn.Module, inputs: tuple[Any, ...]) -> Any:
-    x, params, *_ = inputs
-    free = ({0: torch.export.Dim.AUTO}, [None] * len(params), None, None)
+    leaves, params, *_ = inputs
+    free = ([{0: torch.export.Dim.AUTO}] * len(leaves), [None] * len(params), None, None)
     with _without_words():
         export = torch.export.export
-        shapes = free if len(x) > 1 else None  # torch takes an axis of length 1 for always 1
+        shapes = free if len(leaves[0]) > 1 else None  # torch takes a length of 1 for always 1
         exported = export(one, inputs, strict=False, dynamic_shapes=shapes)
         if any(_mutates(node) for node in exported.graph.nodes):
             exported = exported.run_decompositions({})  # the same without changes in place
@@ -120,11 +125,12 @@ def _mutates(node: fx.Node) -> bool:
     return is_operator(node.target) and bool(schema_of(node.target).is_mutable)
 
 
-def _read(exported: Any, names: list[str]) -> Traced:
+def _read(exported: Any, count: int, names: list[str]) -> Traced:
     signature = exported.graph_signature
     if len(signature.output_specs) != 1:
         raise Untraceable("the network returns more than one tensor, or changes a buffer")
     graph = exported.graph
+    inline_blocks(graph, exported.graph_module)
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     constants: dict[str, Tensor] = {}
     for node, spec in zip(inputs, signature.input_specs, strict=True):
@@ -140,12 +146,14 @@ def _read(exported: Any, names: list[str]) -> Traced:
             raise Untraceable(f"{node.target} holds a graph of its own")
     simplify(graph)
     found = [node for node in graph.nodes if node.op == "placeholder"][len(constants) :]
-    return Traced(graph, names, constants, *_batches(exported, found[0].meta["val"].shape[0]))
+    each = [_batches(exported, node.meta["val"].shape[0]) for node in found[:count]]
+    least, most = max(a for a, _ in each), min(b for _, b in each)
+    return Traced(graph, count, names, constants, least, most)
 
 
 def _batches(exported: Any, size: Any) -> tuple[int, int]:
-    """The least and the most examples that a trace holds for, where x has `size` of them: a number,
-    or a symbol with a range. Of a formula (2 s) the trace's own number alone."""
+    """The least and the most examples that a trace holds for, where a tensor has `size` of them: a
+    number, or a symbol with a range. Of a formula (2 s) the trace's own number alone."""
     bounds = exported.range_constraints.get(size.node.expr) if is_symbolic(size) else None
     if bounds is None:
         return int(size), int(size)
@@ -154,8 +162,7 @@ def _batches(exported: Any, size: Any) -> tuple[int, int]:
 
 
 def _known(target: Any) -> bool:
-    """An operator, or Python's own arithmetic of lengths; no branch, loop or block without
-    gradients."""
+    """An operator, or Python's own arithmetic of lengths; no branch or loop."""
     plain = getattr(target, "__module__", "") in ("_operator", "math", "builtins", "torch")
     return is_operator(target) or plain
 

@@ -10,6 +10,7 @@ Elsewhere (through torch.compile, in prediction) torch draws for all members at 
 
 import abc
 import contextlib
+import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -29,16 +30,17 @@ Kind = Literal["uniform", "normal"]
 
 
 class NoiseSource(Protocol):
-    def mask(self, keep: float, shape: Shape, like: Tensor) -> Tensor: ...
-    def normal(self, like: Tensor) -> Tensor: ...
+    """fresh: whether it is noise of each example; else all examples of a batch share it."""
+
+    def mask(self, keep: float, shape: Shape, like: Tensor, *, fresh: bool) -> Tensor: ...
+    def normal(self, like: Tensor, *, fresh: bool) -> Tensor: ...
 
 
 _sources: dict[int, NoiseSource] = {}  # of each thread that has one; torch.compile sees it empty
 
 
-def _source(*, fresh: bool = False) -> NoiseSource | None:
-    source = _sources.get(threading.get_ident()) if _sources else None
-    return None if fresh and isinstance(source, _Same) else source
+def _source() -> NoiseSource | None:
+    return _sources.get(threading.get_ident()) if _sources else None
 
 
 def bernoulli(keep: float, shape: Shape, like: Tensor, *, fresh: bool = False) -> Tensor:
@@ -46,16 +48,16 @@ def bernoulli(keep: float, shape: Shape, like: Tensor, *, fresh: bool = False) -
 
     `fresh`: for each example too, so that no two batches of a prediction have the same.
     """
-    source = _source(fresh=fresh)
+    source = _source()
     if source is None:
         return torch.rand(shape, device=like.device) < keep
-    return source.mask(keep, shape, like)
+    return source.mask(keep, shape, like, fresh=fresh)
 
 
 def normal(like: Tensor, *, fresh: bool = False) -> Tensor:
     """eps ~ N(0, 1) of the shape, type and device of `like`, likewise."""
-    source = _source(fresh=fresh)
-    return torch.randn_like(like) if source is None else source.normal(like)
+    source = _source()
+    return torch.randn_like(like) if source is None else source.normal(like, fresh=fresh)
 
 
 @contextlib.contextmanager
@@ -77,13 +79,29 @@ def noise_from(source: NoiseSource) -> Iterator[None]:
 
 
 def hashed_words(members: Tensor, seed: Tensor, draw: int, shape: Shape) -> Tensor:
-    """splitmix64, in plain torch; kernels/noise.hpp is the same function."""
-    stream = wrapped((draw + 1) * GOLDEN)
-    keys = mix(mix(members * GOLDEN + seed) + stream)  # [M]
-    count = math.prod(shape)
-    index = torch.arange((count + 1) // 2, device=members.device)
-    pairs = mix(keys.unsqueeze(1) + (index + 1) * GOLDEN)  # two words in each
-    return pairs.view(torch.int32)[:, :count].reshape(len(members), *shape)
+    """A hash of the index under two keys of (member, seed, draw), in plain torch; kernels/noise.hpp
+    is the same function. Of more than 2^32 numbers for a member, the first ones come again.
+
+    splitmix64 makes the keys, and lowbias32 (C. Wellons, 2018) the words: one multiplication of 32
+    bits for each round, which every vector unit has, and which the MLP kernel makes as it goes.
+    """
+    keys = mix(mix(members * GOLDEN + seed) + wrapped((draw + 1) * GOLDEN))  # [] or [M]
+    index = torch.arange(math.prod(shape), device=members.device).to(torch.int32)
+    keys = keys.reshape((*members.shape, *[1] * len(shape)))
+    first, second = keys.to(torch.int32), (keys >> 32).to(torch.int32)
+    return _word(index.reshape(tuple(shape)) ^ first, second)
+
+
+# lowbias32's multipliers as signed numbers, since torch has those
+ODD, ODDER = 0x7FEB352D, 0x846CA68B - (1 << 32)
+
+
+def _word(x: Tensor, key: Tensor) -> Tensor:
+    """int32 to int32; shifts bring in zeros."""
+    x = (x ^ (x >> 16 & 0xFFFF)) * ODD
+    x = x ^ key
+    x = (x ^ (x >> 15 & 0x1FFFF)) * ODDER
+    return x ^ (x >> 16 & 0xFFFF)
 
 
 def below(keep: float) -> int:
@@ -91,24 +109,25 @@ def below(keep: float) -> int:
     return min(round(keep * 2**32) - 2**31, 2**31 - 1)
 
 
-def normal_numbers(first: Tensor, second: Tensor) -> Tensor:
-    """float64 from N(0, 1), of two random words each, by the Box-Muller transform."""
-    u, v = ((words.double() + (2**31 + 0.5)) * 2.0**-32 for words in (first, second))  # in (0, 1)
-    return (-2 * u.log()).sqrt() * (2 * math.pi * v).cos()
+def normal_numbers(words: Tensor, dtype: torch.dtype) -> Tensor:
+    """From N(0, 1), one for each random word: the inverse of the distribution function at 2^23
+    places in its middle, up to 5.3 standard deviations."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    x = ((words >> 9 & 0x7FFFFF).to(wide) + 0.5) * 2.0**-22 - 1  # in (-1, 1), exact in float32
+    return (torch.erfinv(x) * math.sqrt(2)).to(dtype)
 
 
 class FromWords(abc.ABC):
     """Masks and normal numbers made of random words."""
 
-    def mask(self, keep: float, shape: Shape, like: Tensor) -> Tensor:
-        return self.draw_words(shape) < below(keep)
+    def mask(self, keep: float, shape: Shape, like: Tensor, *, fresh: bool) -> Tensor:
+        return self.draw_words(shape, fresh=fresh) < below(keep)
 
-    def normal(self, like: Tensor) -> Tensor:
-        words = self.draw_words((2, *like.shape))
-        return normal_numbers(words[0], words[1]).to(like.dtype)
+    def normal(self, like: Tensor, *, fresh: bool) -> Tensor:
+        return normal_numbers(self.draw_words(like.shape, fresh=fresh), like.dtype)
 
     @abc.abstractmethod
-    def draw_words(self, shape: Shape) -> Tensor:
+    def draw_words(self, shape: Shape, *, fresh: bool) -> Tensor:
         """int32 of the shape, every bit random, for the member whose layer asks."""
 
 
@@ -116,13 +135,15 @@ class _Pass(FromWords):
     """One forward pass of all members."""
 
     def __init__(self, members: Tensor, seed: Tensor, words: Words) -> None:
-        self.members, self.seed, self.words = members, seed, words
+        self.members, self.words = members, words
+        self.fresh, self.shared = seed[:1], seed[-1:]  # here: under vmap it would cost more
         self.draws = 0  # made so far
         self.turn = members  # whose it is: all members', but where there is no vmap
         self.row: Tensor | None = None  # under vmap each member's own, of those whose turn it is
 
-    def draw_words(self, shape: Shape) -> Tensor:
-        words = self.words(self.turn, self.seed, self.draws, shape)  # [m, *shape]
+    def draw_words(self, shape: Shape, *, fresh: bool) -> Tensor:
+        seed = self.fresh if fresh else self.shared
+        words = self.words(self.turn, seed, self.draws, shape)  # [m, *shape]
         self.draws += 1
         if self.row is None:
             return words.squeeze(0)
@@ -134,9 +155,24 @@ class _Pass(FromWords):
 @contextlib.contextmanager
 def member_noise(members: Tensor, seed: Tensor, words: Words = hashed_words) -> Iterator[None]:
     """Inside, members [M] of a pass with this seed [1] draw from streams of their own, on the
-    device of both, which are int64."""
+    device of both, which are int64. Of two seeds [2] the second is that of noise which all examples
+    share: batches of a prediction have the same one there."""
     with noise_from(_Pass(members, seed, words)):
         yield
+
+
+def draw_numbers() -> Callable[[], int]:
+    """A function that gives the number of the next draw of this pass, for a kernel that makes it by
+    itself from the same words. Where members have no streams of their own, it counts from 0."""
+    now = _source()
+    if not isinstance(now, _Pass):
+        return itertools.count().__next__
+
+    def next_number() -> int:
+        now.draws += 1
+        return now.draws - 1
+
+    return next_number
 
 
 def over_members(call: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..., Any]:
@@ -180,11 +216,12 @@ class _Same:
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator
 
-    def mask(self, keep: float, shape: Shape, like: Tensor) -> Tensor:
-        return torch.rand(shape, device=like.device, generator=self._generator) < keep
+    def mask(self, keep: float, shape: Shape, like: Tensor, *, fresh: bool) -> Tensor:
+        own = None if fresh else self._generator
+        return torch.rand(shape, device=like.device, generator=own) < keep
 
-    def normal(self, like: Tensor) -> Tensor:
-        own = self._generator
+    def normal(self, like: Tensor, *, fresh: bool) -> Tensor:
+        own = None if fresh else self._generator
         return torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=own)
 
 
@@ -210,10 +247,10 @@ class _Given:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._count, self._left = len(tensors), iter(tensors)
 
-    def mask(self, keep: float, shape: Shape, like: Tensor) -> Tensor:
+    def mask(self, keep: float, shape: Shape, like: Tensor, *, fresh: bool) -> Tensor:
         return self._next(shape) < keep
 
-    def normal(self, like: Tensor) -> Tensor:
+    def normal(self, like: Tensor, *, fresh: bool) -> Tensor:
         return self._next(like.shape).to(like.dtype)
 
     def _next(self, shape: Shape) -> Tensor:
@@ -246,11 +283,11 @@ class _Recorded:
     def __init__(self) -> None:
         self.found: list[Request] = []
 
-    def mask(self, keep: float, shape: Shape, like: Tensor) -> Tensor:
+    def mask(self, keep: float, shape: Shape, like: Tensor, *, fresh: bool) -> Tensor:
         self.found.append(Request("uniform", tuple(shape)))
         return torch.rand(shape).to(like.device) < keep
 
-    def normal(self, like: Tensor) -> Tensor:
+    def normal(self, like: Tensor, *, fresh: bool) -> Tensor:
         self.found.append(Request("normal", tuple(like.shape)))
         return torch.randn_like(like)
 

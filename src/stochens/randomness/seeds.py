@@ -20,7 +20,7 @@ CACHED = 1 << 16  # numbers of a permutation made at a time, so that they stay i
 INITIALISATION, SECOND_SET, DATA_ORDER, NOISE, PREDICTION, LOW_RANK, SAMPLER, RETRY, TRIALS = range(
     9
 )
-JITTER, BOOTSTRAP = 9, 10
+JITTER, BOOTSTRAP, NATURAL, VALIDATION, AUGMENTATION = 9, 10, 11, 12, 13
 
 
 def derive(seed: int, *purpose: int) -> int:
@@ -36,6 +36,11 @@ def derive(seed: int, *purpose: int) -> int:
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
         state ^= state >> 31
     return state >> 1
+
+
+def noise_seed(seed: int) -> int:
+    """Of the noise in a training, to which the number of the step is added."""
+    return derive(seed, NOISE, 1)
 
 
 def member_seed(seed: int, member: int, *purpose: int) -> int:
@@ -97,9 +102,14 @@ def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
     device = torch.device(device)
     cuda = [device] if device.type == "cuda" else []
     with _one_at_a_time, torch.random.fork_rng(devices=cuda):
-        # Not torch.manual_seed: before CUDA is up it queues itself there, stack trace and all.
-        torch.default_generator.manual_seed(seed)
-        if cuda:
-            index = torch.cuda.current_device() if device.index is None else device.index
-            torch.cuda.default_generators[index].manual_seed(seed)
+        reseed(seed, device)
         yield
+
+
+def reseed(seed: int, device: torch.device) -> None:
+    """Begin another random stream, inside `seeded`."""
+    # Not torch.manual_seed: before CUDA is up it queues itself there, stack trace and all.
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.default_generators[index].manual_seed(seed)

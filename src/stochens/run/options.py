@@ -2,15 +2,12 @@
 
 import contextlib
 import dataclasses
-import functools
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from stochens.checks import refuse_renamed, whole_or_none
+from stochens.checks import whole_or_none
 from stochens.errors import InputError, check_known
 from stochens.run.checkpoints import EVERY
 from stochens.run.cluster.connect import Ray, ray_engine
@@ -33,7 +30,7 @@ class Run:
     device: "cpu", "cuda" or a torch.device; the GPU, if there is one, when None.
     precision: of the network's computations.
         "auto": that of the network's parameters. But on a GPU that has it, `fit` trains float32
-        classifiers in bfloat16 where their program or ResNet20FRN's kernels run them (data in
+        classifiers in bfloat16 where their program or the ResNet kernels run them (data in
         memory, engine="auto" or "compile") and 16 examples stay apart in it; parameters, loss and
         optimiser stay float32. Samplers and predictions are in bfloat16 by those kernels alone.
         "float64", "float32": network and data are cast to it, and no bfloat16 kernel is used.
@@ -52,7 +49,8 @@ class Run:
         machines reach, or a URL such as s3://BUCKET/RUN.
     progress: True for a bar, False for nothing, None for a bar in a terminal and a line now and
         then elsewhere; or a function (done, total, note).
-    log: of `fit`: a function (epoch, values), "tensorboard[:DIR]" or "wandb[:PROJECT]".
+    log: of `fit`: a function (epoch, values), "tensorboard[:DIR]", "wandb[:PROJECT]" or
+        "mlflow[:EXPERIMENT]".
 
     >>> Run(device="cpu", checkpoint="runs/mine").every  # seconds between checkpoints
     60.0
@@ -144,57 +142,3 @@ def matmul_precision(run: Run) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-# Names that options had before --------------------------------------------------------------------
-
-P = ParamSpec("P")
-R = TypeVar("R")
-MOVED = {
-    **{name: ("Run", "run", name) for name in ("engine", "chunk", "checkpoint", "log")},
-    "checkpoint_every": ("Run", "run", "every"),
-    "bf16": ("Run", "run", "precision"),
-    "dtype": ("Run", "run", "precision"),
-    "schedule": ("Optimizer", "optimizer", "schedule"),
-    "weight_decay": ("Optimizer", "optimizer", "weight_decay"),
-}  # old name -> (the object that has it now, the argument that takes this, its name there)
-RENAMED = {"temperature": "kl_weight"}
-SPELLED = {
-    ("bf16", "None"): "auto",
-    ("bf16", "True"): "bf16",
-    ("bf16", "False"): "float32",
-    ("dtype", "None"): "auto",
-    ("dtype", "torch.float32"): "float32",
-    ("dtype", "torch.float64"): "float64",
-}
-
-
-def refuse_moved(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that names the new spelling when it is given an option by its old one."""
-    known = inspect.signature(function).parameters
-    more = any(p.kind is p.VAR_KEYWORD for p in known.values())  # those of `fit`
-    where = function.__name__
-
-    @functools.wraps(function)
-    def wrapper(*args: P.args, **options: P.kwargs) -> R:
-        for name in (name for name in options if name not in known):
-            if name in MOVED and (more or MOVED[name][1] in known):
-                raise InputError(_new_spelling(where, name, options[name]))
-            if name in RENAMED and (more or RENAMED[name] in known):
-                refuse_renamed(options, where, **{name: RENAMED[name]})
-        return function(*args, **options)
-
-    return wrapper
-
-
-def _new_spelling(where: str, name: str, value: Any) -> str:
-    """
-    >>> _new_spelling("fit", "bf16", True)
-    "bf16 is an option of Run now: fit(..., run=stochens.Run(precision='bf16'))"
-    """
-    kind, argument, new = MOVED[name]
-    value = SPELLED.get((name, str(value)), value)
-    return (
-        f"{name} is an option of {kind} now: {where}(..., {argument}=stochens.{kind}({new}="
-        f"{value!r}))"
-    )

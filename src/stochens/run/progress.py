@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import logging
 import multiprocessing
 import sys
 import time
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
+log = logging.getLogger("stochens")
+
 Log = Callable[[int, dict[str, float]], None]  # (epoch, values by name)
 
 
@@ -24,10 +27,15 @@ SOON = 5.0  # where somebody waits for them, and rich is not installed
 
 
 class Bar:
-    """`advance(n)` after every step; `note(text)` now and then."""
+    """`advance(n)` after every step; `note(text)` now and then; `announce(text)` at once."""
 
-    def __init__(self, update: Callable[[int, str | None], None] | None) -> None:
+    def __init__(
+        self,
+        update: Callable[[int, str | None], None] | None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
         self._update = update  # (how much more is done, the note or None for the last one)
+        self._say = say  # where a note may wait for its line
         self._pending = 0
         self._shown = self._noted = time.monotonic()
 
@@ -49,6 +57,12 @@ class Bar:
         if text is not None:
             self._noted = self._shown
 
+    def announce(self, text: str) -> None:
+        """A note that somebody waits for."""
+        self.note(text)
+        if self._say is not None:
+            self._say(text)
+
 
 @contextlib.contextmanager
 def progress_bar(what: str, *, total: int, show: Show) -> Iterator[Bar]:
@@ -68,9 +82,26 @@ def progress_bar(what: str, *, total: int, show: Show) -> Iterator[Bar]:
 
             bar = Bar(update)
         else:
-            bar = Bar(_counted(Lines(what, total, between=SOON if live(show) else None)))
+            lines = Lines(what, total, between=SOON if live(show) else None)
+            bar = Bar(_counted(lines), lines.say)
         yield bar
         bar.note(None)
+
+
+@contextlib.contextmanager
+def compiling(bar: Bar, wanted: bool) -> Iterator[None]:
+    """Inside, where it is `wanted`, something is compiled: the bar and the log say so when it
+    begins, and how long it took."""
+    if not wanted:
+        yield
+        return
+    began, text = time.monotonic(), "compiling the program; torch keeps it for the next run"
+    bar.announce(text)
+    log.info(text)
+    yield
+    text = f"compiled in {time.monotonic() - began:.1f} s"
+    bar.announce(text)
+    log.info(text)
 
 
 def _counted(tell: Callable[[int, str | None], None]) -> Callable[[int, str | None], None]:
@@ -103,6 +134,9 @@ class Lines:
         self._first: tuple[float, float] | None = None  # a run before this one may have begun it
         self._share = 0.0
         self._note = ""
+
+    def say(self, text: str) -> None:
+        print(f"{self._what}: {text}", file=sys.stderr, flush=True)
 
     def __call__(self, done: float, note: str | None) -> None:
         now, share = time.monotonic(), done / self._total
@@ -147,7 +181,8 @@ def rich_progress(console: "Console | None" = None) -> "Progress | None":
 
 
 def log_to(target: str | Log | None) -> Log | None:
-    """A function of one's own, "tensorboard[:DIR]" or "wandb[:PROJECT]" if installed."""
+    """A function of one's own; "tensorboard[:DIR]", "wandb[:PROJECT]" or "mlflow[:EXPERIMENT]", if
+    they are installed."""
     if target is None or callable(target):
         return target
     kind, _, place = target.partition(":")
@@ -155,8 +190,11 @@ def log_to(target: str | Log | None) -> Log | None:
         return _tensorboard(place or "runs/tensorboard")
     if kind == "wandb":
         return _wandb(place or "stochens")
+    if kind == "mlflow":
+        return _mlflow(place or "stochens")
     raise InputError(
-        f"log must be a function, 'tensorboard[:DIR]' or 'wandb[:PROJECT]', got {target!r}"
+        "log must be a function, 'tensorboard[:DIR]', 'wandb[:PROJECT]' or 'mlflow[:EXPERIMENT]', "
+        f"got {target!r}"
     )
 
 
@@ -164,7 +202,7 @@ def _tensorboard(folder: str) -> Log:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise InputError("log='tensorboard' needs it installed: pip install tensorboard") from None
+        raise InputError("TensorBoard is not installed: pip install tensorboard") from None
     writer: Any = SummaryWriter(folder)
 
     def log(epoch: int, values: dict[str, float]) -> None:
@@ -179,6 +217,18 @@ def _wandb(project: str) -> Log:
     try:
         import wandb
     except ImportError:
-        raise InputError("log='wandb' needs it installed: pip install wandb") from None
+        raise InputError("Weights & Biases is not installed: pip install wandb") from None
     run: Any = wandb.init(project=project)
     return lambda epoch, values: run.log(values, step=epoch)
+
+
+def _mlflow(experiment: str) -> Log:
+    try:
+        import mlflow
+    except ImportError:
+        raise InputError("MLflow is not installed: pip install mlflow") from None
+    flow: Any = mlflow
+    if flow.active_run() is None:
+        flow.set_experiment(experiment)
+        flow.start_run()
+    return lambda epoch, values: flow.log_metrics(values, step=epoch)

@@ -25,6 +25,7 @@ from stochens.checks import positive, whole_or_none
 from stochens.errors import Failed, InputError, outside
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder, Params, flatten
+from stochens.moved import refuse_moved
 from stochens.posterior.chains import Chains, count_or_list
 from stochens.posterior.joining import join_posteriors
 from stochens.posterior.posterior import Posterior
@@ -33,7 +34,7 @@ from stochens.program.data_term import DataTerm
 from stochens.randomness.hashed import MOMENTUM, normal
 from stochens.randomness.seeds import SAMPLER, derive
 from stochens.run.checkpoints import kept_in
-from stochens.run.options import Run, matmul_precision, merge_run, refuse_moved
+from stochens.run.options import Run, matmul_precision, merge_run
 from stochens.run.progress import Show, progress_bar
 from stochens.samplers import arrival, langevin_steps
 from stochens.samplers.arrival import Ends
@@ -42,9 +43,10 @@ from stochens.samplers.langevin_steps import State, StepRule
 from stochens.samplers.problem import Problem, SamplerRequest, prepare
 from stochens.samplers.sgmcmc_steps import Gradient, batches, data_term_for
 from stochens.samplers.target import unflatten
-from stochens.training.request import Start
+from stochens.training.request import Place, Start
 from stochens.training.starts import settle_start
 
+HOPELESS = 1e15  # nats: float32 knows such an energy to 1e8 of them
 FORMAT = "stochens langevin 2"  # 1: one step size for all; an epoch ended in a short batch
 STREAM = 2  # of the numbers of (seed, SAMPLER, member)
 STEP = 0.2  # h = STEP / sqrt(N) at most: the likelihood's curvature grows with the data
@@ -96,12 +98,10 @@ def langevin(
     friction: float | None = None,
     anneal: float | None = None,
     last_step: float | None = None,
-    prior_precision: float = 1.0,
-    prior: Prior | None = None,
+    prior: float | Prior = 1.0,
     likelihood: str | Likelihood = "categorical",
-    target: str | None = None,
     output: Output | None = None,
-    start: Start = "prior",
+    start: Place | Start = "prior",
     seed: int = 0,
     device: str | torch.device | None = None,
     progress: Show = None,
@@ -116,8 +116,8 @@ def langevin(
     where they do not: the spread of such members is wrong. Members that diverged are left out and
     named; Failed is raised where fewer than half are left.
 
-    net, data, likelihood, target, output: as in `fit`, but not a DataLoader. The network must not
-        be stochastic.
+    net, data, likelihood, output: as in `fit`, but no DataLoader, and no weights. The network must
+        not be stochastic.
     members: how many, or which. Fewer than 5 cannot be judged by their spread.
     steps: full passes over the data, or mini-batches of `batch_size`. When None, as many as the
         member needs with its step size, at most 100,000.
@@ -150,10 +150,8 @@ def langevin(
         friction=friction,
         anneal=anneal,
         last_step=last_step,
-        prior_precision=prior_precision,
         prior=prior,
         likelihood=likelihood,
-        target=target,
         output=output,
         start=start,
         seed=seed,
@@ -304,12 +302,12 @@ def _of_all(gradient: Gradient, at: State, batch: int, N: int, step: int) -> tup
 def _refuse_bad_start(energy: Tensor, ids: tuple[int, ...]) -> None:
     """Name the first member whose likelihood [M] is no number where it begins."""
     for member, value in zip(ids, energy.tolist(), strict=True):
-        if not math.isfinite(value):
+        if not abs(value) < HOPELESS:
             raise InputError(
-                f"member {member} cannot start: its log likelihood is {-value} there. Is the prior "
-                "too wide for this network? Use prior=stochens.Prior(scale='fan-in'), a larger "
-                "prior_precision, run=Run(precision='float64'), or start=fit(...), the posterior "
-                "of trained members"
+                f"member {member} cannot start: its log likelihood is {-value:.3g} there. Is the "
+                "prior too wide for this network? Use prior=stochens.Prior(scale='fan-in'), a "
+                "larger precision (prior=10.0), run=Run(precision='float64'), or start=fit(...), "
+                "the posterior of trained members"
             )
 
 

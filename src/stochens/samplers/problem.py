@@ -39,10 +39,11 @@ from stochens.samplers.target import unflatten
 from stochens.training.engines import ENGINES, choose_engine, place_for, refuse_unknown
 from stochens.training.machines import local_device, members_to_check, over_machines, refuse_resume
 from stochens.training.network import build_network
-from stochens.training.request import Request, Start
+from stochens.training.request import Place, Request, Start
 from stochens.training.starts import (
     complete_params,
     draw_from_prior,
+    jittered,
     refuse_other_shapes,
     start_network,
 )
@@ -58,7 +59,7 @@ class SamplerRequest(Request):
     which: ClassVar[str] = "chains"
 
     members: int | Sequence[int] = 4  # the chains
-    start: Start = "prior"
+    start: Place | Start = "prior"
     batch_size: int | None = None
     resume: Posterior | None = None
 
@@ -67,6 +68,21 @@ class SamplerRequest(Request):
             whole(**{self.which: self.members})
         super().__post_init__()
         whole_or_none(batch_size=self.batch_size)
+        if self.given.augment is not None:
+            raise InputError(
+                "samplers need one density, and augmented data have another in each step; leave "
+                "augment out, or use fit"
+            )
+        if self.given.weights is not None:
+            raise InputError(
+                "samplers count every row once, and the data have weights; leave weights out of "
+                "Data, or repeat rows"
+            )
+        if self.jitter and isinstance(self.start, str) and self.start == "prior":
+            raise InputError(
+                "start='prior' is a draw from the prior for each of the "
+                f"{self.which}, and would be none with a jitter; leave jitter out"
+            )
         refuse_unused(self.run, "a sampler", "log")
         if self.run.cluster is None:
             refuse_unused(self.run, "a sampler on one machine", "chunk")
@@ -187,7 +203,7 @@ def prepare(request: SamplerRequest, *, engines: Sequence[str] = ENGINES) -> Pro
         ids = members_to_check(ids, start, run.cluster)
     like = likelihoods.resolve(request.likelihood)
     place, dtype = place_for(run), run.dtype
-    given = source(request.data, target=request.target)
+    given = source(request.data)
     if given.loader is not None:
         raise InputError("samplers need all of the data at once, not a DataLoader; give (x, y)")
     if given.sets > 1:
@@ -203,17 +219,19 @@ def prepare(request: SamplerRequest, *, engines: Sequence[str] = ENGINES) -> Pro
         dtype=dtype,
         refuse=_refuse_no_density,
         output=request.output,
-        target=request.target,
+        target=request.given.target,
     )
     prior: float | Centred = request.prior_precision
-    if request.prior is not None:
-        warn_unknown_fan_in(request.prior, plain)
+    asked = request.full_prior
+    if asked is not None:
+        warn_unknown_fan_in(asked, plain)
         begun = {}
-        if request.prior.needs_start:
+        if asked.needs_start:
             begun = _start(plain.eval(), build, start, ids, seed, 1.0, like.adds())
-        prior = resolve(request.prior, plain, begun, rows=range(len(ids)), members=len(ids))
+        prior = resolve(asked, plain, begun, rows=range(len(ids)), members=len(ids))
         _refuse_several_priors(prior)
     params = _start(plain.eval(), build, start, ids, seed, prior, like.adds())
+    params = jittered(params, plain, ids, seed=seed, size=request.jitter)
     own_rows = request.batch_size is not None and request.batch_size < len(x)
     # on the CPU, where all of these are
     how = choose_engine(run.way, plain, params, few, own_rows=own_rows, training=False)
@@ -228,7 +246,7 @@ def prepare(request: SamplerRequest, *, engines: Sequence[str] = ENGINES) -> Pro
         y=y,
         start=move(params, place),
         prior_precision=request.prior_precision,
-        prior=request.prior,
+        prior=asked,
         coordinates=coordinates_for(prior, params, request.prior_precision).to(place),
         seed=seed,
         ids=ids,
@@ -274,7 +292,7 @@ def _refuse_no_density(net: nn.Module, few: Input) -> None:
 def _start(
     net: nn.Module,
     build: Factory,
-    start: Start,
+    start: Place | Start,
     ids: tuple[int, ...],
     seed: int,
     prior: float | Centred,

@@ -14,15 +14,16 @@ from stochens.checks import positive, whole
 from stochens.errors import InputError, outside
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder, Params, flatten, size
+from stochens.moved import refuse_moved
 from stochens.posterior.chains import Chains
 from stochens.posterior.posterior import Posterior
-from stochens.prior import Prior
+from stochens.prior import Prior, as_prior
 from stochens.program.choice import TRIED, Workload
 from stochens.program.choice import choose as choose_program
 from stochens.randomness.seeds import SAMPLER, derive
 from stochens.run.checkpoints import kept_in
 from stochens.run.memory import activation_bytes, free_bytes
-from stochens.run.options import Run, matmul_precision, merge_run, refuse_moved
+from stochens.run.options import Run, matmul_precision, merge_run
 from stochens.run.progress import Show, progress_bar
 from stochens.samplers import adaptation
 from stochens.samplers import nuts as tree
@@ -36,7 +37,7 @@ from stochens.samplers.rounding import rounding_trouble
 from stochens.samplers.snapshot import Snapshot, check_continues, empty, find_snapshot, refuse_both
 from stochens.samplers.target import NetworkTarget, Target, unflatten
 from stochens.samplers.trajectory import STATS, Record, Rules, State, initial
-from stochens.training.request import Start
+from stochens.training.request import Place, Start
 from stochens.training.starts import settle_start
 
 ENGINES = ("auto", "fused", "vmap", "loop")
@@ -76,12 +77,10 @@ def nuts(
     chains: int | Sequence[int] = 4,
     samples: int = 2000,
     warmup: int = 2000,
-    prior_precision: float = 1.0,
-    prior: Prior | None = None,
+    prior: float | Prior = 1.0,
     likelihood: str | Likelihood = "categorical",
-    target: str | None = None,
     output: Output | None = None,
-    start: Start = "prior",
+    start: Place | Start = "prior",
     target_accept: float = 0.8,
     max_depth: int = 10,
     step_size: float | None = None,
@@ -101,14 +100,15 @@ def nuts(
     or a bulk ESS below 100 for each chain (Vehtari et al. 2021), of the predictions at 20 training
     inputs and of the log density; divergences; energies that rounding to float32 has eaten.
 
-    net, data, likelihood, target, output: as in `fit`, but not a DataLoader. The network must not
-        be stochastic.
+    net, data, likelihood, output: as in `fit`, but no DataLoader, and no weights. The network must
+        not be stochastic.
     chains: how many, or which.
     samples, warmup: of each chain. Step size and diagonal mass are learned in the warm-up.
     prior: as in `fit`; chains have one prior, so where its mean is "start" they have one start.
     start: "prior", "reset" (the layers' own initialisation), or weights as in `fit`: "module", a
         module, a state dict, a list of them, Params [chains, ...] or a Posterior (its first
-        members, one for each chain).
+        members, one for each chain); Start(those, jitter=0.01) for chains that begin a little
+        apart.
     target_accept: nearer to 1 makes smaller steps and fewer divergences.
     max_depth: a trajectory has at most 2^max_depth - 1 leapfrog steps.
     step_size: where the warm-up begins; searched for when None.
@@ -135,10 +135,8 @@ def nuts(
             data=data,
             members=chains,
             samples=samples,
-            prior_precision=prior_precision,
             prior=prior,
             likelihood=likelihood,
-            target=target,
             output=output,
             start=start,
             step_size=step_size,
@@ -157,12 +155,10 @@ def hmc(
     chains: int | Sequence[int] = 4,
     samples: int = 200,
     warmup: int = 100,
-    prior_precision: float = 1.0,
-    prior: Prior | None = None,
+    prior: float | Prior = 1.0,
     likelihood: str | Likelihood = "categorical",
-    target: str | None = None,
     output: Output | None = None,
-    start: Start = "prior",
+    start: Place | Start = "prior",
     trajectory: float | None = None,
     jitter: float = 0.2,
     target_accept: float = 0.8,
@@ -188,9 +184,7 @@ def hmc(
     >>> posterior.predict(x).probs.shape
     torch.Size([4000, 40, 2])
     """
-    positive(prior_precision=prior_precision)
-    precision = prior.precision if isinstance(prior, Prior) else prior_precision
-    length = math.pi / 2 * precision**-0.5 if trajectory is None else trajectory
+    length = math.pi / 2 * as_prior(prior).precision ** -0.5 if trajectory is None else trajectory
     positive(trajectory=length)
     whole(warmup=warmup, max_leapfrogs=max_leapfrogs)
     if not 0 <= jitter < 1:
@@ -212,10 +206,8 @@ def hmc(
             data=data,
             members=chains,
             samples=samples,
-            prior_precision=prior_precision,
             prior=prior,
             likelihood=likelihood,
-            target=target,
             output=output,
             start=start,
             step_size=step_size,
@@ -379,14 +371,11 @@ def _result(
     return posterior
 
 
-def _program(problem: Problem, rows: int) -> Callable[[Params, Tensor], Tensor] | None:
+def _program(problem: Problem, rows: int) -> Callable[[Params, Any], Tensor] | None:
     """The network's program on a GPU, in the precision of its parameters."""
-    x = problem.x
-    if not isinstance(x, Tensor) or not x.is_cuda or problem.run.way != "auto":
+    if not problem.x.is_cuda or problem.run.way != "auto":
         return None
     work = Workload(rows, 0.0, own_rows=False, compile=False, engine=problem.engine)
     net, given = problem.computed
-    if not isinstance(given, Tensor):
-        return None
     chosen = choose_program(net, given[:TRIED], work)
     return None if chosen is None else chosen.outputs

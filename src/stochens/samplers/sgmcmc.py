@@ -14,11 +14,12 @@ from stochens.checks import not_negative, positive, whole
 from stochens.errors import InputError, check_known, did_you_mean, outside
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder, flatten
+from stochens.moved import refuse_moved
 from stochens.posterior.chains import Chains
 from stochens.posterior.posterior import Posterior
 from stochens.prior import Prior
 from stochens.run.checkpoints import kept_in, refuse_other
-from stochens.run.options import Run, matmul_precision, merge_run, refuse_moved
+from stochens.run.options import Run, matmul_precision, merge_run
 from stochens.run.progress import Show, progress_bar
 from stochens.samplers.diagnostics import SamplingWarning, warn_of_trouble
 from stochens.samplers.problem import Problem, SamplerRequest, prepare
@@ -26,7 +27,7 @@ from stochens.samplers.sgmcmc_steps import Cycle, Progress, Record, data_term_fo
 from stochens.samplers.sgmcmc_steps import run as drive
 from stochens.samplers.snapshot import refuse_both
 from stochens.samplers.target import unflatten
-from stochens.training.request import Start
+from stochens.training.request import Place, Start
 from stochens.training.starts import settle_start
 
 FORMAT = "stochens sgmcmc 2"  # 1: an epoch ended in a short batch
@@ -61,12 +62,10 @@ def sgmcmc(
     preconditioner: str | None = None,
     cycles: int | None = None,
     temperature: float = 1.0,
-    prior_precision: float = 1.0,
-    prior: Prior | None = None,
+    prior: float | Prior = 1.0,
     likelihood: str | Likelihood = "categorical",
-    target: str | None = None,
     output: Output | None = None,
-    start: Start = "reset",
+    start: Place | Start = "reset",
     seed: int = 0,
     resume: Posterior | None = None,
     device: str | torch.device | None = None,
@@ -93,8 +92,8 @@ def sgmcmc(
     draw, where that step began; prior is lambda / 2 |theta|^2 of the draw; step is its lr. At its
     end it warns of a high R-hat and of few effective draws, as `nuts` does.
 
-    net, data, likelihood, target, output: as in `fit`, but not a DataLoader. The network must not
-        be stochastic.
+    net, data, likelihood, output: as in `fit`, but no DataLoader, and no weights. The network must
+        not be stochastic.
     kind: "sgld" (beta = 0), "sghmc", or "csghmc": cycles of a falling step size,
         lr / 2 (1 + cos(pi k / K)) in the k-th of K steps. A cycle first explores without noise.
     chains: how many, or which.
@@ -132,10 +131,8 @@ def sgmcmc(
         data=data,
         members=chains,
         batch_size=batch_size,
-        prior_precision=prior_precision,
         prior=prior,
         likelihood=likelihood,
-        target=target,
         output=output,
         start=start,
         seed=seed,

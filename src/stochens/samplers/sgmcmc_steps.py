@@ -24,7 +24,7 @@ from torch import Tensor
 
 from stochens.errors import InputError
 from stochens.kernels.graphs import Replayed
-from stochens.program.data_term import Data, DataTerm, Term, Way, data_term, refuse_unfused
+from stochens.program.data_term import DataTerm, InMemory, Term, Way, data_term, refuse_unfused
 from stochens.randomness.hashed import MOMENTUM, normal
 from stochens.randomness.seeds import SAMPLER, derive, permutations
 from stochens.run.checkpoints import Keeper
@@ -312,7 +312,7 @@ def data_term_for(problem: Problem, batch_size: int | None) -> Term:
         own_rows=batch_size is not None and batch_size < everything,
     )
     net, x = problem.computed
-    data = Data(x, problem.y)
+    data = InMemory(x, problem.y)
     if run.way == "fused":
         refuse_unfused(net, problem.likelihood, data)
     return data_term(net, problem.likelihood, data, problem.ids, problem.seed, way)

@@ -9,9 +9,10 @@ from torch import nn
 from stochens.errors import InputError
 from stochens.members import Builder, Params
 from stochens.methods import MethodLike
+from stochens.moved import refuse_moved
 from stochens.posterior.low_rank import LowRankGaussian
 from stochens.posterior.posterior import Posterior
-from stochens.run.options import Run, merge_run, refuse_moved
+from stochens.run.options import Run, merge_run
 from stochens.run.progress import Show
 from stochens.training.auto import Auto
 from stochens.training.fit import fit_by

@@ -9,30 +9,24 @@ import torch
 from torch import Tensor, nn
 
 from stochens.data import Source
-from stochens.errors import outside
+from stochens.errors import TrainingAdvice, outside
 from stochens.likelihoods import (
     LOG_2_PI,
-    Categorical,
     Draws,
-    GaussianLikelihood,
-    Gaussians,
     Likelihood,
-    Numbers,
     draws_of,
-    learned_noise,
 )
 from stochens.members import forward, size, take
 from stochens.methods import Method, stochastic_layers
 from stochens.prior import Centred
 from stochens.randomness.seeds import seeded
 from stochens.training.freedom import noise_too_small
-from stochens.training.loop import Settings, Trained
-from stochens.training.schedules import schedule_named
+from stochens.training.schedules import OWN, schedule_named, warmed_up
+from stochens.training.task import Settings, Trained
 
 ENOUGH = 0.5  # how far each parameter should be able to move, where weights are of order 1
 FEW_STEPS = 100  # of an optimiser whose steps have no largest size
 FAR = 10.0  # of targets from 0, and their low_rank: such ones take long to be reached
-ROUNDING = 1e-4  # of probabilities that sum to 1
 MEND = "more epochs, a smaller batch_size or a larger lr may be needed"
 EPOCHS = 10  # from which on the last one's NLL is that of the parameters at the end
 ARRIVED = 0.5  # of the squared error that there should be for the noise that was learned
@@ -41,21 +35,17 @@ FOLLOWED = 1.2  # true noise over the learned one: 95 % intervals cover 90 % the
 SEEN = (4, 128, 16)  # members, rows and draws that this is measured by
 
 
-class TrainingAdvice(UserWarning):
-    """Something that would train, and badly."""
-
-
 def advise(settings: Settings, steps: int, like: Likelihood, y: Tensor, outputs: Tensor) -> None:
     """y [N, ...] are the targets, outputs [B, ...] those of the network as it is at first."""
-    for said in (_few_steps(settings, steps), _far_targets(like, y), _softmax(like, outputs)):
+    for said in (_few_steps(settings, steps), _far_targets(like, y), like.advice(outputs)):
         if said is not None:
             warnings.warn(said, TrainingAdvice, stacklevel=outside())
 
 
 def _few_steps(settings: Settings, steps: int) -> str | None:
-    if settings.optimizer == "sgd":
+    if settings.optimizer in ("sgd", "natural", OWN):
         return f"{steps} steps of training are few; {MEND}" if steps < FEW_STEPS else None
-    factor = schedule_named(settings.schedule)
+    factor = warmed_up(schedule_named(settings.schedule), settings.warmup)
     reach = settings.lr * sum(factor(k / 100) for k in range(100)) * steps / 100
     if reach >= ENOUGH:  # Adam's steps are no longer than the rate
         return None
@@ -63,16 +53,6 @@ def _few_steps(settings: Settings, steps: int) -> str | None:
         f"{steps} steps of training are few: at lr = {settings.lr:g} a parameter moves by "
         f"about {reach:.2g} at most; {MEND}"
     )
-
-
-def usual_method(like: Likelihood) -> str:
-    """The method where none is named: for regression one whose predictions are calibrated.
-
-    >>> from stochens.likelihoods import Heteroscedastic
-    >>> usual_method(Categorical()), usual_method(Heteroscedastic())
-    ('dropout', 'regular')
-    """
-    return "regular" if isinstance(like, GaussianLikelihood) else "dropout"
 
 
 def advise_after(
@@ -89,18 +69,17 @@ def advise_after(
 
     prior: None for N(0, 1 / prior_precision).
     """
+    if data.y.is_floating_point() and bool(data.y.isnan().any()):
+        return  # of targets that are missing: what is left of the errors is not known by the loss
     said = None
     noisy = bool(stochastic_layers(net))
-    given = isinstance(like, Categorical) or getattr(like, "noise", None) is not None
-    if (
-        isinstance(like, GaussianLikelihood)
-        and not (given or noisy)
-        and len(trained.history.nll) >= EPOCHS
-    ):
+    given = getattr(like, "noise", None) is not None
+    if like.least_squares and not (given or noisy) and len(trained.history.nll) >= EPOCHS:
         # first: where the network follows the noise, a learned one that is on its way down to what
         # is left of it is not too large, and more epochs would make it worse
         said = _followed(settings, like, trained, data, net, prior)
-    if said is None:
+    last = len(trained.history.nll) - 1
+    if said is None and bool((trained.history.kept == last).all()):  # not where validation chose
         said = _not_arrived(settings, steps, like, trained, data.examples, prior)
     if said is None and noisy and not given:
         said = _counted_twice(settings, like, trained, data, net, rules)
@@ -118,7 +97,7 @@ def _not_arrived(
 ) -> str | None:
     """A learned noise begins at 1, and may not have come down to a small one; until then
     predictions are too unsure, however good their mean is."""
-    name = learned_noise(like)
+    name = like.noise_parameter()
     if name is None or len(trained.history.nll) < EPOCHS:
         return None
     logs = trained.params[name].double().cpu()  # [M, D]
@@ -142,7 +121,7 @@ def _not_arrived(
 
 def _followed(
     settings: Settings,
-    like: GaussianLikelihood,
+    like: Likelihood,
     trained: Trained,
     data: Source,
     net: nn.Module,
@@ -159,7 +138,7 @@ def _followed(
     return (
         f"the network follows the noise of its {len(data.y):,} rows, so that the learned noise is "
         f"too small, by a factor of about {ratio:.1f}, and so are intervals; use a smaller network "
-        "or a larger prior_precision, or more data, and look at the coverage of data held out"
+        "or a prior of larger precision, or more data, and look at the coverage of data held out"
     )
 
 
@@ -178,15 +157,19 @@ def _counted_twice(
     """
     members, rows, draws = SEEN
     x = data.x[:: max(1, len(data.x) // rows)][: min(rows, settings.batch_size)]
+    with torch.no_grad(), seeded(0, x.device):
+        first = forward(net, take(trained.params, slice(0, 1)), x[:1], engine=settings.engine)
+    if draws_of(like, first).scale is None:  # classes, counts
+        return None
     said = []
     for k in range(min(members, size(trained.params))):  # one at a time: more may not fit
         one = take(trained.params, slice(k, k + 1))
         with torch.no_grad(), seeded(0, x.device):
             outputs = [forward(net, one, x, engine=settings.engine) for _ in range(draws)]
         said.append(draws_of(like, torch.cat(outputs).double()))  # of [draws, B, C]
-    if not _learns_scale(said):
+    if not _learns_scale(like, said):
         return None
-    moments = (each.terms(*each.centre())[:2] for each in said)  # mean and variance, [draws, B, D]
+    moments = (each.moments() for each in said)  # mean and variance, [draws, B, D]
     share = float(torch.cat([(m.var(0) / v.mean(0)).flatten() for m, v in moments]).nanmedian())
     if not share > TWICE:
         return None
@@ -200,23 +183,23 @@ def _counted_twice(
     )
 
 
-def _learns_scale(said: Sequence[Draws]) -> bool:
-    """Whether draws have a variance of their own beside their mean, which training has fitted. Of
-    one's own families it is one with a `scale` that is not the same everywhere; a Poisson's
-    variance, say, is its mean."""
-    if all(isinstance(each, Gaussians) for each in said):
-        return True
-    numbers = [each for each in said if isinstance(each, Numbers) and "scale" in each.named]
-    if not numbers or len(numbers) < len(said):
+def _learns_scale(like: Likelihood, said: Sequence[Draws]) -> bool:
+    """Whether draws have a scale of their own beside their mean, which training has fitted: one
+    that is not the same everywhere. A Poisson's variance, say, is its mean."""
+    scales = [scale for each in said if (scale := each.scale) is not None]
+    if not scales or len(scales) < len(said):
         return False
-    scales = torch.stack([each.named["scale"] for each in numbers])
-    return bool((scales != scales.flatten()[0]).any())
+    every = torch.stack(scales)
+    return like.noise_parameter() is not None or bool((every != every.flatten()[0]).any())
 
 
 def _far_targets(like: Likelihood, y: Tensor) -> str | None:
     if not like.in_units or not y.is_floating_point() or len(y) < 2:
         return None
     columns = y.double().reshape(len(y), -1)  # [N, D]
+    columns = columns[~columns.isnan().any(1)]
+    if len(columns) < 2:
+        return None
     mean, sd = columns.mean(0), columns.std(0)
     worst = int(torch.maximum(mean.abs(), sd).argmax())
     if float(torch.maximum(mean.abs(), sd)[worst]) <= FAR:
@@ -224,15 +207,4 @@ def _far_targets(like: Likelihood, y: Tensor) -> str | None:
     return (
         f"targets have mean {float(mean[worst]):.3g} and standard deviation {float(sd[worst]):.3g},"
         " which a network takes long to reach; bring them to mean 0 and standard deviation 1 first"
-    )
-
-
-def _softmax(like: Likelihood, outputs: Tensor) -> str | None:
-    if not isinstance(like, Categorical) or outputs.shape[-1] < 2 or bool((outputs < 0).any()):
-        return None
-    if float((outputs.double().sum(-1) - 1).abs().max()) > ROUNDING:
-        return None
-    return (
-        "the network's outputs sum to 1: it seems to end in a softmax, which the likelihood "
-        "applies again; let it return logits"
     )

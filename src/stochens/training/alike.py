@@ -36,8 +36,9 @@ def refuse_alike(
         "have no noise, so that they would stay one network, with no uncertainty. Give one of: a "
         "method with noise (method='dropout'); bootstrap=True, each member its own resample of the "
         f"data; (x, y) in memory with a batch_size below N = {rows}, each member its own order of "
-        "the rows; jitter=0.01, starts that differ by 1 %; start='reset' or a function that builds "
-        "each network anew, each member its own initialisation"
+        "the rows; start=stochens.Start(..., jitter=0.01), starts that differ by 1 %; "
+        "start='reset' or a function that builds each network anew, each member its own "
+        "initialisation"
     )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stochens import objective
 from stochens.checks import whole, whole_or_none
-from stochens.data import Source, source
+from stochens.data import Data, Source, source
 from stochens.errors import Failed, InputError, Unsuited
 from stochens.likelihoods import Likelihood
 from stochens.likelihoods import resolve as likelihood_named
@@ -36,7 +36,7 @@ from stochens.training.ensemble import train_ensemble
 from stochens.training.folder import own_identity
 from stochens.training.outcomes import Outcome, open_outcomes
 from stochens.training.request import FitRequest
-from stochens.training.schedules import rate_for
+from stochens.training.schedules import describe_schedule, rate_for
 from stochens.training.starts import start_network
 from stochens.trees import named, with_dtype
 
@@ -103,7 +103,7 @@ def label(method: MethodLike) -> str:
 
 
 def _one(method: Method) -> str:
-    said = [m for m in dataclasses.fields(method) if m.name not in ("skip", "p")]
+    said = [m for m in dataclasses.fields(method) if m.name != "p"]
     plain = type(method)()
     other = [
         f"{f.name}={getattr(method, f.name)}"
@@ -126,19 +126,20 @@ def choose_method(request: FitRequest, auto: Auto) -> tuple[FitRequest, Trials]:
 
 def run_trials(request: FitRequest, auto: Auto) -> tuple[Trials, MethodLike]:
     """The trials alone, and the candidate that they favour."""
-    given = source(request.data, request.sample_weight, target=request.target)
+    given = source(request.data)
     part, held, weights = _split(given, auto.held_out, int(request.seed))
     place = request.run.checkpoint
     own = dataclasses.replace(
         request,
         method=None,
-        data=(part.x, part.y),
+        data=Data((part.x, part.y), request.given.target, part.weights, given.augment),
         members=auto.members,
         epochs=auto.epochs or max(1, math.ceil(int(request.epochs) / SHARE)),
-        sample_weight=part.weights,
         seed=derive(int(request.seed), TRIALS),
         run=dataclasses.replace(request.run, log=None),
         collect=None,
+        callbacks=(),
+        validation=None,  # they hold out data of their own
     )
     like = likelihood_named(request.likelihood)
     y = like.check_targets(held.y)
@@ -186,15 +187,15 @@ def _identity(
         "members": own.members,
         "epochs": own.epochs,
         "batch_size": own.batch_size,
-        "optimizer": own.optimizer.name,
-        "schedule": own.optimizer.schedule,
+        "optimizer": own.optimizer.kind,
+        "schedule": describe_schedule(own.optimizer.schedule),
         "weight_decay": own.optimizer.weight_decay,
-        "lr": rate_for(own.optimizer.name, own.lr),
+        "lr": rate_for(own.optimizer.kind, own.lr),
         "kl_weight": own.kl_weight,
         "prior_precision": own.prior_precision,
-        "skip": own.skip,
+        "skip": (),  # once an option beside those of the candidates
         "start": own.start,
-        "repulsion": own.repulsion,
+        "repulsion": own.optimizer.repulsion,
         "on_divergence": own.on_divergence,
         "seed": own.seed,
         "bf16": own.run.bf16,

@@ -11,7 +11,7 @@ from stochens.errors import Failed, Unsuited, outside
 from stochens.members import Params, take
 from stochens.posterior.history import History
 from stochens.posterior.low_rank import LowRankGaussian
-from stochens.training.loop import Lost, Trained
+from stochens.training.task import Lost, Trained
 
 
 class AllLost(Failed):
@@ -126,8 +126,7 @@ def _replaced(trained: Trained, again: Trained, ids: tuple[int, ...]) -> Trained
     rows = [ids.index(member) for member in trained.lost]
     for name, p in again.params.items():
         trained.params[name][rows] = p
-    for mine, other in zip(trained.history, again.history, strict=True):
-        mine[:, rows] = other
+    trained.history.put(rows, again.history)
     if trained.low_rank is not None and again.low_rank is not None:
         for one, other_part in zip(trained.low_rank, again.low_rank, strict=True):
             for name, t in other_part.items():

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from stochens.errors import InputError, Unsuited, outside
 from stochens.members import Engine, Params, forward, forward_each, size, take
@@ -69,7 +69,7 @@ def choose_engine(
         reason = _first_sentence(str(error)) or type(error).__name__
         if engine != "auto":
             raise Unsuited(f"vmap cannot run this network: {reason}; use engine='loop'") from error
-        if on_gpu and isinstance(few, Tensor) and _traceable(template, few):
+        if on_gpu and _traceable(template, few):
             return "loop"
         warnings.warn(
             f"members run one after the other, since vmap cannot run this network ({reason}); "
@@ -80,7 +80,7 @@ def choose_engine(
     return "vmap"
 
 
-def _traceable(template: nn.Module, few: Tensor) -> bool:
+def _traceable(template: nn.Module, few: Input) -> bool:
     try:
         build(template, few)
     except Untraceable:

@@ -11,14 +11,15 @@ from stochens.adapter import Output
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder
 from stochens.methods import MethodLike
+from stochens.moved import refuse_moved
 from stochens.posterior.posterior import Posterior
 from stochens.prior import Prior
-from stochens.run.options import Run, merge_run, refuse_moved
+from stochens.run.options import Run, merge_run
 from stochens.run.progress import Show
 from stochens.training.auto import Auto, choose_method
 from stochens.training.ensemble import train_ensemble
-from stochens.training.request import FitRequest, Start
-from stochens.training.schedules import Optimizer, as_optimizer
+from stochens.training.request import FitRequest, Place, Start
+from stochens.training.schedules import Natural, Optimizer, OptimizerOf, as_optimizer
 from stochens.training.starts import settle_start
 
 
@@ -31,20 +32,16 @@ def fit(
     members: int | Sequence[int] = 50,
     epochs: int = 100,
     batch_size: int | None = 128,
-    optimizer: str | Optimizer = "adam",
+    optimizer: str | Optimizer | Natural | OptimizerOf = "adam",
     lr: float | None = None,
-    target: str | None = None,
     output: Output | None = None,
     likelihood: str | Likelihood = "categorical",
-    prior_precision: float = 1.0,
-    prior: Prior | None = None,
+    prior: float | Prior = 1.0,
     kl_weight: float = 1.0,
-    sample_weight: Any = None,
-    skip: str | Sequence[str] = (),
-    start: Start = "reset",
+    start: Place | Start = "reset",
     bootstrap: bool = False,
-    jitter: float = 0.0,
-    repulsion: float | None = None,
+    validation: Any = None,
+    callbacks: Any = None,
     on_divergence: str = "retry",
     seed: int = 0,
     device: str | torch.device | None = None,
@@ -63,11 +60,13 @@ def fit(
         may be a dictionary, tuple, list or dataclass of tensors [N, ...]: the network is called as
         net(**x), net(*x) or net(x), as its forward asks. A dictionary that holds y as "labels",
         "label" or "y" will do for (x, y), also as the rows or batches of a Dataset or DataLoader,
-        and so will a Hugging Face Dataset.
-    target: what y is called in such a dictionary, if it is something else.
+        and so will a Hugging Face Dataset. stochens.Data(data, target=..., weights=...,
+        augment=...) says what y is called, if it is something else, what each row counts, and how
+        batches are changed at random.
     output: what of the network's outputs counts, where they are no one tensor: a name, a place or
         a function. None: their `logits`.
     method: a name, a Method with options, or several that compose, e.g. [Dropout(0.1), Gaussian()].
+        Dropout(0.1, skip="head") leaves layers without noise, as every method can.
         None: "dropout" for classes, "regular" for regression, where a learned noise would take in
         a method's own noise and predictions would count it twice (`fit` warns of it).
         "auto" (or Auto with options) runs short trials of the methods first, on a part of the data,
@@ -76,31 +75,38 @@ def fit(
     batch_size: None for the whole data set. A step counts by its rows, so that a short last batch,
         of a DataLoader too, is not a whole step (training/shares.py).
     optimizer: "adam", "adamw" or "sgd" (Nesterov), with a cosine schedule; or
-        stochens.Optimizer(name, schedule=..., weight_decay=...).
-    lr: its first rate; 0.001 when None, and 0.1 for "sgd".
-    likelihood: "categorical", "gaussian" (one noise, learned), "heteroscedastic" (outputs are the D
-        means, then the D log variances), or an object: one's own says what it predicts
+        stochens.Optimizer(name, schedule=..., weight_decay=..., warmup=..., clip=...,
+        accumulate=..., repulsion=...). A function makes one of your own for stacked parameters:
+        lambda params: torch.optim.RMSprop(params, lr=0.01). "natural", or
+        stochens.Natural with options: every parameter becomes Gaussian, with a sigma that is
+        learned by natural gradients (IVON); it goes with every method but "gaussian".
+    lr: its first rate; 0.001 when None, and 0.1 for "sgd" and "natural".
+    likelihood: "categorical" (one label for each example, pixel or token), "gaussian" (one noise,
+        learned), "heteroscedastic" (outputs are the D means, then the D log variances), "binary",
+        "multilabel", "poisson" and others (docs: Which likelihood), or an object with options:
+        stochens.Categorical(ignore_index=-100). One's own says what it predicts
         (stochens.likelihoods.Likelihood).
-    prior_precision: lambda of the prior N(0, 1 / lambda) on all parameters.
-    prior: stochens.Prior(precision, mean=..., scale=..., layers=...) in its place, such as
-        Prior(mean="start") around weights that are trained already.
+    prior: lambda of the prior N(0, 1 / lambda) on all parameters, or
+        stochens.Prior(precision, mean=..., scale=..., layers=...), such as Prior(mean="start")
+        around weights that are trained already.
     kl_weight: w. 1 is Bayes' rule; another one fits  likelihood^(1 / w) * prior.  `temperature` in
         `sgmcmc` is another thing: (likelihood * prior)^(1 / T).
-    sample_weight: [N], not negative: a row of weight w counts as w equal rows, so N becomes their
-        sum; batches are drawn row by row whatever the weights. Kernels do not serve it.
-    skip: name patterns of layers that get no noise.
     start: where members begin. "reset": each its own initialisation; the weights of a module given
         as net are not used. "module": all at the weights of the module given as net, such as a
         trained one. "prior": a draw from it. A module or a state dict: all at those weights. A
         list of them: one for each member. Params [members, ...] or a Posterior, to go on from.
-        Members that would stay alike are refused.
+        stochens.Start(one of these, jitter=0.01): a random step away from it. Members that would
+        stay alike are refused.
     bootstrap: whether each member has its own resample of the data: N rows drawn with replacement,
         by (seed, member). The likelihood counts N examples as before, those drawn twice twice.
-        With sample_weight, rows are drawn with probability w / sum(w), and each counts sum(w) / N.
-    jitter: a random step away from the start, as a share of each parameter's size:
-        p + jitter * rms(p) * n,  n ~ N(0, 1) by (seed, member). The prior's mean has none of it.
-    repulsion: sigma of the repulsive force between members; None for none (its value at machine
-        precision). It couples the members.
+        With weights, rows are drawn with probability w / sum(w), and each counts sum(w) / N.
+    validation: data, as above, or a share of the rows (0.1), on which the NLL of each member is
+        written down after every epoch (`posterior.history.validation` [E, M]).
+        stochens.Validation(data or share, patience=5) stops each member by itself, and gives it
+        the state of its best epoch.
+    callbacks: a function that is called with a stochens.View after each epoch, a stochens.Callback,
+        or a list of them: losses, parameters and predictions of the members as they are then, and
+        a way to stop. stochens.TensorBoard(), WandB() and MLflow() are such.
     on_divergence: what becomes of members whose loss or parameters are no numbers any more:
         "retry" (they are trained again from other seeds, three times at most, and then left out),
         "drop" (left out) or "keep". The others are the same in any case.
@@ -121,18 +127,14 @@ def fit(
         batch_size=batch_size,
         optimizer=as_optimizer(optimizer),
         lr=lr,
-        target=target,
         output=output,
         likelihood=likelihood,
-        prior_precision=prior_precision,
         prior=prior,
         kl_weight=kl_weight,
-        sample_weight=sample_weight,
-        skip=skip,
         start=start,
         bootstrap=bootstrap,
-        jitter=jitter,
-        repulsion=repulsion,
+        validation=validation,
+        callbacks=callbacks,
         on_divergence=on_divergence,
         seed=seed,
         run=merge_run(run, device=device, progress=progress),

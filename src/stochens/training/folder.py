@@ -15,8 +15,10 @@ from stochens.likelihoods import Likelihood
 from stochens.members import Params, shared_by_all
 from stochens.posterior.recipe import Recipe, describe_fully
 from stochens.run.checkpoints import Checkpoints, Keeper, alone_in, as_read, digest, stoppable
-from stochens.training.loop import Collector, Settings
+from stochens.training.own_optimizer import describe_own
 from stochens.training.request import FitRequest
+from stochens.training.schedules import Optimizer, describe_schedule
+from stochens.training.task import Collector, Settings
 from stochens.trees import named
 
 # 1: noise was drawn otherwise; 2: one group of parameters; 3: kl_weight was called temperature, and
@@ -55,10 +57,14 @@ def identity(
 ) -> dict[str, Any]:
     """What a training that goes on must share with the one before it; how it is run is no part."""
     plain = dataclasses.asdict(settings)
-    for how in ("device", "fast", "compile"):
+    # how it runs; and what `own_identity` has
+    for how in ("device", "fast", "compile", "warmup", "clip", "accumulate", "own"):
         del plain[how]
+    plain["schedule"] = describe_schedule(settings.schedule)
     if not settings.tf32:
         del plain["tf32"]  # as before there was any
+    if settings.natural is None:
+        del plain["natural"]  # likewise
     in_memory = {**named(data.x), "y": data.y} if data.loader is None else {}
     if data.weights is not None:
         in_memory["weights"] = data.weights
@@ -76,13 +82,26 @@ def identity(
     )
 
 
-def own_identity(request: FitRequest) -> dict[str, Any]:
+def own_identity(request: FitRequest, held: Source | None = None) -> dict[str, Any]:
     """Likewise of options that came later: None, as where there were none, if they are not used."""
-    prior, means = request.prior, None
+    prior, means = request.full_prior, None
     if prior is not None and prior.has_means:
         means = digest(prior.given_means())
+    steps, augment = None, request.given.augment
+    if isinstance(own := request.optimizer, Optimizer):
+        later = {"warmup": own.warmup, "clip": own.clip, "accumulate": own.accumulate}
+        steps = later if later != {"warmup": 0.0, "clip": None, "accumulate": 1} else None
+    seen = None
+    if held is not None:
+        rows = {**named(held.x), "y": held.y}
+        rows |= {} if held.weights is None else {"weights": held.weights}
+        seen = {**request.validation.options(), "data": digest(rows)}
     return as_read(
         {
+            "augment": None if augment is None else getattr(augment, "__qualname__", "a function"),
+            "steps": steps,
+            "own optimizer": describe_own(request.optimizer.name),
+            "validation": seen,
             "bootstrap": request.bootstrap or None,
             "prior": None if prior is None else prior.description(),
             "prior means": means,

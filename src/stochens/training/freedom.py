@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from stochens.data import Source
-from stochens.likelihoods import GaussianLikelihood
+from stochens.likelihoods import Likelihood
 from stochens.members import Params, forward
 from stochens.randomness.seeds import seeded
 from stochens.trees import Input, cat, form, split
@@ -25,12 +25,13 @@ WIDEST = 3000  # of its rows or its columns: the eigenvalues of so many take sec
 def noise_too_small(
     net: nn.Module,
     member: Params,
-    like: GaussianLikelihood,
+    like: Likelihood,
     data: Source,
     precision: float,
     each: Mapping[str, float] | None = None,
 ) -> float | None:
-    """The true noise over the learned one, about, for a member's parameters (no member axis).
+    """The true noise over the learned one, about, for a member's parameters (no member axis), of a
+    likelihood with `least_squares`.
 
         gamma = sum_i s_i / (s_i + lambda noise^2),   noise^2 = learned^2 N / (N - gamma),
 
@@ -62,7 +63,7 @@ def noise_too_small(
         """mean / noise at one row, as a function of what the mean depends on."""
         one = {name: p.unsqueeze(0) for name, p in member.items()}
         outputs = forward(net, one, joined(row).unsqueeze(0), engine="loop")  # [1, 1, C]
-        mean, variance = like.moments(outputs)
+        mean, variance = like.distribution(outputs).moments()
         return (mean / variance.detach().sqrt())[0, 0, target]
 
     try:

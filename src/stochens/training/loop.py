@@ -2,155 +2,147 @@
 
 import contextlib
 import dataclasses
-import functools
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stochens import objective
 from stochens.data import Source
-from stochens.likelihoods import Likelihood, learned_noise
-from stochens.members import Engine, Params, flatten, size
-from stochens.posterior.history import History, Recorder
-from stochens.posterior.low_rank import LowRankGaussian
+from stochens.errors import InputError
+from stochens.likelihoods import Likelihood
+from stochens.members import Params, flatten, size
+from stochens.posterior.history import Recorder
 from stochens.prior import Centred
-from stochens.program.data_term import Data, Term, Way, data_term, with_own_noise
-from stochens.program.features import Kept
-from stochens.randomness.seeds import NOISE, member_seed, permutations, seeded
-from stochens.run.checkpoints import Keeper
-from stochens.run.progress import Bar, Log
-from stochens.training.bootstrap import bootstrap_rows
-from stochens.training.schedules import optimizer_named, restarts, schedule_named
+from stochens.program.data_term import InMemory, Term, Way, data_term, with_own_noise
+from stochens.randomness.seeds import NOISE, member_seed, seeded
+from stochens.run.progress import compiling
+from stochens.training.augmented import augmented_term
+from stochens.training.batches import all_at_once, epochs_of, steps_per_epoch
+from stochens.training.natural import NaturalGradient, drawn_term, warn_far
+from stochens.training.own_optimizer import own_optimizer
+from stochens.training.schedules import (
+    optimizer_named,
+    restarts,
+    schedule_named,
+    warmed_up,
+)
+from stochens.training.selection import Validator, validation_nll
 from stochens.training.shares import Shares
 from stochens.training.snapshot import Held, restore_snapshot, take_snapshot
-from stochens.training.step import Batch, EagerStep, Loss, LossOf, ShareOf, Step, record_step
+from stochens.training.step import (
+    Batch,
+    EagerStep,
+    Loss,
+    LossOf,
+    Passes,
+    ShareOf,
+    Step,
+    record_step,
+    size_of,
+)
+from stochens.training.task import Lost, Settings, Task, Trained, Watchers
+from stochens.training.views import chosen_state, looked_at, view_of
 from stochens.trees import Input
 
-
-class Collector(Protocol):
-    """Watches the parameters of a block of members while they train (SWA, SWAG)."""
-
-    def update(self, params: Params, *, step: int, steps: int) -> None: ...
-
-    def finish(self, params: Params) -> tuple[Params, LowRankGaussian | None]: ...
-
-    def state(self) -> Params:
-        """To go on with later; `restore` takes it back."""
-
-    def restore(self, state: Params) -> None: ...
-
-    def settings(self) -> dict[str, Any]:
-        """What one that goes on must share with the one before it."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What the loop needs to know; `fit` checks it."""
-
-    epochs: int
-    batch_size: int
-    optimizer: str
-    lr: float
-    weight_decay: float
-    schedule: str
-    prior_precision: float
-    kl_weight: float
-    repulsion: float | None
-    seed: int
-    device: torch.device
-    bf16: bool | None  # None: by kernels alone
-    tf32: bool
-    engine: Engine
-    fast: bool  # whether kernels and CUDA graphs may do the work
-    compile: bool  # whether torch.compile does
-
-
-class Task(NamedTuple):
-    """What is trained, on what and how: all but the members and where they begin."""
-
-    net: nn.Module
-    data: Source
-    likelihood: Likelihood
-    settings: Settings
-    # of these members by this seed; None: N(0, 1 / prior_precision)
-    prior: Callable[[tuple[int, ...], int], Centred] | None = None
-    kept: Kept | None = None  # features, where a part of the network is the same for all members
-
-
-class Watchers(NamedTuple):
-    """Who looks on while a block of members trains."""
-
-    collector: Collector | None
-    bar: Bar
-    log: Log | None
-    keep: Keeper
-
-
-class Lost(NamedTuple):
-    """When a member's loss was no number for the first time, and what it was."""
-
-    step: int  # -1: never, but its parameters are none
-    loss: float
-
-
-class Trained(NamedTuple):
-    params: Params
-    low_rank: LowRankGaussian | None
-    history: History
-    lost: dict[int, Lost]  # by member
+LOOKED_AT = 16  # batches that tell whether natural gradients have arrived
 
 
 def train(task: Task, start: Params, members: tuple[int, ...], watchers: Watchers) -> Trained:
     """Train one block of members: the loop itself. It goes on from what `watchers.keep` has found,
     and trains the tensors of `start` [M, ...] themselves."""
-    net, data, likelihood, settings, prior_of, _ = task
-    collector, bar, log, keep = watchers
+    net, data, likelihood, settings, prior_of, *_ = task
+    collector, bar, log, keep, callbacks, *_ = watchers
     params = {name: p.detach().requires_grad_() for name, p in start.items()}
-    share_of = Shares(data, settings.batch_size)
+    share_of = Shares(data, settings.batch_size, settings.accumulate)
     prior: float | Centred = settings.prior_precision
     if prior_of is not None:
         prior = prior_of(members, settings.seed)
     penalty = objective.penalty_for(net, params, prior)
     net.train()
     term = _data_term(task, members)
-    loss_of = _loss(task, term.of, params, share_of, penalty)
-    rate = schedule_named(settings.schedule)
+    rate = warmed_up(schedule_named(settings.schedule), settings.warmup)
     per_epoch = steps_per_epoch(data, settings)
     steps = settings.epochs * per_epoch
     fresh = restarts(settings.schedule, steps)
+    validator: Validator | None = None
     recorder = Recorder(len(members), settings.device)
-    optimizer = optimizer_named(
-        settings.optimizer,
+    optimizer: torch.optim.Optimizer
+    means = penalty.means
+    if settings.natural is not None:
+        optimizer = natural = _natural(task, params, penalty, members, steps)
+        at_means = term.of
+        term = term._replace(of=drawn_term(term.of, natural))
+        of_means = penalty.of
+        penalty = penalty._replace(of=lambda params: of_means(params) + natural.kl_of_sigma())
+        means = None  # it has them
+    elif settings.own is not None:
+        optimizer = own_optimizer(settings.own, params)
+        penalty, means = penalty._replace(slopes=None), None  # the prior is in the loss
+        term = term._replace(recordable=False)  # nobody knows what it does between two steps
+    else:
+        optimizer = optimizer_named(
+            settings.optimizer,
+            params,
+            lr=settings.lr,
+            weight_decay=settings.weight_decay,
+            l2=_l2(penalty, data, settings),
+            noise=likelihood.noise_parameter(),
+            capturable=term.recordable,
+        )
+    loss_of = _loss(task, term.of, params, share_of, penalty)
+    several = settings.accumulate > 1
+    passes = Passes(settings.batch_size, settings.accumulate) if several else None
+    move: Step = EagerStep(
         params,
-        lr=settings.lr,
-        weight_decay=settings.weight_decay,
-        l2=_l2(penalty, data, settings),
-        noise=learned_noise(likelihood),
-        capturable=term.recordable,
+        loss_of,
+        optimizer,
+        recorder,
+        share_of,
+        means,
+        clip=settings.clip,
+        passes=passes,
     )
-    move: Step = EagerStep(params, loss_of, optimizer, recorder, share_of, penalty.means)
     draws = _draws(loss_of, params, data, settings)
-    held = Held(params, optimizer, recorder, collector, settings.device if draws else None)
+    if task.held is not None:
+        state, params_of = looked_at(params, optimizer)
+        nll = validation_nll(task, task.held, members, params_of, draws=draws)
+        validator = Validator(task.held, nll, state)
+    device = settings.device if draws else None
+    held = Held(params, optimizer, recorder, collector, validator, callbacks, device)
+
+    def call(event: str, step: int) -> None:
+        if callbacks:
+            last_rate = settings.lr * rate((step - 1) / steps) if step else 0.0
+            where = {"step": step, "steps": steps, "lr": last_rate, "epochs": settings.epochs}
+            view = view_of(task, members, held, validator, watchers, **where)
+            callbacks.call(event, view, lambda: keep.now(step, lambda: take_snapshot(step, held)))
+
     seed = member_seed(settings.seed, members[0], NOISE)
     stream = seeded(seed, settings.device) if draws else contextlib.nullcontext()
     with term.context, _on(settings.device), stream:
         step = 0 if keep.found is None else restore_snapshot(keep.found, held)
+        if step == 0 and isinstance(optimizer, NaturalGradient):
+            optimizer.begin(at_means, _first_batch(data, members, settings))
         bar.advance(step * len(members))
         done, began = step, time.monotonic()
-        for epoch, batches in _epochs(data, members, settings, first=step):
+        met: set[int | None] = set()  # sizes of batches, each of which is compiled by itself
+        call("begin", step)
+        for epoch, batches in epochs_of(data, members, settings, first=step):
+            if callbacks.reached(epoch) or (validator is not None and validator.all_stopped()):
+                break
             for batch in batches:
-                if step == done and term.compiled:
-                    bar.note("compiling the program; it is kept for the next run")
-                if step == done and isinstance(move, EagerStep) and term.recordable:
-                    move = record_step(move, batch)
-                if step in fresh:
-                    move.restart()
-                move(batch, step, rate=settings.lr * rate(step / steps))
+                with compiling(bar, term.compiled and size_of(batch) not in met):
+                    if step == done and isinstance(move, EagerStep) and term.recordable:
+                        move = record_step(move, batch)
+                    if step in fresh:
+                        move.restart()
+                    move(batch, step, rate=settings.lr * rate(step / steps))
+                met.add(size_of(batch))
                 step += 1
                 if collector is not None:
                     collector.update(params, step=step, steps=steps)
@@ -158,21 +150,57 @@ def train(task: Task, start: Params, members: tuple[int, ...], watchers: Watcher
                 if data.loader is None and step % per_epoch:  # a loader has no place inside
                     keep(step, lambda: take_snapshot(step, held))  # noqa: B023, called at once
             recorder.end_epoch()
+            stopped = None
+            if validator is not None:
+                stopped = validator.stopped  # before this epoch
+                validator.end_epoch()
             if bar.wants_note:  # a look at the loss waits for the GPU
                 speed = (step - done) * len(members) / (time.monotonic() - began)
-                bar.note(f"loss {recorder.mean_loss():.4g}, {speed:,.0f} member-steps/s")
+                seen = "" if validator is None else validator.note()
+                bar.note(
+                    f"loss {recorder.mean_loss(stopped):.4g}{seen}, {speed:,.0f} member-steps/s"
+                )
             if log is not None:
-                log(epoch, {"loss": recorder.mean_loss(), "lr": settings.lr * rate(step / steps)})
+                values = {
+                    "loss": recorder.mean_loss(stopped),
+                    "lr": settings.lr * rate(step / steps),
+                }
+                if validator is not None:
+                    values["validation"] = float(validator.newest.nanmean())
+                log(epoch, values)
+            call("epoch", step)
             keep(step, lambda: take_snapshot(step, held))  # noqa: B023, called at once
+        bar.advance((steps - step) * len(members))  # where all have stopped
         keep.now(steps, lambda: take_snapshot(steps, held))
+        call("end", step)
+        if isinstance(optimizer, NaturalGradient) and not (validator and validator.chooses):
+            further = dataclasses.replace(settings, epochs=settings.epochs + 1)
+            batches = next(epochs_of(data, members, further, first=steps))[1]
+            some = list(itertools.islice(batches, LOOKED_AT))
+            some *= math.ceil(LOOKED_AT / len(some))
+            warn_far(optimizer.distance_left(at_means, some), members)
     trained = {name: p.detach() for name, p in params.items()}
     averaged, low_rank = (trained, None) if collector is None else collector.finish(trained)
-    return Trained(averaged, low_rank, recorder.history(), _lost(members, averaged, recorder))
+    if isinstance(optimizer, NaturalGradient):
+        low_rank = optimizer.gaussian()
+    last = torch.full((len(members),), len(recorder.rows) - 1)
+    if validator is None:
+        history = recorder.history(settings.epochs, last)
+    else:
+        last = torch.where(validator.stopped.cpu(), validator.last.cpu(), last)
+        history = validator.completed(recorder.history(settings.epochs, last))
+        averaged, low_rank = chosen_state(validator.chosen(), low_rank)
+    lost = _lost(members, averaged, recorder, until=(last + 1) * per_epoch)
+    return Trained(averaged, low_rank, history, lost)
 
 
-def _lost(members: tuple[int, ...], params: Params, recorder: Recorder) -> dict[int, Lost]:
-    """Of each member that is lost the step and its loss there."""
+def _lost(
+    members: tuple[int, ...], params: Params, recorder: Recorder, *, until: Tensor
+) -> dict[int, Lost]:
+    """Of each member that is lost the step and its loss there. What comes after the steps `until`
+    [M] is no part of a member's training."""
     at, by = recorder.lost_at.cpu(), recorder.lost_by.cpu()
+    at = torch.where(at < until, at, -1)
     whole = torch.stack([flatten({n: p}).isfinite().all(1) for n, p in params.items()]).all(0).cpu()
     return {
         member: Lost(int(at[row]), float(by[row]))
@@ -229,6 +257,39 @@ def _loss(
     return loss_of
 
 
+def _first_batch(data: Source, members: tuple[int, ...], settings: Settings) -> Batch:
+    if data.loader is not None:  # which is not begun for this
+        return data.x.to(settings.device), data.y.to(settings.device)
+    return next(next(epochs_of(data, members, settings))[1])
+
+
+def _natural(
+    task: Task,
+    params: Params,
+    penalty: objective.Penalty,
+    members: tuple[int, ...],
+    steps: int,
+) -> NaturalGradient:
+    settings = task.settings
+    assert settings.natural is not None
+    if penalty.slopes is None:
+        raise InputError(
+            "natural gradients learn a Gaussian of every parameter, and the method has sigmas of "
+            "its own; use another method than 'gaussian', or another optimizer"
+        )
+    return NaturalGradient(
+        params,
+        settings.natural,
+        lr=settings.lr,
+        examples=task.data.examples / settings.kl_weight,
+        slopes=penalty.slopes,
+        means=penalty.means,
+        steps=steps,
+        members=members,
+        seed=settings.seed,
+    )
+
+
 def _l2(penalty: objective.Penalty, data: Source, settings: Settings) -> dict[str, float] | None:
     """What the gradient of kl_weight KL / N is of each parameter, where the optimiser adds it."""
     if penalty.slopes is None:
@@ -239,7 +300,9 @@ def _l2(penalty: objective.Penalty, data: Source, settings: Settings) -> dict[st
 
 def _data_term(task: Task, members: tuple[int, ...]) -> Term:
     """The mean NLL of each member on its batch, [M]."""
-    net, data, likelihood, settings, _, kept = task
+    net, data, likelihood, settings, _, kept, _ = task
+    if data.augment is not None:
+        return augmented_term(task, members)
     if data.loader is not None:
         return _loader_term(task, members)
     way = Way(
@@ -251,9 +314,12 @@ def _data_term(task: Task, members: tuple[int, ...]) -> Term:
         batch=settings.batch_size,
         examples=settings.epochs * data.size * len(members),
         own_rows=not all_at_once(data, settings.batch_size),
+        # not where gradients of several passes are summed, or compared
+        reuse=settings.accumulate == 1 and settings.natural is None,
     )
     net, x = (net, data.x) if kept is None else (kept.net, kept.x)
-    return data_term(net, likelihood, Data(x, data.y, data.weights), members, settings.seed, way)
+    given = InMemory(x, data.y, data.weights)
+    return data_term(net, likelihood, given, members, settings.seed, way)
 
 
 def _loader_term(task: Task, members: tuple[int, ...]) -> Term:
@@ -267,56 +333,6 @@ def _loader_term(task: Task, members: tuple[int, ...]) -> Term:
         return mean_nll(params, *_checked(batch, likelihood, settings), None)
 
     return Term(with_own_noise(of_batch, members, settings.seed, settings.device))
-
-
-def _epochs(
-    data: Source, members: tuple[int, ...], settings: Settings, *, first: int = 0
-) -> Iterator[tuple[int, Iterator[Batch]]]:
-    """The batches of each epoch that is left after the `first` steps, with its number."""
-    begun, skipped = divmod(first, steps_per_epoch(data, settings))
-    left = range(begun, settings.epochs)
-    if data.loader is not None:
-        yield from ((epoch, data.batches()) for epoch in left)
-    elif all_at_once(data, settings.batch_size):
-        yield from ((epoch, iter([None])) for epoch in left)
-    else:
-        place = torch.tensor([k % data.sets * data.size for k in members], device=settings.device)
-        shuffle = functools.partial(
-            permutations, data.size, seed=settings.seed, members=members, device=settings.device
-        )
-        drawn = None
-        if data.bootstrap:
-            drawn = bootstrap_rows(data, members=members, seed=settings.seed).to(settings.device)
-        for epoch, order in zip(left, _ahead(shuffle, left, settings), strict=True):  # [M, N]
-            order = order if drawn is None else drawn.gather(1, order)
-            batches = (order + place.unsqueeze(1)).split(settings.batch_size, dim=1)
-            yield epoch, iter(batches[skipped if epoch == begun else 0 :])
-
-
-def all_at_once(data: Source, batch_size: int) -> bool:
-    """Whether every batch is all of the data, the same rows for all members."""
-    return batch_size >= data.size and data.sets == 1 and not data.bootstrap
-
-
-def _ahead(shuffle: Callable[..., Tensor], epochs: range, settings: Settings) -> Iterator[Tensor]:
-    """The order of each epoch. While one trains, a thread shuffles for the next; a GPU does it by
-    itself, and no thread may call it while a graph is recorded."""
-    if settings.device.type == "cuda":
-        yield from (shuffle(epoch=epoch) for epoch in epochs)
-        return
-    with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(shuffle, epoch=epochs.start)
-        for epoch in epochs:
-            order = coming.result()
-            if epoch + 1 in epochs:
-                coming = thread.submit(shuffle, epoch=epoch + 1)
-            yield order
-
-
-def steps_per_epoch(data: Source, settings: Settings) -> int:
-    if data.loader is not None:
-        return len(data.loader)
-    return math.ceil(data.size / settings.batch_size)
 
 
 def _checked(

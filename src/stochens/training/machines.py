@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from stochens.data import Replicas, source
+from stochens.data import Data, Replicas, source
 from stochens.errors import Failed, InputError, outside
 from stochens.files.storage import may_pass
 from stochens.members import Params, take
@@ -30,7 +30,7 @@ from stochens.run.cluster.tasks import cut_evenly, run_pieces, runs
 from stochens.run.memory import SHARE, chosen_device, free_bytes
 from stochens.run.progress import Report
 from stochens.training.blocks import AllLost
-from stochens.training.request import Request, Start
+from stochens.training.request import Place, Request, Start
 
 LOCK_PATIENCE = 60.0  # seconds until a worker that lost its node has let go of its folder
 TOLD = 5  # failed blocks that are named with their reasons
@@ -85,7 +85,7 @@ def over_machines(
     )
     sent = dataclasses.replace(
         request,
-        data=packed_data(request.data, request.target),
+        data=dataclasses.replace(request.given, data=packed_data(request.given)),
         run=own,
         start=start if isinstance(start, str) else "reset",  # each block has its own part of it
     )
@@ -177,7 +177,9 @@ def _name(which: str, ids: tuple[int, ...]) -> str:
     return f"{which} {ids[0]}" if len(ids) == 1 else f"{which} {ids[0]} to {ids[-1]}"
 
 
-def _part(start: Start, block: tuple[int, ...], ids: tuple[int, ...]) -> Params | Posterior | None:
+def _part(
+    start: Place | Start, block: tuple[int, ...], ids: tuple[int, ...]
+) -> Params | Posterior | None:
     """A block's rows of what was given to begin with."""
     rows = [ids.index(k) for k in block]
     if isinstance(start, Posterior):
@@ -196,10 +198,11 @@ def _train_block(shared: Shared[R], piece: Piece, report: Report) -> Posterior |
     """A block's posterior, on the CPU; None where all of its members diverged."""
     import ray
 
+    given = shared.request.given
     request = dataclasses.replace(
         shared.request,
         members=piece.ids,
-        data=unpacked_data(shared.request.data),
+        data=dataclasses.replace(given, data=unpacked_data(given.data)),
         start=shared.request.start if piece.start is None else piece.start,
     )
     name, node = re.sub(r"\W+", "-", piece.name), ray.util.get_node_ip_address()
@@ -232,14 +235,12 @@ def _for_ray() -> Iterator[None]:
 # Data, as the object store shares it --------------------------------------------------------------
 
 
-def packed_data(data: Any, target: str | None = None) -> Any:
+def packed_data(given: Data) -> Any:
     """Tensors as arrays; a Dataset is read here, once; a DataLoader travels as it is."""
-    given = source(data, target=target)
-    if given.loader is not None:
-        return data
-    if isinstance(data, Replicas):
-        return Replicas(packed_data(part, target) for part in data)
-    return [pack_input(given.x), pack_array(given.y)]
+    if isinstance(given.data, Replicas):
+        return Replicas(packed_data(Data(part, given.target)) for part in given.data)
+    read = source(Data(given.data, given.target))  # all rows: weights travel beside them
+    return given.data if read.loader is not None else [pack_input(read.x), pack_array(read.y)]
 
 
 def unpacked_data(data: Any) -> Any:

@@ -63,7 +63,6 @@ def adapt_network(
     net: nn.Module | Builder,
     rules: Sequence[Method],
     x: Input,
-    skip: Sequence[str],
     seed: int,
     *,
     output: Output | None = None,
@@ -89,7 +88,7 @@ def adapt_network(
     for module, mode in modes.items():
         module.training = mode
     for rule in rules:
-        own = rule.adapt(own, skip=skip, output=last)
+        own = rule.adapt(own, output=last)
     return own, last
 
 

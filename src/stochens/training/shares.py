@@ -4,7 +4,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler
 
 from stochens.data import Source
-from stochens.training.step import Batch
+from stochens.training.step import Batch, Several
 
 
 class Shares:
@@ -23,13 +23,18 @@ class Shares:
     (1.0, 0.0078125, 1.0)
     """
 
-    def __init__(self, data: Source, batch_size: int) -> None:
-        self._whole = float(batch_size) if data.loader is None else _of_loader(data)
+    def __init__(self, data: Source, batch_size: int, accumulate: int = 1) -> None:
+        """A whole step has `accumulate` whole batches, but no more rows than there are."""
+        of_batch = float(batch_size) if data.loader is None else _of_loader(data)
+        self._whole = of_batch if accumulate == 1 else min(of_batch * accumulate, data.size)
 
     def __call__(self, batch: Batch) -> float:
-        """Of rows [M, b], a loader's (x [b, ...], y), or None for all of the data."""
+        """Of rows [M, b], a loader's (x [b, ...], y) or several of them, or None for all of the
+        data."""
         if batch is None:
             return 1.0
+        if isinstance(batch, Several):
+            return sum(map(self, batch))
         rows = batch.shape[1] if isinstance(batch, Tensor) else len(batch[0])
         return rows / self._whole
 

@@ -27,18 +27,22 @@ class Held(NamedTuple):
     optimizer: torch.optim.Optimizer
     recorder: Recorder
     collector: Stateful | None
+    validator: Stateful | None
+    callbacks: Stateful | None
     device: torch.device | None  # where training draws from torch's generator; None: it does not
 
 
 def take_snapshot(step: int, held: Held) -> Named:
     """All of it after so many steps."""
-    params, optimizer, recorder, collector, device = held
+    params, optimizer, recorder, collector, validator, callbacks, device = held
     parts: dict[str, Named] = {
         "params": {name: p.detach() for name, p in params.items()},
         "optimizer": _optimizer_state(optimizer),
         "recorder": recorder.state(),
         "random": {} if device is None else {"cpu": torch.get_rng_state()},
         "collector": {} if collector is None else collector.state(),
+        "validator": {} if validator is None else validator.state(),
+        "callbacks": {} if callbacks is None else callbacks.state(),
     }
     if device is not None and device.type == "cuda":
         parts["random"]["cuda"] = torch.cuda.get_rng_state(device)
@@ -49,7 +53,7 @@ def take_snapshot(step: int, held: Held) -> Named:
 def restore_snapshot(named: Named, held: Held) -> int:
     """The inverse of `taken`, into parameters and an optimiser that have not moved yet; returns how
     many steps are done."""
-    params, optimizer, recorder, collector, device = held
+    params, optimizer, recorder, collector, validator, callbacks, device = held
     with torch.no_grad():
         for name, value in _part(named, "params").items():
             params[name].copy_(value)
@@ -58,6 +62,10 @@ def restore_snapshot(named: Named, held: Held) -> int:
     if collector is not None:
         state = _part(named, "collector")
         collector.restore(move(state, device_of(params)))
+    if validator is not None:
+        validator.restore(_part(named, "validator"))
+    if callbacks is not None:
+        callbacks.restore(_part(named, "callbacks"))
     random = {} if device is None else _part(named, "random")
     if "cpu" in random:  # not where the work was begun without
         torch.set_rng_state(random["cpu"])

@@ -10,9 +10,12 @@ from typing import Any, NamedTuple, Protocol
 from stochens.members import Params, move
 from stochens.randomness.seeds import RETRY, derive
 from stochens.run.progress import Log, Show, progress_bar
+from stochens.training.batches import steps_per_epoch
 from stochens.training.blocks import in_blocks, tried_again
+from stochens.training.callbacks import Callbacks
 from stochens.training.folder import held_by, keeper
-from stochens.training.loop import Collector, Task, Trained, Watchers, steps_per_epoch, train
+from stochens.training.loop import train
+from stochens.training.task import Collector, SoFar, Task, Trained, Watchers
 
 
 class First(Protocol):
@@ -30,6 +33,8 @@ class Work(NamedTuple):
     checkpoint: str | Path | None
     every: float  # seconds between checkpoints
     whose: dict[str, Any]  # what a checkpoint must share, as `identity` says
+    so_far: SoFar
+    callbacks: Callbacks
 
     @property
     def steps(self) -> int:
@@ -61,7 +66,9 @@ class Work(NamedTuple):
                 keep = keeper(folder, self.every, self.whose, part, own, watch, stop)
                 mine = self.task._replace(settings=dataclasses.replace(settings, seed=seed))
                 start = move(part, settings.device)
-                return train(mine, start, own, Watchers(watch, bar, log, keep))
+                seen = (self.callbacks, self.so_far, len(ids))
+                watchers = Watchers(watch, bar, log, keep, *seen)
+                return train(mine, start, own, watchers)
 
             def once_more(own: tuple[int, ...], attempt: int) -> Trained:
                 anew = derive(seed, RETRY, attempt)

@@ -1,4 +1,4 @@
-"""The experiments' commands: toy, digits and cifar, their data, and the pages of their runs."""
+"""The experiments' commands: toy, digits, active, cifar, transfer, their data, and their pages."""
 
 import datetime
 from collections.abc import Callable
@@ -15,13 +15,15 @@ from stochens_lab.cli.app import INTERRUPTED, app
 from stochens_lab.cli.options import take_options
 from stochens_lab.cli.shared import refuse_other_place
 from stochens_lab.experiments import (
+    active,
     cifar,
     cifar_config,
     data_folder,
     digits,
-    digits_config,
     toy,
     toy_config,
+    transfer,
+    transfer_config,
 )
 from stochens_lab.report import finish
 from stochens_lab.report.run_folder import blame_damage
@@ -44,14 +46,25 @@ def run_toy(*, resume: Resume = None, **given: Any) -> None:
 
 
 @app.command("digits")
-@take_options(digits_config.DigitsConfig)
+@take_options(digits.DigitsConfig)
 def run_digits(*, resume: Resume = None, **given: Any) -> None:
     """The same comparison on handwritten digits, with a small convolutional network and HMC.
 
     scikit-learn's digits need no download. Rotated and noisy digits are the shift, patches of
     photographs are what is no digit at all.
     """
-    _run("digits", digits_config, digits.run, resume=resume, **given)
+    _run("digits", digits, digits.run, resume=resume, **given)
+
+
+@app.command("active")
+@take_options(active.ActiveConfig)
+def run_active(*, resume: Resume = None, **given: Any) -> None:
+    """Which labels to ask for: BatchBALD, BALD and chance on digits that come several times.
+
+    An ensemble learns from 20 labels, asks for ten more, learns again, and so on. Accuracy against
+    labels, with intervals over seeds.
+    """
+    _run("active", active, active.run, resume=resume, **given)
 
 
 @app.command("cifar")
@@ -64,6 +77,18 @@ def run_cifar(*, resume: Resume = None, **given: Any) -> None:
     several runs side by side.
     """
     _run("cifar", cifar_config, cifar.run, resume=resume, **given)
+
+
+@app.command("transfer")
+@take_options(transfer_config.TransferConfig)
+def run_transfer(*, resume: Resume = None, **given: Any) -> None:
+    """From one trained network to posteriors: MobileNetV2 of ImageNet learns CIFAR-100.
+
+    Members own the output layer, adapters (LoRA), the last blocks or everything. Each way is a row
+    with accuracy, NLL, ECE, the AUROC against other sets' images, its time and its memory. Rates
+    are chosen on images of the training set that are held out. Needs torchvision.
+    """
+    _run("transfer", transfer_config, transfer.run, resume=resume, **given)
 
 
 @app.command("data")

@@ -1,6 +1,5 @@
 """Downloads from the public sources: streamed, checked by SHA-256, moved into place when whole."""
 
-import shutil
 import tarfile
 import tempfile
 import urllib.request
@@ -8,12 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from urllib.error import URLError
+
+from rich.console import Console
+from rich.progress import wrap_file
 
 from stochens.errors import InputError, did_you_mean
 from stochens.files.hashing import hash_file
 from stochens_lab.data import svhn_mat
-from stochens_lab.data.image_sets import Progress
 from stochens_lab.data.images import what_to_put
 
 SECONDS = 60  # without a byte
@@ -30,43 +32,29 @@ class Remote(NamedTuple):
     url: str
     size: int  # bytes
     sha256: str
-    to: str  # file, or for a tar the folder, below the data folder
-    members: dict[str, int] | None = None  # of a tar: name -> most bytes; no other is extracted
+    to: str  # file, or for a tar the folder that it holds, below the data folder
 
 
-CIFAR10_MEMBERS = {f"data_batch_{k}": 40_000_000 for k in range(1, 6)}
 SOURCES = {
     "cifar10": [
         Remote(
-            f"{TORONTO}/cifar-10-python.tar.gz",  # published MD5 c58f30108f718f92721af3b95e74349a
-            170_498_071,
-            "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
-            "cifar-10-batches-py",
-            {**CIFAR10_MEMBERS, "test_batch": 40_000_000, "batches.meta": 10_000},
+            f"{TORONTO}/cifar-10-binary.tar.gz",  # published MD5 c32a1d4ab5d03f1284b67883e8d87530
+            170_052_171,
+            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            "cifar-10-batches-bin",
         )
     ],
     "cifar100": [
         Remote(
-            f"{TORONTO}/cifar-100-python.tar.gz",  # published MD5 eb9058c3a382ffc7106e4002c42a8d85
-            169_001_437,
-            "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
-            "cifar-100-python",
-            {"train": 200_000_000, "test": 40_000_000, "meta": 10_000},
+            f"{TORONTO}/cifar-100-binary.tar.gz",  # published MD5 03b5dce01913d631647c71ecec9e9cb8
+            168_513_733,
+            "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+            "cifar-100-binary",
         )
     ],
     "svhn": [
-        Remote(
-            f"{STANFORD}/train_32x32.mat",
-            182_040_794,
-            svhn_mat.SHA256["train"],
-            "svhn/train_32x32.mat",
-        ),
-        Remote(
-            f"{STANFORD}/test_32x32.mat",
-            64_275_384,
-            svhn_mat.SHA256["test"],
-            "svhn/test_32x32.mat",
-        ),
+        Remote(f"{STANFORD}/{name}", size, svhn_mat.SHA256[name.split("_")[0]], f"svhn/{name}")
+        for name, size in (("train_32x32.mat", 182_040_794), ("test_32x32.mat", 64_275_384))
     ],
     "hmc": [
         Remote(
@@ -79,12 +67,10 @@ SOURCES = {
 }
 
 
-def download(
-    name: str, folder: str | Path, *, progress: Progress = lambda done, total: None
-) -> list[Path]:
+def download(name: str, folder: str | Path) -> list[Path]:
     """Fetch cifar10, cifar100, svhn or hmc into the folder; returns what is new.
 
-    What is there already is left alone. `progress` counts bytes.
+    What is there already is left alone.
     """
     if name not in SOURCES:
         raise InputError(
@@ -97,7 +83,7 @@ def download(
         if place.exists():
             continue
         try:
-            fetch(remote, place, progress=progress)
+            fetch(remote, place)
         except Unreachable as error:
             raise InputError(f"{error}; without a network {what_to_put(folder, name)}") from None
         new.append(place)
@@ -108,12 +94,15 @@ class Unreachable(InputError):
     """The source did not answer, or not with the file."""
 
 
-def fetch(remote: Remote, place: Path, *, progress: Progress = lambda done, total: None) -> None:
+def fetch(remote: Remote, place: Path) -> None:
     """One file or tar to its place. It appears there whole and checked, or not at all."""
     with _beside(place) as work:
-        file = work / "file"
-        _stream(remote, file, progress)
-        ready = file if remote.members is None else _extract(remote, file, work / "extracted")
+        ready = work / "file"
+        _stream(remote, ready)
+        if remote.url.endswith(".tar.gz"):
+            with tarfile.open(ready) as tar:
+                tar.extractall(work, filter="data")
+            ready = work / remote.to
         if place.exists():
             raise InputError(f"{place} appeared during the download; it was left alone")
         ready.rename(place)
@@ -135,58 +124,20 @@ def _beside(place: Path) -> Iterator[Path]:
                 place.parent.rmdir()
 
 
-def _stream(remote: Remote, file: Path, progress: Progress) -> None:
-    done = 0
-    answer = _answer(remote.url)
-    with answer, file.open("wb") as out:
-        while block := _block(answer, remote.url):
-            done += len(block)
-            if done > remote.size:
-                break
-            out.write(block)
-            progress(done, remote.size)
-    if done != remote.size:
-        more = "more" if done > remote.size else f"{done} bytes"
-        raise Unreachable(f"{remote.url} gave {more}, not the published {remote.size}; try again")
+def _stream(remote: Remote, file: Path) -> None:
+    """The published bytes, or an error."""
+    shown = Console(stderr=True)
+    bar: dict[str, Any] = {"console": shown, "disable": not shown.is_terminal}
+    try:
+        answer = urllib.request.urlopen(remote.url, timeout=SECONDS)
+        watched = wrap_file(answer, remote.size, description=remote.to, **bar)
+        with watched as source, file.open("wb") as out:
+            while out.tell() <= remote.size and (block := source.read(BLOCK)):
+                out.write(block)
+    except (URLError, ConnectionError, TimeoutError, HTTPException) as error:
+        raise Unreachable(f"cannot reach {remote.url}: {getattr(error, 'reason', error)}") from None
     if hash_file(file) != remote.sha256:
-        raise Unreachable(f"{remote.url} is not the published file: its SHA-256 differs")
-
-
-def _answer(url: str):  # type: ignore[no-untyped-def]
-    try:
-        return urllib.request.urlopen(url, timeout=SECONDS)
-    except (OSError, HTTPException) as error:  # URLError is an OSError
-        raise Unreachable(f"cannot reach {url}: {getattr(error, 'reason', error)}") from None
-
-
-def _block(answer, url: str) -> bytes:  # type: ignore[no-untyped-def]
-    try:
-        block: bytes = answer.read(BLOCK)
-        return block
-    except (OSError, HTTPException) as error:
-        raise Unreachable(f"{url} broke off: {error}; try again") from None
-
-
-def _extract(remote: Remote, archive: Path, to: Path) -> Path:
-    """Only the expected plain files, under their own last name, each up to its size."""
-    wanted = dict(remote.members or {})
-    to.mkdir()
-    try:
-        with tarfile.open(archive, "r|gz") as tar:
-            for member in tar:
-                head, _, name = member.name.rpartition("/")
-                if head != remote.to or name not in wanted or not member.isreg():
-                    continue
-                if member.size > wanted.pop(name):
-                    raise InputError(f"{remote.url}: {name} has {member.size} bytes, too many")
-                source = tar.extractfile(member)
-                assert source is not None  # it is a plain file
-                with source, (to / name).open("xb") as out:
-                    shutil.copyfileobj(source, out)
-    except (tarfile.TarError, EOFError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{remote.url} is no readable tar: {error}") from None
-    if wanted:
-        raise InputError(f"{remote.url} has no {', '.join(wanted)}")
-    return to
+        raise Unreachable(
+            f"{remote.url} gave {file.stat().st_size} bytes, and not the {remote.size} that were "
+            "published: the SHA-256 differs; try again"
+        )

@@ -6,7 +6,6 @@ name begins with the split.
 """
 
 import contextlib
-import functools
 import json
 import re
 from collections.abc import Iterator
@@ -20,8 +19,6 @@ from stochens.errors import InputError
 from stochens_lab.data.image_sets import (
     Images,
     ImageSet,
-    Labels,
-    Progress,
     check_class_names,
     check_labels,
 )
@@ -30,6 +27,8 @@ from stochens_lab.data.pixels import MOST_BYTES, decode
 SHARD = re.compile(r"-(\d{5})-of-(\d{5})(-[0-9a-f]+)?")
 MOST_ROWS = 1_000_000  # in one file; the largest set here has 73,257
 ROWS_AT_A_TIME = 2000
+
+Encoded = tuple[list[bytes], np.ndarray]  # images, and their labels [n]
 
 
 def find_files(folder: Path, about: ImageSet, split: str) -> list[Path]:
@@ -57,33 +56,26 @@ def find_files(folder: Path, about: ImageSet, split: str) -> list[Path]:
     return [shards[shard] for shard in sorted(shards)]
 
 
-def read(
-    files: list[Path], about: ImageSet, split: str, labels: Labels, progress: Progress
-) -> Images:
+def read(files: list[Path], about: ImageSet, split: str) -> Images:
     """The rows of the files, one after the other."""
-    opened = [_open(file, labels) for file in files]
-    total = sum(parquet.metadata.num_rows for parquet in opened)
-    x, y, done = [], [], 0
+    x, y = [], []
     names: tuple[str, ...] = ()
-    for file, parquet in zip(files, opened, strict=True):
-        names = check_class_names(_read_names(parquet, labels, file), labels, file)
-        for encoded, label in _read_rows(file, parquet, labels):
-            x.append(decode(encoded, functools.partial(_name_row, file, done)))
+    for file in files:
+        opened = _open(file, about)
+        names = check_class_names(_read_names(opened, about, file), about, file)
+        done = 0
+        for encoded, label in _read_rows(file, opened, about):
+            x.append(decode(encoded, file, done))
             y.append(label)
             done += len(label)
-            progress(done, total)
-    if not done:
+    if not x:
         raise InputError(f"{files[0]} has no rows")
     labelled = torch.as_tensor(np.concatenate(y))
-    check_labels(labelled, labels, files[0].parent)
+    check_labels(labelled, about, files[0].parent)
     return Images(torch.as_tensor(np.concatenate(x)), labelled, names)
 
 
-def _name_row(file: Path, start: int, i: int) -> str:
-    return f"{file}: image {start + i}"
-
-
-def _open(file: Path, labels: Labels) -> Any:
+def _open(file: Path, about: ImageSet) -> Any:
     """The file with its columns checked; no row is read."""
     parquet = import_parquet()
     with reading_parquet(file):
@@ -93,10 +85,10 @@ def _open(file: Path, labels: Labels) -> Any:
             opened.metadata.row_group(group).total_byte_size
             for group in range(opened.metadata.num_row_groups)
         )
-    if _find_image_column(schema.names) is None or labels.column not in schema.names:
+    if _find_image_column(schema.names) is None or about.column not in schema.names:
         raise InputError(
             f"{file} has the columns {', '.join(schema.names)}; expected img or image, and "
-            f"{labels.column}: this is another set, or labels of another kind"
+            f"{about.column}: this is another set, or labels of another kind"
         )
     if not 0 <= rows <= MOST_ROWS or size > MOST_BYTES * (rows + 1):
         raise InputError(f"{file} says it has {rows} rows of {size} bytes; it is damaged")
@@ -107,8 +99,8 @@ def _find_image_column(names: list[str]) -> str | None:
     return next((name for name in ("img", "image") if name in names), None)
 
 
-def _read_rows(file: Path, opened: Any, labels: Labels) -> Iterator[tuple[list[bytes], np.ndarray]]:
-    """Encoded images and labels [n], a few thousand at a time."""
+def _read_rows(file: Path, opened: Any, about: ImageSet) -> Iterator[Encoded]:
+    """A few thousand at a time."""
     import pyarrow as pa
 
     image = _find_image_column(opened.schema_arrow.names)
@@ -116,22 +108,22 @@ def _read_rows(file: Path, opened: Any, labels: Labels) -> Iterator[tuple[list[b
         kind = opened.schema_arrow.field(image).type
         if not pa.types.is_struct(kind) or kind.get_field_index("bytes") < 0:
             raise InputError(f"{file}: column {image} is {kind}, not struct<bytes, path>")
-        if not pa.types.is_integer(opened.schema_arrow.field(labels.column).type):
-            raise InputError(f"{file}: column {labels.column} holds no whole numbers")
-        for batch in opened.iter_batches(ROWS_AT_A_TIME, columns=[image, labels.column]):
-            struct, label = batch.column(image), batch.column(labels.column)
+        if not pa.types.is_integer(opened.schema_arrow.field(about.column).type):
+            raise InputError(f"{file}: column {about.column} holds no whole numbers")
+        for batch in opened.iter_batches(ROWS_AT_A_TIME, columns=[image, about.column]):
+            struct, label = batch.column(image), batch.column(about.column)
             encoded = struct.field("bytes").to_pylist()
             if label.null_count or struct.null_count or None in encoded:
                 raise InputError(f"{file} has rows without an image or a label")
             yield encoded, label.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def _read_names(opened: Any, labels: Labels, file: Path) -> object:
+def _read_names(opened: Any, about: ImageSet, file: Path) -> object:
     text = (opened.schema_arrow.metadata or {}).get(b"huggingface")
     if text is None:
         return None
     with reading_parquet(file):
-        feature = json.loads(text)["info"]["features"].get(labels.column, {})
+        feature = json.loads(text)["info"]["features"].get(about.column, {})
         return feature.get("names") if isinstance(feature, dict) else None
 
 

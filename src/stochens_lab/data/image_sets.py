@@ -1,6 +1,5 @@
 """What is known of the image sets before any file is read: CIFAR-10, CIFAR-100 and SVHN."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -10,7 +9,6 @@ from stochens.errors import InputError, did_you_mean
 
 SIDE = 32  # pixels; the same for all sets here
 SPLITS = ("train", "test")
-Progress = Callable[[int, int], None]  # (images done, images in all)
 
 
 class Images(NamedTuple):
@@ -19,15 +17,11 @@ class Images(NamedTuple):
     classes: tuple[str, ...]  # name of class k
 
 
-class Labels(NamedTuple):
-    column: str  # in parquet files; the python batches append an s
-    names: tuple[str, ...]  # the classes in order
-    classes: int
-
-
 class ImageSet(NamedTuple):
     name: str
-    labels: dict[str, Labels]
+    column: str  # of the labels, in parquet files
+    classes: int
+    names: tuple[str, ...]  # of the classes in order, where they are known
     rows: dict[str, int]  # of each split, when it is whole
     mean: tuple[float, float, float]  # per channel, of the training pixels in [0, 1]
     sd: tuple[float, float, float]
@@ -38,28 +32,33 @@ CIFAR10_NAMES = (
     *("airplane", "automobile", "bird", "cat", "deer"),
     *("dog", "frog", "horse", "ship", "truck"),
 )
-DIGIT_NAMES = tuple("0123456789")
 
 SETS = {
     "cifar10": ImageSet(
         "cifar10",
-        {"fine": Labels("label", CIFAR10_NAMES, 10)},
+        "label",
+        10,
+        CIFAR10_NAMES,
         {"train": 50_000, "test": 10_000},
         mean=(0.4914, 0.4822, 0.4465),  # Krizhevsky 2009, its 50,000 training images
         sd=(0.2470, 0.2435, 0.2616),
-        folders=("cifar10", "cifar10/plain_text", "cifar-10-batches-py"),
+        folders=("cifar10", "cifar10/plain_text", "cifar-10-batches-bin"),
     ),
     "cifar100": ImageSet(
         "cifar100",
-        {"fine": Labels("fine_label", (), 100), "coarse": Labels("coarse_label", (), 20)},
+        "fine_label",
+        100,
+        (),
         {"train": 50_000, "test": 10_000},
         mean=(0.5071, 0.4865, 0.4409),  # Krizhevsky 2009, its 50,000 training images
         sd=(0.2673, 0.2564, 0.2762),
-        folders=("cifar100", "cifar100/cifar100", "cifar-100-python"),
+        folders=("cifar100", "cifar100/cifar100", "cifar-100-binary"),
     ),
     "svhn": ImageSet(
         "svhn",
-        {"fine": Labels("label", DIGIT_NAMES, 10)},
+        "label",
+        10,
+        tuple("0123456789"),
         {"train": 73_257, "test": 26_032},
         mean=(0.4377, 0.4438, 0.4728),  # Netzer et al. 2011, the 73,257 cropped training digits
         sd=(0.1980, 0.2010, 0.1970),
@@ -78,12 +77,6 @@ def find_set(name: str) -> ImageSet:
             f"the image sets are {', '.join(SETS)}, got {name!r}{did_you_mean(name, SETS)}"
         )
     return SETS[name]
-
-
-def find_labels(about: ImageSet, kind: str) -> Labels:
-    if kind not in about.labels:
-        raise InputError(f"{about.name} has labels {', '.join(about.labels)}, got {kind!r}")
-    return about.labels[kind]
 
 
 def normalise(x: Tensor, name: str, *, device: str | torch.device | None = None) -> Tensor:
@@ -107,27 +100,27 @@ def normalise(x: Tensor, name: str, *, device: str | torch.device | None = None)
     return out.div_(255).sub_(mean).div_(sd)
 
 
-def check_labels(y: Tensor, labels: Labels, where: object) -> None:
+def check_labels(y: Tensor, about: ImageSet, where: object) -> None:
     """Every label in [0, classes)."""
-    bad = (y < 0) | (y >= labels.classes)
+    bad = (y < 0) | (y >= about.classes)
     if bool(bad.any()):
         row = int(bad.nonzero()[0])
         raise InputError(
-            f"{where}: {labels.column} of row {row} is {int(y[row])}, not in 0..."
-            f"{labels.classes - 1}; this is another set, or the file is damaged"
+            f"{where}: {about.column} of row {row} is {int(y[row])}, not in 0..."
+            f"{about.classes - 1}; this is another set, or the file is damaged"
         )
 
 
-def check_class_names(found: object, labels: Labels, where: object) -> tuple[str, ...]:
+def check_class_names(found: object, about: ImageSet, where: object) -> tuple[str, ...]:
     """The names that a file gives, checked; those known, or numbers, where it gives none."""
-    known = labels.names or tuple(str(k) for k in range(labels.classes))
+    known = about.names or tuple(str(k) for k in range(about.classes))
     if found is None:
         return known
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise InputError(f"{where}: the class names of {labels.column} are no list of names")
-    if len(found) != labels.classes or (labels.names and tuple(found) != labels.names):
+        raise InputError(f"{where}: the class names of {about.column} are no list of names")
+    if len(found) != about.classes or (about.names and tuple(found) != about.names):
         raise InputError(
-            f"{where}: {labels.column} has the {len(found)} classes {', '.join(found[:3])}, ...; "
-            f"expected {labels.classes}: {', '.join(known[:3])}, ...; this is another set"
+            f"{where}: {about.column} has the {len(found)} classes {', '.join(found[:3])}, ...; "
+            f"expected {about.classes}: {', '.join(known[:3])}, ...; this is another set"
         )
     return tuple(found)

@@ -5,34 +5,26 @@ from typing import NamedTuple, Protocol
 
 from stochens.errors import InputError
 from stochens.files.hashing import hash_bytes
-from stochens_lab.data import image_batches, image_folder, image_parquet, svhn_mat
-from stochens_lab.data.image_cache import keep_images, make_key, read_images
+from stochens_lab.data import image_binary, image_parquet, svhn_mat
 from stochens_lab.data.image_sets import (
     SETS,
     SPLITS,
     Images,
     ImageSet,
-    Labels,
-    Progress,
-    find_labels,
     find_set,
 )
 
 
 class Reader(Protocol):
     def find_files(self, folder: Path, about: ImageSet, split: str) -> list[Path]: ...
-    def read(
-        self, files: list[Path], about: ImageSet, split: str, labels: Labels, progress: Progress
-    ) -> Images: ...
+    def read(self, files: list[Path], about: ImageSet, split: str) -> Images: ...
 
 
 READERS: dict[str, Reader] = {
     "parquet": image_parquet,
-    "python batches": image_batches,
+    "binary batches": image_binary,
     "MATLAB file": svhn_mat,
-    "image folder": image_folder,
 }
-ENCODED = ("parquet", "image folder")  # forms that are worth a decoded copy
 
 # SHA-256 of the pixels [N, 3, 32, 32] and then the labels (int64, little-endian) in the original
 # order, measured on lossless copies that were compared with the originals.
@@ -49,28 +41,19 @@ class Found(NamedTuple):
     files: list[Path]
 
 
-def load_images(
-    folder: str | Path,
-    name: str,
-    split: str,
-    *,
-    labels: str = "fine",
-    progress: Progress = lambda done, total: None,
-) -> Images:
+def load_images(folder: str | Path, name: str, split: str) -> Images:
     """x [N, 3, 32, 32] uint8, y [N] int64 and the class names of one split of a set.
 
-    Parquet files, python batches, SVHN's .mat files or folders of images are looked for in the
-    folder, in FOLDER/cifar10 and the like. The rows keep the order of the files. Encoded images
-    are decoded once: a copy is kept in $STOCHENS_CACHE, else ~/.cache/stochens.
+    Parquet files, CIFAR's binary files or SVHN's .mat files are looked for in the folder, in
+    FOLDER/cifar10 and the like. The rows keep the order of the files.
 
     x, y, classes = load_images("data", "cifar10", "test")
     """
     about = find_set(name)
-    kind = find_labels(about, labels)
     found = find_images(folder, name, split)
     if found is None:
         raise InputError(f"{folder} has no {name} {split} images; {how_to_get(folder, name)}")
-    return _read_cached(found, about, split, labels, kind, progress)
+    return READERS[found.form].read(found.files, about, split)
 
 
 def find_images(folder: str | Path, name: str, split: str) -> Found | None:
@@ -96,20 +79,6 @@ def _list_itself(folder: Path, about: ImageSet) -> list[Path]:
     return [] if other else [folder]
 
 
-def _read_cached(
-    found: Found, about: ImageSet, split: str, labels: str, kind: Labels, progress: Progress
-) -> Images:
-    reader = READERS[found.form]
-    if found.form not in ENCODED:
-        return reader.read(found.files, about, split, kind, progress)
-    digest = make_key(found.files, about.name, split, labels)
-    images = read_images(digest)
-    if images is None:
-        images = reader.read(found.files, about, split, kind, progress)
-        keep_images(digest, images)
-    return images
-
-
 def is_original(images: Images, name: str, split: str) -> bool | None:
     """Whether these are the original pixels and labels in the original order; None: not known."""
     known = ORIGINAL.get((name, split))
@@ -132,10 +101,10 @@ def what_to_put(folder: str | Path, name: str) -> str:
     folder = Path(folder)
     wanted = {
         "cifar10": "train-*.parquet and test-*.parquet (uoft-cs/cifar10) "
-        f"into {folder / 'cifar10'} or data_batch_1 ... 5 and test_batch "
-        f"into {folder / 'cifar-10-batches-py'}",
+        f"into {folder / 'cifar10'} or data_batch_1.bin ... 5 and test_batch.bin "
+        f"into {folder / 'cifar-10-batches-bin'}",
         "cifar100": "train-*.parquet and test-*.parquet (uoft-cs/cifar100) "
-        f"into {folder / 'cifar100'} or train, test and meta into {folder / 'cifar-100-python'}",
+        f"into {folder / 'cifar100'} or train.bin and test.bin into {folder / 'cifar-100-binary'}",
         "svhn": "SPLIT-00000-of-00001.parquet (ufldl-stanford/svhn, cropped_digits) "
         f"or SPLIT_32x32.mat into {folder / 'svhn'}",
         "hmc": f"probs.csv of the NeurIPS 2021 competition into {folder / 'cifar10'}",

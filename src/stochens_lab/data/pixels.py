@@ -1,9 +1,11 @@
-"""PNG and WebP bytes to pixels. What an image says of its size is checked before it is decoded."""
+"""Encoded images to pixels, by Pillow: what a header says is checked before anything is decoded."""
 
+import contextlib
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,30 +13,43 @@ import numpy as np
 from stochens.errors import InputError
 from stochens_lab.data.image_sets import SIDE
 
-MOST_BYTES = 64 * 1024  # of one encoded image; 32x32 needs about 2500
-BLOCK = 250  # images that one thread decodes at a time
+MOST_BYTES = 64 * 1024  # of one encoded image of a set; 32x32 needs about 2500
+BLOCK = 64  # images that one thread decodes at a time
 THREADS = min(8, os.cpu_count() or 1)
 
 
-def import_pillow() -> Any:
+@contextlib.contextmanager
+def open_image(source: Path | io.BytesIO, where: object, *formats: str) -> Iterator[Any]:
+    """A Pillow image whose header is read; `where` names it in an error."""
     try:
         from PIL import Image
     except ImportError:
         raise InputError("images need Pillow: pip install 'stochens[lab]'") from None
-    return Image
+    try:
+        with Image.open(source, formats=formats) as image:
+            yield image
+    except InputError:
+        raise
+    except Exception as error:  # Pillow raises many types on damaged bytes
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"{where} is no image that can be read: {said}") from None
 
 
-def decode(encoded: Sequence[bytes], where: Callable[[int], object]) -> np.ndarray:
-    """Pixels [N, 3, 32, 32] uint8. `where(i)` names image i in an error."""
-    import_pillow()
+def fill(out: np.ndarray, decode: Callable[[int], np.ndarray]) -> None:
+    """out[i] = decode(i), by several threads: Pillow lets go of the lock while it decodes."""
+
+    def fill_block(start: int) -> None:
+        for i in range(start, min(start + BLOCK, len(out))):
+            out[i] = decode(i)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(fill_block, range(0, len(out), BLOCK)))
+
+
+def decode(encoded: Sequence[bytes], file: Path, first: int) -> np.ndarray:
+    """Pixels [N, 3, 32, 32] uint8, of the images of a file from number `first` on."""
     out = np.empty((len(encoded), SIDE, SIDE, 3), np.uint8)
-
-    def block(start: int) -> None:
-        for i in range(start, min(start + BLOCK, len(encoded))):
-            out[i] = decode_one(encoded[i], where(i))
-
-    with ThreadPoolExecutor(THREADS) as pool:  # Pillow lets go of the lock while it decodes
-        list(pool.map(block, range(0, len(encoded), BLOCK)))
+    fill(out, lambda i: decode_one(encoded[i], f"{file}: image {first + i}"))
     return np.ascontiguousarray(out.transpose(0, 3, 1, 2))
 
 
@@ -42,45 +57,9 @@ def decode_one(data: bytes, where: object) -> np.ndarray:
     """One image, [32, 32, 3]; anything but a 32x32 RGB PNG or WebP is an error."""
     if len(data) > MOST_BYTES:
         raise InputError(f"{where} has {len(data)} bytes; a 32x32 image has at most {MOST_BYTES}")
-    stated = read_stated_size(data)
-    if stated is None:
-        raise InputError(f"{where} is neither PNG nor WebP; save the images as PNG")
-    if stated != (SIDE, SIDE):
-        raise InputError(f"{where} is {stated[0]}x{stated[1]}; images must be 32x32 RGB")
-    try:
-        with import_pillow().open(io.BytesIO(data), formats=("PNG", "WEBP")) as image:
-            if image.size != (SIDE, SIDE) or image.mode != "RGB":
-                raise InputError(
-                    f"{where} is {image.size[0]}x{image.size[1]} {image.mode}; "
-                    "images must be 32x32 RGB"
-                )
-            return np.asarray(image)
-    except InputError:
-        raise
-    except Exception as error:  # Pillow raises many types on damaged bytes
-        raise InputError(f"{where} cannot be decoded: {error}; get the file again") from None
-
-
-def read_stated_size(data: bytes) -> tuple[int, int] | None:
-    """(width, height) that the header states, None for other formats. Nothing is decoded.
-
-    The decoder of WebP takes memory for that size at once, so it must not be asked.
-
-    >>> read_stated_size(b"GIF89a")
-    """
-    if data[:8] == b"\x89PNG\r\n\x1a\n" and data[12:16] == b"IHDR":
-        return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
-    if data[:4] != b"RIFF" or data[8:12] != b"WEBP":
-        return None
-    chunk, body = data[12:16], data[20:30]
-    if len(body) < 10:
-        return None
-    if chunk == b"VP8X":
-        return int.from_bytes(body[4:7], "little") + 1, int.from_bytes(body[7:10], "little") + 1
-    if chunk == b"VP8L":  # a signature byte, then twice 14 bits
-        bits = int.from_bytes(body[1:5], "little")
-        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-    if chunk == b"VP8 ":
-        bits = int.from_bytes(body[6:10], "little")
-        return bits & 0x3FFF, bits >> 16 & 0x3FFF
-    return None
+    with open_image(io.BytesIO(data), where, "PNG", "WEBP") as image:
+        if image.size != (SIDE, SIDE) or image.mode != "RGB":
+            raise InputError(
+                f"{where} is {image.size[0]}x{image.size[1]} {image.mode}; images must be 32x32 RGB"
+            )
+        return np.asarray(image)

@@ -9,7 +9,8 @@ import torch
 
 from stochens.errors import InputError
 from stochens.files.hashing import hash_file
-from stochens_lab.data.image_sets import Images, ImageSet, Labels, Progress
+from stochens.files.storage import reading
+from stochens_lab.data.image_sets import Images, ImageSet
 
 SHA256 = {  # published; torchvision and TensorFlow Datasets check the same
     "train": "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
@@ -22,20 +23,15 @@ def find_files(folder: Path, about: ImageSet, split: str) -> list[Path]:
     return [file] if about.name == "svhn" and file.is_file() else []
 
 
-def read(
-    files: list[Path], about: ImageSet, split: str, labels: Labels, progress: Progress
-) -> Images:
+def read(files: list[Path], about: ImageSet, split: str) -> Images:
     """X [32, 32, 3, N] and y [N, 1], where digit 0 is written 10."""
     from scipy.io import loadmat  # comes with scikit-learn
 
-    try:
+    with reading(files[0]):
         found = hash_file(files[0])
-    except OSError as error:
-        raise InputError(f"cannot read {files[0]}: {error.strerror}") from None
     if found != SHA256[split]:
         raise InputError(f"{files[0]} is not the published file (SHA-256 differs); get it again")
     content = loadmat(files[0], variable_names=["X", "y"])
     x = torch.as_tensor(content["X"]).permute(3, 2, 0, 1).contiguous()  # [N, 3, 32, 32]
     y = torch.as_tensor(content["y"]).flatten().long() % 10  # [N]
-    progress(len(y), len(y))
-    return Images(x, y, labels.names)
+    return Images(x, y, about.names)

@@ -4,17 +4,14 @@ All of one size, which every header states before anything is decoded. Grey imag
 where all are grey, else all have three.
 """
 
-import io
-import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from stochens.errors import InputError
-from stochens_lab.data.pixels import import_pillow, read_stated_size
+from stochens_lab.data.pixels import fill, open_image
 
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".bmp": "BMP"}
 GREY = ("L", "1", "LA")
@@ -22,8 +19,6 @@ EIGHT_BITS = (*GREY, "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 MOST_FILE = 64 << 20  # bytes of one file
 MOST_SIDE = 4096  # pixels
 MOST_BYTES = 1 << 33  # of all pixels, as bytes; they become floats of four times the size
-THREADS = min(8, os.cpu_count() or 1)
-BLOCK = 64  # files that one thread decodes at a time
 
 
 class Pictures(NamedTuple):
@@ -52,13 +47,7 @@ def read(folder: Path, *, shape: tuple[int, ...] | None = None) -> Pictures:
             f"{size >> 30} GiB of pixels; at most {MOST_BYTES >> 30} are read: make them smaller"
         )
     out = np.empty((len(files), channels, stated[0].height, stated[0].width), np.uint8)
-
-    def block(start: int) -> None:
-        for i, file in enumerate(files[start : start + BLOCK], start):
-            out[i] = _decode(file, stated[i], channels).transpose(2, 0, 1)
-
-    with ThreadPoolExecutor(THREADS) as pool:  # Pillow lets go of the lock while it decodes
-        list(pool.map(block, range(0, len(files), BLOCK)))
+    fill(out, lambda i: _decode(files[i], stated[i], channels))
     labels = [file.parent.name for file in files] if classes else None
     return Pictures(out, labels, classes)
 
@@ -94,7 +83,8 @@ def _check_headers(files: list[Path], shape: tuple[int, ...] | None) -> list[Sta
     first = stated[0]
     wanted = (shape[2], shape[1]) if shape else (first.width, first.height)
     for file, one in zip(files, stated, strict=True):
-        _check_side(file, one.width, one.height)
+        if max(one.width, one.height) > MOST_SIDE:
+            raise InputError(f"{file} is {one.width}x{one.height}; at most {MOST_SIDE} a side")
         if (one.width, one.height) != wanted:
             like = "the run was fitted on" if shape else f"{files[0].name} is"
             raise InputError(
@@ -104,50 +94,22 @@ def _check_headers(files: list[Path], shape: tuple[int, ...] | None) -> list[Sta
     return stated
 
 
-def _check_side(file: Path, width: int, height: int) -> None:
-    if not 0 < width <= MOST_SIDE or not 0 < height <= MOST_SIDE:
-        raise InputError(f"{file} is {width}x{height}; at most {MOST_SIDE} a side")
-
-
 def _read_headers(files: list[Path]) -> Iterator[Stated]:
-    image = import_pillow()
     for file in files:
-        try:
-            size = file.stat().st_size
-            if size > MOST_FILE:
-                raise InputError(f"{file} has {size} bytes; at most {MOST_FILE} are read")
-            with file.open("rb") as begin:
-                known = read_stated_size(begin.read(32))
-            if known is not None:  # before Pillow opens it: WebP takes its memory there
-                _check_side(file, *known)
-            with image.open(file, formats=(FORMATS[file.suffix.lower()],)) as opened:
-                if opened.mode not in EIGHT_BITS:
-                    raise InputError(f"{file} is of mode {opened.mode}; save it with 8 bits")
-                width, height = opened.size
-                yield Stated(width, height, opened.mode in GREY)
-        except InputError:
-            raise
-        except Exception as error:  # Pillow raises many types on damaged bytes
-            raise InputError(
-                f"{file} is no image that can be read: {_quote_first_line(error)}"
-            ) from None
+        size = file.stat().st_size
+        if size > MOST_FILE:
+            raise InputError(f"{file} has {size} bytes; at most {MOST_FILE} are read")
+        with open_image(file, file, FORMATS[file.suffix.lower()]) as opened:
+            if opened.mode not in EIGHT_BITS:
+                raise InputError(f"{file} is of mode {opened.mode}; save it with 8 bits")
+            width, height = opened.size
+            yield Stated(width, height, opened.mode in GREY)
 
 
 def _decode(file: Path, stated: Stated, channels: int) -> np.ndarray:
-    """[H, W, C] of one image."""
-    image = import_pillow()
-    try:
-        data = io.BytesIO(file.read_bytes())
-        with image.open(data, formats=(FORMATS[file.suffix.lower()],)) as opened:
-            if opened.size != (stated.width, stated.height):
-                raise InputError(f"{file} changed while it was read")
-            pixels = np.asarray(opened.convert("L" if channels == 1 else "RGB"))
-            return pixels.reshape(stated.height, stated.width, channels)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"{file} cannot be decoded: {_quote_first_line(error)}") from None
-
-
-def _quote_first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    """[C, H, W] of one image."""
+    with open_image(file, file, FORMATS[file.suffix.lower()]) as opened:
+        if opened.size != (stated.width, stated.height):
+            raise InputError(f"{file} changed while it was read")
+        pixels = np.asarray(opened.convert("L" if channels == 1 else "RGB"))
+        return pixels.reshape(stated.height, stated.width, channels).transpose(2, 0, 1)

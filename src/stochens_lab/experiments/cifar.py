@@ -4,8 +4,9 @@ One run is one row of the table: a method, trained in blocks of members. A block
 done, and a run that was stopped goes on with the first that is missing.
 """
 
+import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from stochens.posterior.posterior import Posterior
 from stochens.posterior.predictive import Predictive
 from stochens.run.options import Run
 from stochens.training.machines import local_device
-from stochens.training.schedules import rate_for, schedule_named
+from stochens.training.schedules import Natural, rate_for, schedule_named
 from stochens_lab.data.corruptions import CORRUPTIONS, INTENSITIES, corrupt
-from stochens_lab.data.image_sets import normalise
+from stochens_lab.data.hmc_reference import check_aligned, load_hmc_reference
+from stochens_lab.data.image_sets import SETS, normalise
+from stochens_lab.data.images import find_images, load_images
 from stochens_lab.experiments.cifar_config import CifarConfig
-from stochens_lab.experiments.cifar_data import Images, load_cifar, load_reference
 from stochens_lab.experiments.cifar_measures import (
     average_corrupted,
     measure_closeness,
@@ -37,16 +39,21 @@ from stochens_lab.experiments.cifar_measures import (
     trace_inferences,
     trace_members,
 )
-from stochens_lab.experiments.cifar_members import (
+from stochens_lab.experiments.cifar_rows import (
     BLOCKS,
+    KINDS,
+    Block,
+    Net,
     cut_blocks,
     find_missing,
     find_start,
     keep_copy,
     load_blocks,
+    name_row,
+    optimizer_of,
     take_params,
+    train_block,
 )
-from stochens_lab.experiments.cifar_rows import RULES, TRAININGS, Block, Net, name_row, train_block
 from stochens_lab.experiments.configs import config_to_json
 from stochens_lab.experiments.rows import Training, describe_training, predict_classes
 from stochens_lab.experiments.runs import (
@@ -57,7 +64,48 @@ from stochens_lab.experiments.runs import (
     list_begun,
     open_run,
 )
-from stochens_lab.report.run_folder import METRICS, TRAINING, RunFolder
+from stochens_lab.report.run_folder import TRAINING, RunFolder
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+    """Bytes [N, 3, 32, 32] and labels [N], and other sets' test images, which are no such thing."""
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    others: dict[str, Tensor]
+    classes: int
+    labels: Tensor  # of all test images, also where few are asked for
+
+
+def load_cifar(config: CifarConfig) -> Images:
+    x, y, names = load_images(config.data, config.name, "train")
+    if config.images is not None and config.images > len(x):
+        raise InputError(f"images = {config.images}, but there are {len(x)} to train on")
+    x_test, y_test, _ = load_images(config.data, config.name, "test")
+    few, test = slice(config.images), slice(config.test_images)
+    others = {
+        name: load_images(config.data, name, "test").x[test]
+        for name in SETS
+        if name != config.name and find_images(config.data, name, "test") is not None
+    }
+    return Images((x[few], y[few]), (x_test[test], y_test[test]), others, len(names), y_test)
+
+
+def load_reference(config: CifarConfig, images: Images) -> Tensor | None:
+    """HMC's probabilities for the test images, proved to be in their order; None if not there."""
+    if config.name != "cifar10":
+        return None  # none were published in this form
+    try:
+        probs = load_hmc_reference(config.data, labels=images.labels)
+    except InputError as error:
+        if "has no HMC reference" in str(error):
+            return None
+        raise
+    probs = probs[: config.test_images]
+    check_aligned(probs, images.test[1])
+    return probs
+
 
 REFERENCE = "HMC"
 NAMES = ("cifar10", "cifar100")
@@ -70,11 +118,15 @@ def check(config: CifarConfig) -> None:
     """Everything that is wrong with the options alone."""
     if config.name not in NAMES:
         raise InputError(f"name must be one of {', '.join(NAMES)}, got {config.name!r}")
-    if config.method not in TRAININGS:
-        raise InputError(f"method must be one of {', '.join(TRAININGS)}, got {config.method!r}")
+    if config.method not in KINDS:
+        raise InputError(f"method must be one of {', '.join(KINDS)}, got {config.method!r}")
     check_node(config.node)
-    RULES[config.method](config)  # its rate
-    rate_for("sgd", config.lr)
+    KINDS[config.method].rule(config)  # its rate
+    rate_for(optimizer_of(config).kind, config.lr)
+    if config.optimizer != "sgd" and KINDS[config.method].make is not KINDS["regular"].make:
+        raise InputError(f"optimizer is for methods that are trained; {config.method} has its own")
+    if config.optimizer != Natural.name and (config.sigma or config.memory):
+        raise InputError("sigma and memory are for --optimizer natural")
     schedule_named(config.schedule)
     positive(prior_precision=config.prior_precision)
     if config.minutes is not None and not config.minutes >= 0:
@@ -187,14 +239,13 @@ def _measure(
     p = predicted(x_test, keep_draws=True)
     folder.arrays[f"{config.name}/points/labels-test"] = y_test.numpy()
     folder.predictive((config.name, row, "test"), p)
-    _put_row(folder, (config.name, row, "test"), measure_labelled(p, y_test, config.resamples))
+    folder.put_row((config.name, row, "test"), measure_labelled(p, y_test, config.resamples))
     told = describe_training(
-        ensemble, Training(row, TRAININGS[config.method], _count_steps(config, images))
+        ensemble, Training(row, KINDS[config.method].make, _count_steps(config, images))
     )
     told["members curve"] = trace_members(p.probs, len(ensemble), y_test, reference, MEMBER_COUNTS)
     if reference is not None:
-        _put_row(
-            folder,
+        folder.put_row(
             (config.name, row, "test"),
             measure_closeness(p.mean, reference, config.resamples),
         )
@@ -203,7 +254,7 @@ def _measure(
         note(f"{row}: {name}, which is no {config.name}")
         q = predicted(x, keep_draws=False)
         folder.predictive((config.name, row, name), q)
-        _put_row(folder, (config.name, row, name), measure_ood(p.mean, q.mean, config.resamples))
+        folder.put_row((config.name, row, name), measure_ood(p.mean, q.mean, config.resamples))
     if config.inferences:
         note(f"{row}: {INFERENCES[-1]} inferences of each member")
         many = predicted(x_test, keep_draws=True, draws=INFERENCES[-1])
@@ -228,7 +279,7 @@ def _keep_reference(config: CifarConfig, folder: RunFolder, probs: Tensor, label
     folder.arrays[f"{prefix}/entropy"] = p.entropy.numpy()
     known = measure_labelled(p, labels, config.resamples)
     known.pop("MI", None)
-    _put_row(folder, (config.name, REFERENCE, "test"), known)
+    folder.put_row((config.name, REFERENCE, "test"), known)
 
 
 def _measure_corrupted(
@@ -251,11 +302,6 @@ def _measure_corrupted(
                 p = predicted(corrupted, keep_draws=False)
             measured = measure_corrupted(p.mean, y)
             found[corruption, intensity] = measured
-            _put_row(folder, (config.name, row, f"{corruption}-{intensity}"), measured)
+            folder.put_row((config.name, row, f"{corruption}-{intensity}"), measured)
         folder.write()
-    _put_row(folder, (config.name, row, "corrupted"), average_corrupted(found))
-
-
-def _put_row(folder: RunFolder, keys: tuple[str, ...], row: Mapping[str, Interval]) -> None:
-    for metric, interval in row.items():
-        folder.put(METRICS, (*keys, metric), interval._asdict())
+    folder.put_row((config.name, row, "corrupted"), average_corrupted(found))

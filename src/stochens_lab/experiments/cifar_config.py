@@ -43,6 +43,13 @@ class CifarConfig:
     schedule: Annotated[str, typer.Option(help="{default} (the paper's), cosine or constant.")] = (
         "step"
     )
+    optimizer: Annotated[
+        str, typer.Option(help="{default}, or natural: Gaussian members by natural gradients.")
+    ] = "sgd"
+    sigma: Annotated[float | None, typer.Option(help="Of natural, where it begins.")] = None
+    memory: Annotated[
+        float | None, typer.Option(help="Of natural: steps over which curvatures are averaged.")
+    ] = None
     step_size: Annotated[
         float | None, typer.Option(help="Of langevin, in standard deviations of the prior.")
     ] = None

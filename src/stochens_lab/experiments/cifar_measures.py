@@ -79,15 +79,8 @@ def trace_members(
 ) -> dict[str, Any]:
     """Ensembles of fewer members: the mean over all disjoint ones of each size."""
     sizes = [k for k in counts if k < members] + [members]
-    curve: dict[str, Any] = {"members": sizes}
-    for size in sizes:
-        groups = [
-            _measure_mean(probs[first : first + size].mean(0), labels, reference)
-            for first in range(0, members - size + 1, size)
-        ]
-        for name in groups[0]:
-            curve.setdefault(name, []).append(float(np.mean([g[name] for g in groups])))
-    return curve
+    parts = [[probs[k : k + size] for k in range(0, members - size + 1, size)] for size in sizes]
+    return {"members": sizes, **_trace(parts, labels, reference)}
 
 
 def trace_inferences(
@@ -99,12 +92,19 @@ def trace_inferences(
 ) -> dict[str, Any]:
     """All members with fewer inferences each."""
     sizes = [k for k in counts if k * members <= len(probs)]
-    curve: dict[str, Any] = {"draws": sizes}
-    for size in sizes:
-        found = _measure_mean(probs[: size * members].mean(0), labels, reference)
-        for name, value in found.items():
-            curve.setdefault(name, []).append(value)
-    return curve
+    parts = [[probs[: size * members]] for size in sizes]
+    return {"draws": sizes, **_trace(parts, labels, reference)}
+
+
+def _trace(
+    parts: Sequence[Sequence[Tensor]], labels: Tensor, reference: Tensor | None
+) -> dict[str, list[float]]:
+    """Of each size the mean over its ensembles, measure by measure."""
+    found = [[_measure_mean(p.mean(0), labels, reference) for p in size] for size in parts]
+    return {
+        name: [float(np.mean([one[name] for one in size])) for size in found]
+        for name in found[0][0]
+    }
 
 
 def _measure_mean(mean: Tensor, labels: Tensor, reference: Tensor | None) -> dict[str, float]:

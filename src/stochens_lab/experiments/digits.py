@@ -4,12 +4,14 @@ A small ResNet with filter response normalisation learns scikit-learn's digits. 
 about test digits, the same rotated, the same with noise, and patches of photographs.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from torch import Tensor, nn
 
 from stochens import metrics
@@ -20,12 +22,11 @@ from stochens.metrics import Interval
 from stochens.networks import SmallResNetFRN
 from stochens.posterior.posterior import Posterior
 from stochens.posterior.predictive import Predictive
-from stochens.run.options import Run
 from stochens.samplers.langevin import langevin, usual_step
 from stochens.samplers.sampling import hmc
 from stochens_lab.data.digits import add_noise, cut_photo_patches, read_digits, rotate
+from stochens_lab.experiments import configs
 from stochens_lab.experiments.configs import config_to_json
-from stochens_lab.experiments.digits_config import DigitsConfig
 from stochens_lab.experiments.rows import (
     ENSEMBLES,
     Training,
@@ -35,14 +36,67 @@ from stochens_lab.experiments.rows import (
 )
 from stochens_lab.experiments.runs import (
     checkpoint_folder,
-    engine_of,
     find_device,
     finish_run,
     is_whole,
     open_run,
+    work_in,
 )
 from stochens_lab.report.closeness import closeness, own_noise
-from stochens_lab.report.run_folder import METRICS, SAMPLER, TRAINING, RunFolder
+from stochens_lab.report.run_folder import SAMPLER, TRAINING, RunFolder
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DigitsConfig:
+    """What a run is made of. Presets are in PRESETS."""
+
+    preset: Annotated[
+        str, typer.Option(help="What size of run: {default} (if not given) or paper.")
+    ] = "quick"
+    images: int = 300  # to train on, of 1257
+    channels: int = 8  # faster than 6: convolutions on CPUs work in eights
+    members: configs.Members = 10
+    steps: int = 450  # what the time allows: SE3 and gaussian are not at their end
+    langevin_steps: int = 450  # of the whole data, each
+    chains: int = 4
+    samples: int = 20
+    warmup: int = 20
+    trajectory: float = 0.6  # in standard deviations of the prior
+    leapfrogs: int = 70  # of a trajectory, at most
+    resamples: int = 300  # of the bootstrap over images
+    seed: configs.Seed = 0
+    device: configs.Device = None
+    engine: configs.Engine = "auto"
+    address: configs.Address = None
+    out: configs.Out = Path("runs/digits")
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "quick": {},
+    "paper": {  # for a GPU
+        "images": 1257,
+        "members": 100,
+        "steps": 4000,
+        "langevin_steps": 4000,
+        "chains": 8,
+        "samples": 300,
+        "warmup": 100,
+        "trajectory": math.pi / 2,  # Izmailov et al. 2021
+        "leapfrogs": 600,
+    },
+}
+
+
+def configure(preset: str | None = None, **changes: Any) -> DigitsConfig:
+    """A preset, with some of its fields changed; None leaves one as it is."""
+    return DigitsConfig(**configs.merge_preset(PRESETS, preset, changes))
+
+
+def reconfigure(path: Path, **changes: Any) -> DigitsConfig:
+    """The Config of a run that was stopped; only where it is worked on may change."""
+    before = configs.read_fields(DigitsConfig, path, "digits")
+    return configs.change_config(DigitsConfig, before, changes, {"device", "address"})
+
 
 SET = "digits"
 REFERENCE, NOISE_ROW = "HMC", "HMC" + OWN_NOISE
@@ -122,10 +176,7 @@ def run(
 
 def _common(config: DigitsConfig, keep: Path) -> dict[str, Any]:
     """What all methods and HMC have in common; `keep`: where the work is kept meanwhile."""
-    run = Run(
-        device=config.device, engine=engine_of(config.engine, config.address), checkpoint=keep
-    )
-    return {"prior_precision": PRIOR_PRECISION, "seed": config.seed, "run": run}
+    return {"prior": PRIOR_PRECISION, "seed": config.seed, "run": work_in(config, keep)}
 
 
 def _load_images(config: DigitsConfig) -> tuple[Data, dict[str, Tensor], Tensor]:
@@ -204,9 +255,11 @@ def measure_all(
 
 def _put_rows(folder: RunFolder, method: str, rows: Mapping[str, Mapping[str, Interval]]) -> None:
     for domain, row in rows.items():
-        for metric, interval in row.items():
-            if all(map(math.isfinite, interval)):  # NLL is infinite where a label has probability 0
-                folder.put(METRICS, (SET, method, domain, metric), interval._asdict())
+        # NLL is infinite where a label has probability 0
+        known = {
+            name: interval for name, interval in row.items() if all(map(math.isfinite, interval))
+        }
+        folder.put_row((SET, method, domain), known)
 
 
 def _keep_predictions(folder: RunFolder, method: str, found: Mapping[str, Predictive]) -> None:

@@ -10,7 +10,7 @@ from stochens.comparison import LEVEL
 from stochens.metrics import Interval, total_variation
 from stochens.posterior.predictive import Predictive
 from stochens_lab.report.closeness import closeness, own_noise
-from stochens_lab.report.run_folder import METRICS, TRAINING, RunFolder
+from stochens_lab.report.run_folder import TRAINING, RunFolder
 
 Key = tuple[str, str, str]  # set, method, domain
 RESAMPLES = 200
@@ -49,9 +49,8 @@ class Replicates:
     def write(self, folder: RunFolder) -> None:
         """Put them in their tables, and write the folder."""
         for key, rows in self._found.items():
-            for metric in rows[0][1]:
-                interval = average_draws([(draw, row[metric]) for draw, row in rows])
-                folder.put(METRICS, (*key, metric), interval._asdict())
+            means = {m: average_draws([(draw, row[m]) for draw, row in rows]) for m in rows[0][1]}
+            folder.put_row(key, means)
         for (set_name, method, domain), curve in self._curves.items():
             folder.put(TRAINING, (set_name, method, "curve", domain), _average_curve(curve))
         for set_name, distances in self._distances.items():

@@ -10,6 +10,7 @@ import torch
 from stochens.errors import InputError
 from stochens.run.cluster.connect import Engines, Ray, connect, room
 from stochens.run.memory import chosen_device
+from stochens.run.options import Run as Options
 from stochens.training.engines import refuse_unknown
 from stochens_lab.report.run_folder import Run, RunFolder
 
@@ -55,6 +56,13 @@ def engine_of(engine: str, address: str | None, *, within: str = "auto") -> Engi
     if address is not None:
         raise InputError(f"--address {address} is that of a Ray cluster; give --engine ray with it")
     return engine if within == "auto" or engine != "auto" else within
+
+
+def work_in(config: Any, keep: Path, *, within: str = "auto", **options: Any) -> Options:
+    """How a piece of work runs, by the Config's device, engine and address; it is kept in `keep`
+    meanwhile."""
+    engine = engine_of(config.engine, config.address, within=within)
+    return Options(**{"device": config.device, "engine": engine, "checkpoint": keep, **options})
 
 
 def find_device(engine: str, address: str | None, device: str | None) -> str:

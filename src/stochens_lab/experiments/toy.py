@@ -19,7 +19,6 @@ from stochens.networks import MLP
 from stochens.posterior.posterior import Posterior
 from stochens.posterior.predictive import Predictive
 from stochens.reference_noise import as_if_apart
-from stochens.run.options import Run
 from stochens.samplers.sampling import nuts
 from stochens.toy import IN_DOMAIN, OUT_OF_DOMAIN, grid, toy_set, uniform_points
 from stochens_lab.experiments.configs import config_to_json
@@ -34,14 +33,13 @@ from stochens_lab.experiments.rows import (
 from stochens_lab.experiments.runs import (
     PARTS,
     checkpoint_folder,
-    engine_of,
     find_device,
     finish_run,
     is_whole,
     open_run,
+    work_in,
 )
-from stochens_lab.experiments.toy_config import ToyConfig
-from stochens_lab.experiments.toy_rows import SIZES, TRAININGS, list_trainings
+from stochens_lab.experiments.toy_config import SIZES, TRAININGS, ToyConfig, list_trainings
 from stochens_lab.report.run_folder import SAMPLER, TRAINING, RunFolder
 
 REFERENCE, NOISE = "NUTS", "NUTS" + OWN_NOISE
@@ -151,7 +149,7 @@ def _sample_reference(
             warmup=config.warmup,
             target_accept=0.9,
             seed=config.seed + number,
-            run=_run(config, checkpoint_folder(folder, set_name, number, REFERENCE)),
+            run=work_in(config, checkpoint_folder(folder, set_name, number, REFERENCE)),
         )
     truth = {place: predict_classes(reference, x, keep_draws=False) for place, x in places.items()}
     if number == 0:
@@ -169,12 +167,6 @@ def _sample_reference(
     return Draw(number, data, truth)
 
 
-def _run(config: ToyConfig, keep: Path) -> Run:
-    """`keep`: where the work is kept meanwhile."""
-    engine = engine_of(config.engine, config.address)
-    return Run(device=config.device, engine=engine, checkpoint=keep)
-
-
 def _train_ensembles(
     config: ToyConfig, folder: RunFolder, set_name: str, row: Training, draws: list[Draw]
 ) -> Iterator[tuple[Draw, Posterior]]:
@@ -186,7 +178,7 @@ def _train_ensembles(
     if row.replicas and len(draws) > 1:
         members = size * config.seeds * len(draws)
         data = Replicas(draw.data for draw in draws)
-        run = _run(config, checkpoint_folder(folder, *place))
+        run = work_in(config, checkpoint_folder(folder, *place))
         trained = row.train(data, members=members, seed=config.seed, run=run, **options)
         parts = [trained.replica(d, len(draws)) for d in range(len(draws))]
         numbers = [tuple(m // len(draws) for m in part.members) for part in parts]
@@ -196,7 +188,7 @@ def _train_ensembles(
                 draw.data,
                 members=size * config.seeds,
                 seed=config.seed + 100 * draw.number,
-                run=_run(config, checkpoint_folder(folder, *place, draw.number)),
+                run=work_in(config, checkpoint_folder(folder, *place, draw.number)),
                 **options,
             )
             for draw in draws

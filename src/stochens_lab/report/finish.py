@@ -7,16 +7,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from stochens.errors import InputError
 from stochens_lab.report import markdown
-from stochens_lab.report.cifar.markdown import build_terminal_tables
-from stochens_lab.report.cifar.metrics import cifar_metrics
+from stochens_lab.report.cifar.markdown import build_terminal_tables, cifar_metrics
 from stochens_lab.report.cifar.rows import gather, is_cifar
 from stochens_lab.report.run_folder import FIGURES, METRICS, PAGE, RUN, TABLES, Run, write_whole
+from stochens_lab.report.tables import build_terminal
 from stochens_lab.report.view import View
 
 SHORT_NAMES = {  # metric: its short name, so that two domains fit 80 columns
@@ -59,7 +58,22 @@ def _build_tables(run: Run) -> Iterator[Table]:
             yield from build_terminal_tables(rows)
         return
     for set_name, methods in run.metrics.items():
-        yield from build_set_tables(set_name, methods)
+        if run.about.get("experiment") == "active":
+            yield from _build_accuracies(set_name, methods)
+        else:
+            yield from build_set_tables(set_name, methods)
+
+
+def _build_accuracies(set_name: str, rows: dict[str, dict[str, dict[str, Any]]]) -> Iterator[Table]:
+    """Of a run that has no reference to be near to; curves are in its figure."""
+    if any(len(row) > 1 for row in rows.values()):
+        return
+    lines = []
+    for name, row in rows.items():
+        found = next(iter(row.values()))["accuracy"]
+        text = f"{found['value']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
+        lines.append([name, text])
+    yield build_terminal(set_name, ["accuracy, 95 % interval"], lines)
 
 
 def write_companions(paths: Sequence[Path], page: Path, *, figures: bool) -> Iterator[str]:
@@ -115,15 +129,22 @@ def build_set_tables(set_name: str, rows: dict[str, dict[str, dict[str, Any]]]) 
 def _build_table(
     title: str, rows: dict[str, dict[str, dict[str, Any]]], domains: list[str]
 ) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1), title_justify="left")
-    table.add_column("", no_wrap=True)
-    for short in SHORT_NAMES.values():
-        table.add_column(short, justify="right", no_wrap=True)
+    names = _choose_metrics(rows, domains)
+    cells = []
     for method, row in rows.items():
-        found = [[row.get(domain, {}).get(metric) for domain in domains] for metric in SHORT_NAMES]
+        found = [[row.get(domain, {}).get(metric) for domain in domains] for metric in names]
         if any(interval for cell in found for interval in cell):
-            table.add_row(method, *(" ".join(map(_format_cell, cell)) for cell in found))
-    return table
+            cells.append([method, *(" ".join(map(_format_cell, cell)) for cell in found)])
+    return build_terminal(title, list(names.values()), cells)
+
+
+def _choose_metrics(
+    rows: dict[str, dict[str, dict[str, Any]]], domains: list[str]
+) -> dict[str, str]:
+    """Those of closeness, with short names; whatever there is, where there is no reference."""
+    found = [m for row in rows.values() for domain in domains for m in row.get(domain, {})]
+    close = any(metric in SHORT_NAMES for metric in found)
+    return SHORT_NAMES if close else {metric: metric for metric in found}
 
 
 def _format_cell(interval: dict[str, float | None] | None) -> str:

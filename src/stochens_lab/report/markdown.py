@@ -75,5 +75,6 @@ def _format_label(name: str) -> str:
 def _format_cell(interval: Interval | None, name: str) -> str:
     if interval is None:
         return ""
-    value, low, high = map(describe_metric(name).text, interval)
-    return f"{value} ({low} to {high})"
+    metric = describe_metric(name)
+    value, about = metric.text(interval.value), metric.range(interval)
+    return f"{value} ({about})" if about else value

@@ -7,6 +7,7 @@ paper's toy sets are not published: ours play the same parts, so orders can be c
 cannot.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 EXPERIMENT = "toy"
@@ -77,6 +78,20 @@ TABLE_3: dict[tuple[str, str], tuple[float, ...]] = {
 }
 
 
+def _list_values() -> Iterator[tuple[tuple[str, ...], float]]:
+    for place, row in TABLE_1.items():
+        for (metric, unit), pair in zip(COLUMNS, row, strict=True):
+            for domain, value in zip(DOMAINS, pair, strict=True):
+                yield (EXPERIMENT, *place, domain, metric), round(value * unit, 6)
+    for domain, table in ((TEST, TABLE_2), (CORRUPTED, TABLE_3)):
+        for place, values in table.items():
+            for column, value in zip(CIFAR_COLUMNS, values, strict=False):  # Table 3 has fewer
+                yield (CIFAR, *place, domain, column.metric), round(value * column.unit, 6)
+
+
+VALUES = dict(_list_values())
+
+
 def paper_value(
     experiment: str, set_name: str, method: str, domain: str, metric: str
 ) -> float | None:
@@ -87,21 +102,4 @@ def paper_value(
     >>> paper_value("cifar", "cifar10", "SE1", "test", "agreement")
     0.941
     """
-    if experiment == CIFAR:
-        return _cifar_value(set_name, method, domain, metric)
-    row = TABLE_1.get((set_name, method))
-    if experiment != EXPERIMENT or row is None or domain not in DOMAINS:
-        return None
-    for (name, unit), pair in zip(COLUMNS, row, strict=True):
-        if name == metric:
-            return round(pair[DOMAINS.index(domain)] * unit, 6)
-    return None
-
-
-def _cifar_value(set_name: str, method: str, domain: str, metric: str) -> float | None:
-    table = {TEST: TABLE_2, CORRUPTED: TABLE_3}.get(domain, {})
-    row = table.get((set_name, method), ())
-    for column, value in zip(CIFAR_COLUMNS, row, strict=False):  # Table 3 has fewer columns
-        if column.metric == metric:
-            return round(value * column.unit, 6)
-    return None
+    return VALUES.get((experiment, set_name, method, domain, metric))

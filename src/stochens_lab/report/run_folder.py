@@ -32,6 +32,7 @@ import torch
 from stochens.errors import InputError
 from stochens.files.storage import CHECKSUMS, DAMAGE, LOCK, format_of, new_folder, reading, sync
 from stochens.files.sums import read_files, replace_files
+from stochens.metrics import Interval
 from stochens.posterior.predictive import Predictive
 from stochens.run.checkpoints import alone_in
 from stochens.version import __version__
@@ -124,6 +125,11 @@ class RunFolder:
         for key in keys[:-1]:
             at = at.setdefault(key, {})
         at[keys[-1]] = value
+
+    def put_row(self, keys: tuple[str, ...], row: Mapping[str, Interval]) -> None:
+        """Store measures, with their intervals, in the table of metrics."""
+        for metric, interval in row.items():
+            self.put(METRICS, (*keys, metric), interval._asdict())
 
     def predictive(self, keys: tuple[str, ...], p: Predictive) -> None:
         """Keep what the maps and the tables need of a prediction."""

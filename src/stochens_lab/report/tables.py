@@ -1,8 +1,11 @@
 """A table as plain data: the page shows it by a template, Markdown by `format_markdown`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
+
+from rich import box
+from rich.table import Table as TerminalTable
 
 from stochens_lab.report.text import DASH
 
@@ -76,6 +79,19 @@ def format_markdown(table: Table) -> Iterator[str]:
         for cell in row.cells:
             cells += [_format_cell(cell), *[""] * (cell.columns - 1)]
         yield join_cells([f"*{c}*" if c else "" for c in cells] if row.from_paper else cells)
+
+
+def build_terminal(
+    title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]
+) -> TerminalTable:
+    """Narrow, for a terminal of 80 columns; the first of each row is its name."""
+    table = TerminalTable(title=title, box=box.SIMPLE_HEAD, padding=(0, 1), title_justify="left")
+    table.add_column("", no_wrap=True)
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def join_cells(cells: Sequence[str]) -> str:

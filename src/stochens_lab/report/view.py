@@ -38,6 +38,15 @@ class Metric:
     def text(self, value: float) -> str:
         return f"{value * self.scale:.{self.digits}f}".replace("-", MINUS)
 
+    def range(self, interval: Interval) -> str:
+        """Of an interval; nothing where it has no width, as that of a time has not.
+
+        >>> METRICS["NLL"].range(Interval(1.0, 0.5, 2.0)), METRICS["NLL"].range(Interval(1, 1, 1))
+        ('0.500 to 2.000', '')
+        """
+        low, high = interval.low, interval.high
+        return "" if low == high else f"{self.text(low)} to {self.text(high)}"
+
 
 METRICS = {
     "agreement": Metric("agreement", "%", 100, 1, 1),
@@ -54,7 +63,12 @@ METRICS = {
     "RMSE": Metric("RMSE", "", 1, 3, -1),
     "entropy": Metric("entropy", "nats"),
     "MI": Metric("MI", "nats"),
+    "training": Metric("training", "s", 1, 1, -1),
+    "prediction": Metric("prediction", "s", 1, 1, -1),
+    "GPU memory": Metric("GPU memory", "GB", 1, 2, -1),
+    "stored": Metric("stored", "MB", 1, 1, -1),
 }
+COST = "cost"  # the domain of what a row took
 HEADLINE = ("variance", "NLL", "accuracy", "RMSE")  # the first that is there tells who is closest
 
 

@@ -11,7 +11,7 @@ from stochens.errors import InputError, check_known, did_you_mean
 from stochens.likelihoods import LIKELIHOODS
 from stochens.methods import METHODS
 from stochens.methods.registry import PAPER_NAMES
-from stochens.training.advice import usual_method
+from stochens.prior import SCALES
 from stochens.training.engines import ENGINES
 from stochens_lab.data.examples import LIKELY
 from stochens_lab.experiments.configs import (
@@ -27,6 +27,7 @@ from stochens_lab.experiments.runs import check_device, engine_of
 from stochens_lab.workflow.model import check_name
 
 EXPERIMENT = "fit"
+KNOWN = ("categorical", "gaussian", "heteroscedastic")  # likelihoods of data in files
 TAILS = ("multiswa", "multiswag")  # averages of a plain training's tail
 RATED = ("dropout", "dropconnect")
 # without those that leave a network's own weights as they are, which are drawn anew here
@@ -57,7 +58,7 @@ class FitConfig:
         str,
         typer.Option(
             help="{default} (if not given), gaussian or heteroscedastic.",
-            autocompletion=complete_from(LIKELIHOODS),
+            autocompletion=complete_from(KNOWN),
         ),
     ] = "categorical"
     normalise: Annotated[
@@ -91,6 +92,13 @@ class FitConfig:
     prior_precision: Annotated[
         float, typer.Option(help="1 / variance of the prior on every parameter: {default:g}.")
     ] = 1.0
+    prior_scale: Annotated[
+        str,
+        typer.Option(
+            help="{default}, or fan-in: the variance of a weight is divided by its inputs too.",
+            autocompletion=complete_from(SCALES),
+        ),
+    ] = "isotropic"
     seed: Seed = 0
     device: Device = None
     engine: Annotated[
@@ -136,7 +144,7 @@ def reconfigure(path: Path, *, data: Path | None = None, **changes: Any) -> FitC
 def check(config: FitConfig) -> None:
     """Everything that is wrong with the options alone."""
     check_name(config.model)
-    check_known("--likelihood", config.likelihood, LIKELIHOODS)
+    check_known("--likelihood", config.likelihood, KNOWN)
     if method_name(config) not in NAMES:
         hint = did_you_mean(method_name(config), [*NAMES, *PAPER_NAMES])
         raise InputError(
@@ -153,6 +161,7 @@ def check(config: FitConfig) -> None:
         raise InputError(f"--batch-size must be at least 1, or 0 for all, got {config.batch_size}")
     if not config.prior_precision > 0 or not math.isfinite(config.prior_precision):
         raise InputError(f"--prior-precision must be above 0, got {config.prior_precision}")
+    check_known("--prior-scale", config.prior_scale, SCALES)
     check_device(config.device, config.engine)
     engine_of(config.engine, config.address)
 
@@ -160,5 +169,5 @@ def check(config: FitConfig) -> None:
 def method_name(config: FitConfig) -> str:
     """dropout for SE1, and so on; where none was named, the one that suits the likelihood."""
     if config.method is None:
-        return usual_method(LIKELIHOODS[config.likelihood]())
+        return LIKELIHOODS[config.likelihood].usual_method
     return PAPER_NAMES.get(config.method, config.method)

@@ -20,10 +20,10 @@ from stochens.checks import probe_outputs
 from stochens.errors import InputError
 from stochens.files.storage import CHECKSUMS, DESCRIPTION, LOCK
 from stochens.members import builder
-from stochens.methods import METHODS, MethodLike
+from stochens.methods import METHODS, Regular
 from stochens.posterior.posterior import Posterior
+from stochens.prior import Prior
 from stochens.randomness.seeds import derive
-from stochens.run import options as running
 from stochens.run.checkpoints import digest, refuse_other
 from stochens.samplers.swag import multiswa, multiswag
 from stochens.training.fit import fit
@@ -36,10 +36,10 @@ from stochens_lab.experiments.rows import Training, describe_training
 from stochens_lab.experiments.runs import (
     CHECKPOINTS,
     checkpoint_folder,
-    engine_of,
     find_device,
     finish_run,
     open_run,
+    work_in,
 )
 from stochens_lab.report.run_folder import (
     METRICS,
@@ -50,7 +50,7 @@ from stochens_lab.report.run_folder import (
     RunFolder,
     write_whole,
 )
-from stochens_lab.workflow.config import EXPERIMENT, RATED, TAILS, FitConfig, method_name
+from stochens_lab.workflow.config import EXPERIMENT, TAILS, FitConfig, method_name
 from stochens_lab.workflow.measures import measure
 from stochens_lab.workflow.model import Model
 from stochens_lab.workflow.prediction import predict
@@ -209,25 +209,19 @@ def _trained(config: FitConfig, model: Model, data: Prepared, where: Path) -> Po
         "epochs": config.epochs,
         "batch_size": config.batch_size or None,
         "lr": config.lr,
-        "prior_precision": config.prior_precision,
+        "prior": Prior(config.prior_precision, scale=config.prior_scale),
         "likelihood": config.likelihood,
-        "skip": config.skip,
         "seed": config.seed,
-        "run": running.Run(
-            device=config.device,
-            engine=engine_of(config.engine, config.address),
-            checkpoint=where,
-        ),
+        "run": work_in(config, where),
     }
     name = method_name(config)
     rates = config.schedule or ("constant" if name in TAILS else "cosine")
     options["optimizer"] = Optimizer(config.optimizer, schedule=rates)
     if name in TAILS:
         tail = {"multiswa": multiswa, "multiswag": multiswag}[name]
-        return tail(model, (data.x, data.y), **options)
-    method: MethodLike = name
-    if name in RATED and config.rate is not None:
-        method = METHODS[name](p=config.rate)  # type: ignore[call-arg]
+        return tail(model, (data.x, data.y), method=Regular(skip=config.skip), **options)
+    rate = {} if config.rate is None else {"p": config.rate}
+    method = METHODS[name](skip=config.skip, **rate)  # type: ignore[arg-type]
     return fit(model, (data.x, data.y), method=method, **options)
 
 
@@ -247,8 +241,7 @@ def _validate(folder: RunFolder, posterior: Posterior, data: Prepared, name: str
     """Measures of what was held out, and which rows those are, so that runs can be compared."""
     assert data.held is not None
     held = data.held
-    rows = measure(predict(posterior, data.schema, held.x), held.y)
-    found = {metric: interval._asdict() for metric, interval in rows.items()}
-    folder.put(METRICS, (HELD_OUT, name, HELD_OUT), found)
+    row = measure(predict(posterior, data.schema, held.x), held.y)
+    folder.put_row((HELD_OUT, name, HELD_OUT), row)
     about = {"rows": len(held.x), "digest": held.digest}
     write_whole(folder.path / HELD_OUT_FILE, (json.dumps(about, indent=2) + "\n").encode())

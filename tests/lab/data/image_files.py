@@ -2,7 +2,6 @@
 
 import io
 import json
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -45,40 +44,9 @@ def write_parquet(
     return file
 
 
-def write_batch(
-    file: Path, x: np.ndarray, labels: dict[str, list[int]], *, protocol: int = 2
-) -> Path:
-    """As Python 3 pickles it; `python2_batch` is what CIFAR's own files look like."""
+def write_batch(file: Path, x: np.ndarray, *labels: list[int]) -> Path:
+    """Rows as CIFAR's binary files have them: the labels, then the pixels."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    content = {b"data": x.reshape(len(x), 3072), **{k.encode(): v for k, v in labels.items()}}
-    file.write_bytes(pickle.dumps(content, protocol))
+    columns = [np.array(values, np.uint8)[:, None] for values in labels]
+    file.write_bytes(np.concatenate([*columns, x.reshape(len(x), -1)], 1).tobytes())
     return file
-
-
-def python2_batch(data: np.ndarray, labels: list[int], key: bytes = b"labels") -> bytes:
-    """A pickle as cPickle of Python 2 wrote it: byte strings without a type of their own."""
-
-    def text(value: bytes) -> bytes:
-        return b"U" + bytes([len(value)]) + value
-
-    def number(value: int) -> bytes:
-        return b"J" + value.to_bytes(4, "little", signed=True)
-
-    raw = data.tobytes()
-    shape = b"".join(number(size) for size in data.shape)
-    dtype = b"cnumpy\ndtype\nq\x05(" + text(b"u1") + b"K\x00K\x01tRq\x06"
-    dtype += b"(K\x03" + text(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-    array = b"cnumpy.core.multiarray\n_reconstruct\nq\x02cnumpy\nndarray\nq\x03"
-    array += b"(K\x00tq\x04" + text(b"b") + b"\x87R"
-    array += b"(K\x01(" + shape + b"t" + dtype + b"\x89T" + len(raw).to_bytes(4, "little") + raw
-    array += b"tb"
-    values = b"".join(number(label) for label in labels)
-    batch = text(b"batch_label") + text(b"testing batch 1 of 1")
-    return b"\x80\x02}q\x01(" + batch + text(b"data") + array + text(key) + b"](" + values + b"eu."
-
-
-def write_folder_of_images(folder: Path, x: np.ndarray, y: list[int], names: list[str]) -> None:
-    for name in names:
-        (folder / name).mkdir(parents=True)
-    for i, (image, label) in enumerate(zip(x, y, strict=True)):
-        (folder / names[label] / f"{i}.png").write_bytes(encoded(image))

@@ -1,4 +1,4 @@
-"""What holds for every corruption, and the official files."""
+"""What holds for every corruption."""
 
 import numpy as np
 import pytest
@@ -7,13 +7,7 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor
 
 from stochens import InputError
-from stochens_lab.data.corruptions import (
-    CORRUPTIONS,
-    apply,
-    corrupt,
-    load_corrupted,
-    load_corrupted_labels,
-)
+from stochens_lab.data.corruptions import CORRUPTIONS, apply, corrupt
 from stochens_lab.data.corruptions.draws import image_keys, normal, uniform
 from stochens_lab.data.corruptions.published import PUBLISHED
 
@@ -155,69 +149,3 @@ def test_the_same_on_a_gpu(name):
         # the two have different logarithms and cosines: a last bit may decide a grey level
         assert apart.max() <= 1
         assert (apart > 0).double().mean() < 1e-3
-
-
-@pytest.fixture
-def official(tmp_path, monkeypatch):
-    """A folder like the official one, with 4 images of each intensity."""
-    monkeypatch.setattr("stochens_lab.data.corruptions.files.IMAGES", 4)
-    images = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3)).astype(np.uint8)
-    np.save(tmp_path / "fog.npy", images)
-    np.save(tmp_path / "labels.npy", np.tile(np.array([3, 8, 8, 0], np.uint8), 5))
-    return tmp_path
-
-
-def test_official_files(official):
-    images = np.load(official / "fog.npy")
-    for intensity in range(1, 6):
-        x = load_corrupted(official, "fog", intensity)
-        assert x.dtype == torch.uint8
-        assert x.is_contiguous()
-        rows = images[4 * (intensity - 1) : 4 * intensity]
-        assert (x.permute(0, 2, 3, 1).numpy() == rows).all()
-    x.zero_()  # a copy: the file stays as it is
-    assert (np.load(official / "fog.npy") == images).all()
-    labels = load_corrupted_labels(str(official))
-    assert labels.tolist() == [3, 8, 8, 0]
-    assert load_corrupted(official, "fog", 5, labels=labels).shape == (4, 3, 32, 32)
-
-
-def test_official_files_that_are_wrong(official):
-    def refused(message: str, name: str = "fog", intensity: int = 1) -> None:
-        with pytest.raises(InputError, match=message):
-            load_corrupted(official, name, intensity)
-
-    refused("frost.npy is not there; unpack", "frost")
-    refused("did you mean 'frost'", "frosty")
-    refused("got 7", "fog", 7)
-    path = official / "fog.npy"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-100])
-    refused("no whole .npy file .*; fetch it again")
-    path.write_bytes(b"<html>not found</html>")
-    refused("no whole .npy file")
-    path.write_bytes(b"PK\x03\x04 no archive")
-    refused("no whole .npy file")
-    path.write_bytes(b"")
-    refused("no whole .npy file")
-    np.save(path, np.array([{}], dtype=object), allow_pickle=True)
-    refused("no whole .npy file")
-    np.save(path, np.zeros((20, 32, 32, 3), np.float32))
-    refused(r"must hold uint8 \(20, 32, 32, 3\), found float32")
-    np.save(path, np.zeros((16, 32, 32, 3), np.uint8))
-    refused(r"found uint8 \(16, 32, 32, 3\)")
-    np.savez(official / "archive.npz", a=np.zeros(3))
-    (official / "archive.npz").replace(path)
-    refused("must hold uint8")
-
-
-def test_labels_that_are_wrong(official):
-    for labels in ([8, 3, 8, 0], [3, 8, 8]):
-        with pytest.raises(InputError, match="differs from the labels of the test set"):
-            load_corrupted(official, "fog", 1, labels=torch.tensor(labels))
-    np.save(official / "labels.npy", np.arange(20, dtype=np.uint8))
-    with pytest.raises(InputError, match="labels of the five intensities differ"):
-        load_corrupted_labels(official)
-    (official / "labels.npy").unlink()
-    with pytest.raises(InputError, match=r"labels\.npy is not there"):
-        load_corrupted_labels(official)

@@ -8,12 +8,9 @@ from rich.console import Console
 from tests.lab.data.image_files import CIFAR10, pixels, write_batch, write_parquet
 
 from stochens.errors import InputError
-from stochens_lab.data.inventory import take_inventory
-from stochens_lab.experiments.data_folder import show_folder
+from stochens_lab.experiments.data_folder import show_folder, take_inventory
 
 X, Y = pixels(4), [0, 1, 2, 3]
-
-pytestmark = pytest.mark.usefixtures("cache")
 
 
 def shown(folder, **options) -> str:
@@ -40,11 +37,11 @@ def test_what_is_there(tmp_path):
     write_parquet(
         tmp_path / "cifar10" / "test-00000-of-00001.parquet", X, {"label": Y}, names=names
     )
-    write_batch(tmp_path / "cifar-100-python" / "train", X, {"fine_labels": Y})
+    write_batch(tmp_path / "cifar-100-binary" / "train.bin", X, Y, Y)
     entries = take_inventory(tmp_path)
     assert [entry[:3] for entry in entries] == [
         ("cifar10", "test", "parquet"),
-        ("cifar100", "train", "python batches"),
+        ("cifar100", "train", "binary batches"),
     ]
     assert [(entry.rows, entry.whole) for entry in entries] == [(4, 10_000), (4, 50_000)]
     assert entries[0].checks == "readable; not the original rows in the original order"
@@ -85,8 +82,7 @@ def test_unknown_download(tmp_path):
         shown(tmp_path, fetch=["mnist"])
 
 
-def test_real_folder(shared_data, monkeypatch):
-    monkeypatch.delenv("STOCHENS_CACHE")  # decoded copies as in real use
+def test_real_folder(shared_data):
     entries = {(entry.name, entry.split): entry for entry in take_inventory(shared_data)}
     assert not [entry.fault for entry in entries.values() if entry.fault]
     for key in [("cifar10", "train"), ("cifar10", "test"), ("cifar100", "test")]:

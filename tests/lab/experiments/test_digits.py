@@ -8,7 +8,7 @@ import torch
 from stochens import InputError
 from stochens.members import builder, forward, init
 from stochens.networks import SmallResNetFRN
-from stochens_lab.experiments import digits, digits_config
+from stochens_lab.experiments import digits
 from stochens_lab.report.run_folder import Run
 
 SMALL = {
@@ -33,7 +33,7 @@ def quietly(**options):
     note = options.pop("note", lambda text: None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # chains as short as these are warned of
-        return digits.run(digits_config.configure("quick", **{**SMALL, **options}), note=note)
+        return digits.run(digits.configure("quick", **{**SMALL, **options}), note=note)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_bad_input_comes_before_any_work(tmp_path):
         raise AssertionError("work began")
 
     with pytest.raises(InputError, match="did you mean 'quick'"):
-        digits_config.configure("quik")
+        digits.configure("quik")
     with pytest.raises(InputError, match="images must be 1 to 1257"):
         quietly(images=2000, out=tmp_path / "new", note=never)
     assert not (tmp_path / "new").exists()

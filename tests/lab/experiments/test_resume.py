@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from stochens import InputError
 from stochens_lab.cli import app
-from stochens_lab.experiments import digits, digits_config, toy, toy_config
+from stochens_lab.experiments import digits, toy, toy_config
 from stochens_lab.report.run_folder import Run
 
 
@@ -85,11 +85,11 @@ def test_toy(tmp_path):
 
 
 def test_digits(tmp_path):
-    whole = digits.run(digits_config.configure("quick", out=tmp_path / "whole", **DIGITS))
+    whole = digits.run(digits.configure("quick", out=tmp_path / "whole", **DIGITS))
     cut = tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):
-        digits.run(digits_config.configure("quick", out=cut, **DIGITS), note=stops_at("SE2"))
-    digits.run(digits_config.reconfigure(cut), resume=True)
+        digits.run(digits.configure("quick", out=cut, **DIGITS), note=stops_at("SE2"))
+    digits.run(digits.reconfigure(cut), resume=True)
     same(Run(cut), Run(whole))
 
 
@@ -100,9 +100,7 @@ def stopped(tmp_path_factory):
     with pytest.raises(KeyboardInterrupt):
         toy.run(toy_config.configure("quick", out=out / "toy", **TOY), note=stops_at("NUTS"))
     with pytest.raises(KeyboardInterrupt):
-        digits.run(
-            digits_config.configure("quick", out=out / "digits", **DIGITS), note=stops_at("HMC")
-        )
+        digits.run(digits.configure("quick", out=out / "digits", **DIGITS), note=stops_at("HMC"))
     return out
 
 
@@ -136,10 +134,8 @@ def test_options_that_are_the_runs_own_or_harmless_are_taken(stopped):
         stopped / "toy", seed=0, preset="quick", device="cpu", members=None
     )
     assert config == dataclasses.replace(toy_config.reconfigure(stopped / "toy"), device="cpu")
-    other_config = digits_config.reconfigure(stopped / "digits", seed=0, device="cpu")
-    assert other_config == dataclasses.replace(
-        digits_config.reconfigure(stopped / "digits"), device="cpu"
-    )
+    other_config = digits.reconfigure(stopped / "digits", seed=0, device="cpu")
+    assert other_config == dataclasses.replace(digits.reconfigure(stopped / "digits"), device="cpu")
     about = json.loads((stopped / "toy" / "run.json").read_text())
     about["config"]["jobs"] = 3
     other = stopped / "other"
@@ -155,6 +151,6 @@ def test_a_run_of_something_else_is_refused(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         toy.run(toy_config.configure("quick", out=out, **TOY), note=stops_at("NUTS"))
     with pytest.raises(InputError, match="no run of stochens digits, but of 'toy'"):
-        digits_config.reconfigure(out)
+        digits.reconfigure(out)
     with pytest.raises(InputError, match="is no saved folder"):
         toy_config.reconfigure(tmp_path / "nowhere")

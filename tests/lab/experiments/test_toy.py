@@ -8,7 +8,7 @@ import torch
 import stochens
 from stochens import InputError
 from stochens.methods.np_dropout import set_distance
-from stochens_lab.experiments import toy, toy_config, toy_rows
+from stochens_lab.experiments import toy, toy_config
 from stochens_lab.report.run_folder import Run
 
 SMALL = {
@@ -37,7 +37,7 @@ def run(tmp_path_factory):
 
 def test_every_row_has_every_metric_in_both_domains(run):
     rows = [
-        *toy_rows.TRAININGS,
+        *toy_config.TRAININGS,
         "regular, Q",
         "SE3, Q",
         "gaussian, Q",
@@ -126,9 +126,10 @@ def test_some_rows_only(tmp_path):
         toy.run(toy_config.configure("quick", only=("SE9",), out=tmp_path / "new"))
     assert not (tmp_path / "new").exists()
     few = toy_config.configure("quick", only=("regular", "langevin"), **SMALL)
-    assert [row.name for row in toy_rows.list_trainings(few, "a")] == ["regular", "langevin"]
+    assert [row.name for row in toy_config.list_trainings(few, "a")] == ["regular", "langevin"]
 
 
+@pytest.mark.long  # tests/faults/test_workers.py has two sets side by side and one after the other
 def test_sets_side_by_side_are_the_same_run(run, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

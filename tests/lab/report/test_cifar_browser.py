@@ -51,7 +51,7 @@ def shown(browser, selector: str) -> list[Any]:
 def test_tables_and_charts_of_all_runs_are_seen(browser, pages):
     visit(browser, pages["many"])
     tables = shown(browser, "#all table.results")
-    assert len(tables) == 5  # Tables 2 and 3, claims, fewer images, epochs
+    assert len(tables) == 4  # Tables 2 and 3, claims, epochs
     text = tables[0].text
     for name in ("HMC", "SE1, paper", "cSGHMC", "MultiSWAG"):
         assert name in text

@@ -66,7 +66,7 @@ def test_gaps_of_calibration_average_to_accuracy_minus_confidence(tmp_path):
     row = gather([View(run, "run0")])[0].methods[0]
     labels = run.arrays[f"{SET}/points/labels-test"]
     mean = torch.from_numpy(run.arrays[f"{SET}/SE1 0.1/test/mean"])
-    found = compute_calibration(row, labels)
+    found = compute_calibration(row)
     assert all(0 <= c <= 1 for c in found.confidence)
     truth = ece(mean, torch.from_numpy(labels), bins=10, binning="equal-width")
     assert max(map(abs, found.gap)) >= truth  # a mean is at most its largest

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from stochens.metrics import ece, ece_interval
 from stochens_lab.cli import app
 from stochens_lab.report import finish
-from stochens_lab.report.cifar.metrics import RUN_KEYS, cifar_metrics
+from stochens_lab.report.cifar.markdown import RUN_KEYS, cifar_metrics
 from stochens_lab.report.cifar.rows import gather
 from stochens_lab.report.figures.cifar import draw_cifar_figures
 from stochens_lab.report.page.build import build_page

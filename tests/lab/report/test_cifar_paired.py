@@ -125,7 +125,7 @@ def test_rows_of_other_images_are_not_compared(tmp_path):
     few, many = cifar_run(tmp_path / "few", "SE3", images=100), cifar_run(tmp_path / "many")
     pair, (one, other) = paired(many, few)
     assert pair.closer_by(one, other) == {}
-    many.arrays[f"{SET}/points/labels-test"] = np.full(300, 17)
+    many.arrays[f"{SET}/points/labels-test"] = np.full(300, 7)
     pair, (one, other) = paired(many, cifar_run(tmp_path / "more", "SE3"))
     assert pair.closer_by(one, other) == {}
     pair, (one, other) = paired(

@@ -7,7 +7,7 @@ from tests.lab.report.sample import sample_run
 
 from stochens.files.storage import CHECKSUMS
 from stochens.metrics import Interval
-from stochens_lab.report.page.claims import CLAIMS, Claim, judge, show_claims
+from stochens_lab.report.page.results import CLAIMS, Claim, judge, show_claims
 from stochens_lab.report.run_folder import METRICS, TRAINING, Run
 from stochens_lab.report.view import View
 

@@ -191,10 +191,13 @@ def stated(width: int, height: int) -> bytes:
 def test_images_that_say_they_are_huge(tmp_path):
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "1.png").write_bytes(stated(100_000, 100_000))
+    with pytest.raises(InputError, match="exceeds limit"):
+        user_images.read(tmp_path)
+    (tmp_path / "p" / "1.png").write_bytes(stated(4097, 4000))
     with pytest.raises(InputError, match="at most 4096 a side"):
         user_images.read(tmp_path)
     (tmp_path / "p" / "1.png").write_bytes(stated(4000, 4000))
-    with pytest.raises(InputError, match="cannot be decoded"):
+    with pytest.raises(InputError, match="is no image that can be read"):
         user_images.read(tmp_path)
 
 

@@ -110,6 +110,7 @@ def test_data(typed, bad, name, said):
         ((*NET, *GOOD, "--engine", "warp"), "engine must be one of"),
         ((*NET, *GOOD, "--address", "127.0.0.1:1"), "is that of a Ray cluster"),
         ((*NET, *GOOD, "--rate", 2), "2"),
+        ((*NET, *GOOD, "--prior-scale", "fan-on"), "did you mean 'fan-in'"),
         ((*NET, *GOOD, "--drop", "e"), "has no column 'e'"),
         ((*NET, *GOOD, "--drop", "a"), "the network fails on x (4, 3)"),
         ((*NET, *GOOD, "--feature", "kind"), "cannot be a feature and the target"),

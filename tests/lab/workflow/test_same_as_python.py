@@ -81,6 +81,22 @@ def test_a_run_is_a_saved_posterior(typed, here, tmp_path):
     assert all(torch.equal(theirs.params[name], p) for name, p in ours.params.items())
 
 
+@pytest.mark.parametrize("method", ["gaussian", "multiswa"])
+def test_skip_and_prior_are_those_of_python(typed, here, tmp_path, method):
+    run = tmp_path / "run"
+    words = ("--model", "trees_nets:make_net", "--data", "train.npz", "--method", method, *SMALL)
+    own = ("--skip", "0", "--prior-precision", 3, "--prior-scale", "fan-in")
+    assert typed("fit", *words, *own, "--out", run).code == 0
+    prior = stochens.Prior(3.0, scale="fan-in")
+    rule = (stochens.Regular if method == "multiswa" else stochens.Gaussian)(skip="0")
+    train = stochens.multiswa if method == "multiswa" else stochens.fit
+    ours = train(nets().make_net, table(60, 0), method=rule, prior=prior, **OPTIONS)
+    theirs = stochens.load(run / "posterior", nets().make_net)
+    assert all(torch.equal(theirs.params[name], p) for name, p in ours.params.items())
+    assert theirs.recipe.methods == (rule,)
+    assert theirs.prior.description() == prior.description()
+
+
 def test_parquet_by_column_name_scaled_with_whole_labels(typed, here, tmp_path):
     run = tmp_path / "run"
     said = typed(
@@ -150,7 +166,8 @@ def test_regression_in_its_own_units(typed, here, tmp_path):
     said = typed("evaluate", run, "test-real.npz", "--same-model", "--json")
     row = stochens.compare({"p": whole}, yt, show=False).rows["p"]
     found = json.loads(said.out)["metrics"]
-    assert set(found) == {"RMSE", "NLL", "95 % coverage", "95 % width"}
+    intervals = {f"95 % {what}" for what in ("coverage", "width", "interval score")}
+    assert set(found) == {"RMSE", "NLL", "CRPS"} | intervals
     for name, interval in row.items():
         assert found[name] == interval._asdict(), name
 

@@ -1,13 +1,14 @@
-"""The paper's Tables 2 and 3 with our rows and its own, as Markdown and for the terminal."""
+"""The paper's Tables 2 and 3 with our rows and its own: as Markdown, for the terminal, and
+the numbers of all rows as JSON."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from rich import box
 from rich.table import Table as TerminalTable
 
-from stochens_lab.report.cifar.claims_tables import format_claims
+from stochens_lab.report.cifar.claims import format_claims
 from stochens_lab.report.cifar.numbers import find_intensities, read_corrupted
-from stochens_lab.report.cifar.rows import OOD, TEST_METRICS, Row, Rows, name_set
+from stochens_lab.report.cifar.rows import OOD, TEST_METRICS, Row, Rows, gather, is_cifar, name_set
 from stochens_lab.report.cifar.tables import (
     build_corrupted_table,
     build_further_table,
@@ -15,8 +16,10 @@ from stochens_lab.report.cifar.tables import (
 )
 from stochens_lab.report.cifar.trade import NOTE as TRADE
 from stochens_lab.report.cifar.trade import TITLE, build_trade_table
-from stochens_lab.report.paper import CORRUPTED
-from stochens_lab.report.tables import Table, format_markdown, join_cells
+from stochens_lab.report.paper import CORRUPTED, TEST
+from stochens_lab.report.run_folder import Run
+from stochens_lab.report.tables import Table, build_terminal, format_markdown, join_cells
+from stochens_lab.report.view import View
 
 SHORT = {"agreement": "agree", "variance": "var", "accuracy": "acc"}  # for 80 columns
 NOTE = (
@@ -65,22 +68,74 @@ def build_terminal_tables(rows: Rows) -> Iterator[TerminalTable]:
     name = name_set(rows.set_name)
     corrupted = rows.having([(CORRUPTED, metric) for metric in TEST_METRICS])
     for title, columns in ((f"{name}: test", rows.columns), (f"{name}: corrupted", corrupted)):
-        if not columns:
-            continue
-        table = TerminalTable(
-            title=title, box=box.SIMPLE_HEAD, padding=(0, 1), title_justify="left"
-        )
-        table.add_column("", no_wrap=True)
-        for domain, metric in columns:
-            short = domain if metric == OOD else SHORT.get(metric, metric)
-            table.add_column(short, justify="right", no_wrap=True)
-        for row in rows.all:
-            if any(row.interval(*column) for column in columns):
-                table.add_row(row.name, *(_format_short(rows, row, column) for column in columns))
-        yield table
+        if columns:
+            heads = [d if metric == OOD else SHORT.get(metric, metric) for d, metric in columns]
+            shown = [row for row in rows.all if any(row.interval(*column) for column in columns)]
+            cells = ([r.name, *(_format_short(rows, r, c) for c in columns)] for r in shown)
+            yield build_terminal(title, heads, cells)
 
 
 def _format_short(rows: Rows, row: Row, column: Column) -> str:
     interval = row.interval(*column)
     value = rows.by_definition(row, *column) if interval is None else interval.value
     return "-" if value is None else f"{value:.3f}"
+
+
+RUN_KEYS = ("members", "epochs", "images", "draws", "seconds", "command", "seed", "device")
+
+
+def cifar_metrics(runs: Sequence[Run]) -> dict[str, Any]:
+    """The numbers of several runs, by the names that rows have in the tables; with the
+    set's where there are several:
+
+    row -> run          members, epochs, images, draws, seconds, command, seed, device
+           accuracy, nll, ece, agreement, variance    {value, low, high}
+           auroc        other set -> {value, low, high}
+           corrupted    the same measures, the mean over the corrupted sets
+
+    What is not known is left out; of the reference's run, which is not ours, nothing is known.
+    """
+    views = [view for i, run in enumerate(runs) if is_cifar(view := View(run, f"run{i}"))]
+    sets = gather(views)
+    return {
+        f"{row.name}, {name_set(rows.set_name)}" if len(sets) > 1 else row.name: _row(
+            row, rows.ood, reference=row in rows.references
+        )
+        for rows in sets
+        for row in rows.all
+    }
+
+
+def _row(row: Row, others: Sequence[str], *, reference: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"run": dict.fromkeys(RUN_KEYS) if reference else _run(row)}
+    # Against itself the reference has agreement 1 and variance 0, which is no measurement.
+    names = [n for n in TEST_METRICS if not (reference and n in ("agreement", "variance"))]
+    found |= _measures(row, TEST, names)
+    auroc = {name: _interval(row, name, OOD) for name in others}
+    if any(auroc.values()):
+        found["auroc"] = {name: interval for name, interval in auroc.items() if interval}
+    corrupted = _measures(row, CORRUPTED, names)
+    return found | ({"corrupted": corrupted} if corrupted else {})
+
+
+def _measures(row: Row, domain: str, names: Sequence[str]) -> dict[str, Any]:
+    found = {name.lower(): _interval(row, domain, name) for name in names}
+    return {name: interval for name, interval in found.items() if interval}
+
+
+def _interval(row: Row, domain: str, metric: str) -> dict[str, float] | None:
+    interval = row.interval(domain, metric)
+    return None if interval is None else interval._asdict()
+
+
+def _run(row: Row) -> dict[str, Any]:
+    about = row.views[0].about
+    machine = about.get("machine") or {}
+    cores = f"{machine['cores']} cores" if machine.get("cores") else None
+    return {
+        **{key: row.settings.get(key) for key in ("members", "epochs", "images", "draws")},
+        "seconds": about.get("seconds"),
+        "command": about.get("command"),
+        "seed": row.settings.get("seed"),
+        "device": machine.get("gpu") or cores,
+    }

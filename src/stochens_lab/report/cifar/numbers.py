@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from stochens.errors import InputError
 from stochens.metrics import calibration_curve
 from stochens_lab.report.cifar.rows import Row, Rows, parse_corruption
 from stochens_lab.report.paper import CIFAR, TEST, paper_value
@@ -26,10 +25,7 @@ def compute_entropies(row: Row, place: str = TEST) -> np.ndarray | None:
     if found is None and mean is not None:
         p = np.clip(mean.astype(np.float64), 1e-30, 1)
         found = -(p * np.log(p)).sum(1)
-    if found is None or not len(found):
-        return None
-    kept: np.ndarray = found[np.isfinite(found)].astype(np.float64)
-    return kept if len(kept) else None
+    return None if found is None else found.astype(np.float64)
 
 
 def compute_edges(rows: Sequence[Row]) -> np.ndarray:
@@ -37,7 +33,7 @@ def compute_edges(rows: Sequence[Row]) -> np.ndarray:
     tops = [1e-6]
     for row in rows:
         mean, values = row.array(TEST, "mean"), compute_entropies(row)
-        if mean is not None and mean.ndim == 2:
+        if mean is not None:
             tops.append(float(np.log(mean.shape[1])))
         elif values is not None:
             tops.append(float(values.max()))
@@ -76,20 +72,13 @@ class Calibration(NamedTuple):
     gap: list[float]  # accuracy - confidence
 
 
-def compute_calibration(row: Row, labels: np.ndarray | None) -> Calibration | None:
+def compute_calibration(row: Row) -> Calibration | None:
     """In bins of equal width, those with enough images."""
-    mean = row.array(TEST, "mean")
-    if mean is None or labels is None or mean.ndim != 2 or len(mean) != len(labels):
+    mean, labels = row.array(TEST, "mean"), row.labels(TEST)
+    if mean is None or labels is None:
         return None
-    try:
-        curve = calibration_curve(
-            torch.from_numpy(mean.astype(np.float64)),
-            torch.from_numpy(labels),
-            bins=CONFIDENCE_BINS,
-            binning="equal-width",
-        )
-    except InputError:  # labels and classes that do not go together are no reason for no page
-        return None
+    probs, y = torch.from_numpy(mean.astype(np.float64)), torch.from_numpy(labels)
+    curve = calibration_curve(probs, y, bins=CONFIDENCE_BINS, binning="equal-width")
     full = curve.count >= min(LEAST_IN_BIN, len(labels) / CONFIDENCE_BINS)
     gap = (curve.accuracy - curve.confidence)[full]
     return Calibration(curve.confidence[full].tolist(), gap.tolist())
@@ -137,26 +126,6 @@ def list_curve_metrics(rows: Sequence[Row], which: str) -> list[str]:
     found = [name for row in rows for name in row.training.get(which) or {}]
     first = [name for name in ("agreement", "variance") if name in found]
     return [name for name in unique([*first, *found]) if name != CURVES[which]]
-
-
-FEW_LABELS = 3  # that any axis has room for beside its first
-
-
-def space_labels(places: Iterable[float], ratio: float) -> list[float]:
-    """Those that have room for a label on a logarithmic axis.
-
-    From the last, which a curve is read at, down; where all are near, the axis is wide for them.
-
-    >>> space_labels([1, 2, 3, 5, 10], 1.9), space_labels([40, 60, 80], 1.9)
-    ([1, 2, 5, 10], [40, 60, 80])
-    """
-    found = sorted(set(places), reverse=True)
-    room = min(ratio, (found[0] / found[-1]) ** (1 / FEW_LABELS)) if found else ratio
-    kept: list[float] = []
-    for place in found:
-        if not kept or place * room <= kept[-1]:
-            kept.append(place)
-    return kept[::-1]
 
 
 class Level(NamedTuple):

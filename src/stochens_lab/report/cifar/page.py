@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from stochens_lab.report.cifar.claims_tables import build_claims
+from stochens_lab.report.cifar.claims import build_claims
 from stochens_lab.report.cifar.numbers import CURVES
 from stochens_lab.report.cifar.rows import Rows, gather, name_set
 from stochens_lab.report.cifar.tables import (
@@ -26,10 +26,14 @@ from stochens_lab.report.figures.cifar import (
     draw_entropies,
     draw_trades,
 )
-from stochens_lab.report.page.details import explain_words, show_sampler, show_timings
+from stochens_lab.report.figures.style import show_figure
+from stochens_lab.report.page.details import (
+    explain_words,
+    show_sampler,
+    show_timings,
+    show_training,
+)
 from stochens_lab.report.page.parts import Heading, Note, Part, Section, SideBySide
-from stochens_lab.report.page.pictures import show_figure
-from stochens_lab.report.page.training import show_training
 from stochens_lab.report.view import View
 
 READING = (
@@ -89,18 +93,23 @@ Show = Callable[[Rows, str], list[Part]]  # of a set's rows, and the key of its 
 
 
 def summarise_cifar(view: View) -> Markup | None:
-    said = [words for rows in gather([view]) if (words := summarise(rows)) is not None]
-    return Markup("").join(said) if said else None
+    return next((summarise(rows) for rows in gather([view])), None)
 
 
 def show_cifar_run(view: View) -> list[Section]:
     sets = gather([view])
+
+    def show(title: str, of_set: Show) -> Section:
+        """A run has one set, or nothing yet."""
+        shown = [of_set(rows, f"{view.key}-{i}") for i, rows in enumerate(sets)]
+        return Section(title, [part for parts in shown for part in parts])
+
     return [
-        Section("Results", _show_sets(view.key, sets, _show_results)),
-        Section("Corruptions", _show_sets(view.key, sets, _show_corruptions)),
-        Section("Members", _show_sets(view.key, sets, _show_members)),
-        Section("Entropy", _show_sets(view.key, sets, _show_entropies)),
-        Section("Calibration", _show_sets(view.key, sets, _show_calibration)),
+        show("Results", _show_results),
+        show("Corruptions", _show_corruptions),
+        show("Members", _show_members),
+        show("Entropy", _show_entropies),
+        show("Calibration", _show_calibration),
         Section("Training", show_training(view)),
         Section("Sampler", show_sampler(view)),
         Section("Time", show_timings(view)),
@@ -129,15 +138,6 @@ def show_cifar_runs(views: Sequence[View]) -> list[Part]:
             if content:
                 parts += [Heading(f"{title}, {name_set(rows.set_name)}", 3), *content]
     return parts or [Note("None of the runs has results yet.")]
-
-
-def _show_sets(key: str, sets: Sequence[Rows], show: Show) -> list[Part]:
-    """A part for each set; a run has one, as a rule, and then it needs no title."""
-    found = {rows.set_name: show(rows, f"{key}-{i}") for i, rows in enumerate(sets)}
-    found = {name: parts for name, parts in found.items() if parts}
-    if len(found) == 1:
-        return next(iter(found.values()))
-    return [p for name, parts in found.items() for p in (Heading(name_set(name)), *parts)]
 
 
 def _show_results(rows: Rows, key: str) -> list[Part]:

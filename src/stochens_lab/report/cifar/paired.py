@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from stochens import metrics
-from stochens.errors import InputError
 from stochens.metrics import Interval
 from stochens.metrics.information import entropy
 from stochens_lab.report.cifar.rows import Row, Rows
@@ -41,7 +40,7 @@ class Images(NamedTuple):
 
 
 def find_images(rows: Rows, row: Row) -> Images | None:
-    """None where something is missing or does not fit."""
+    """None where something is missing."""
     reference = rows.reference_of(row)
     if reference is None:
         return None
@@ -49,8 +48,7 @@ def find_images(rows: Rows, row: Row) -> Images | None:
     if any(array is None for array in found):
         return None
     probs, other, labels = (torch.from_numpy(np.asarray(array)) for array in found)
-    fits = probs.dim() == 2 and probs.shape == other.shape and len(labels) == len(probs)
-    return Images(probs.double(), other.double(), labels) if fits and len(labels) else None
+    return Images(probs.double(), other.double(), labels)
 
 
 class Distances(NamedTuple):
@@ -114,11 +112,7 @@ class Paired:
     def look_up(self, row: Row) -> tuple[Images, Distances] | None:
         if row.name not in self._known:
             given = find_images(self.rows, row)
-            try:
-                known = None if given is None else (given, compute_distances(given))
-            except InputError:  # labels and classes that do not go together
-                known = None
-            self._known[row.name] = known
+            self._known[row.name] = None if given is None else (given, compute_distances(given))
         return self._known[row.name]
 
     def closer_by(self, one: Row, other: Row) -> dict[str, Interval]:

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isclose
@@ -11,11 +11,70 @@ from typing import Any
 import numpy as np
 import torch
 
-from stochens.errors import InputError
 from stochens.metrics import Interval, ece_interval
-from stochens_lab.report.cifar.names import distinguish, phrase_setting, read_settings
 from stochens_lab.report.paper import CIFAR, CIFAR_ROWS, TEST
 from stochens_lab.report.view import METRICS, Metric, View, unique
+
+ALL_IMAGES = 50_000  # that CIFAR has to train on; a run that asks for no number has them all
+# In the order in which they are tried. {s} is the plural's letter.
+SETTINGS = {
+    "members": "{:,} member{s}",
+    "lr": "learning rate {:g}",
+    "step_size": "step size {:g}",
+    "epochs": "{:,} epoch{s}",
+    "images": "{:,} image{s}",
+    "draws": "{:,} inference{s} each",
+    "batch_size": "batches of {:,}",
+    "schedule": "{} schedule",
+    "prior_precision": "prior precision {:g}",
+    "test_images": "{:,} test image{s}",
+    "seed": "seed {}",
+}
+
+
+def phrase_setting(key: str, value: Any) -> str:
+    """
+    >>> phrase_setting("images", 40960), phrase_setting("step_size", 1.8e-3)
+    ('40,960 images', 'step size 0.0018')
+    """
+    return SETTINGS[key].format(value, s="" if value == 1 else "s")
+
+
+def read_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a run's settings that make a difference to its row, as far as they are known."""
+    found = {key: config[key] for key in SETTINGS if _known(key, config.get(key))}
+    if "images" in config and config["images"] is None:
+        found["images"] = ALL_IMAGES
+    return found
+
+
+def _known(key: str, value: Any) -> bool:
+    """A run written by hand may have anything in its settings."""
+    return isinstance(value, str if key == "schedule" else int | float)
+
+
+def distinguish(found: Sequence[Mapping[str, Any]], folders: Sequence[str]) -> list[str]:
+    """What to add to the name that all of these have, no more than is needed.
+
+    >>> found = [{"members": 50, "epochs": 60}, {"members": 10, "epochs": 60}]
+    >>> distinguish([*found, {"members": 10, "epochs": 15}], ["a", "b", "c"])
+    [', 50 members', ', 10 members, 60 epochs', ', 10 members, 15 epochs']
+    """
+    if len(found) < 2:
+        return [""] * len(found)
+    for key in SETTINGS:
+        values = [one.get(key) for one in found]
+        if None in values or len(set(values)) == 1:
+            continue
+        ends = [""] * len(found)
+        for value in set(values):
+            at = [i for i in range(len(found)) if values[i] == value]
+            rest = distinguish([found[i] for i in at], [folders[i] for i in at])
+            for i, more in zip(at, rest, strict=True):
+                ends[i] = f", {phrase_setting(key, value)}{more}"
+        return ends
+    return [f" ({folder})" for folder in folders]
+
 
 NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN"}
 ORDER = (*CIFAR_ROWS, "MultiSWAG", "SE2", "SE3")  # other rows come after these
@@ -82,12 +141,9 @@ class Row:
     def _ece(self) -> Interval | None:
         """Measured again: older versions stored a bootstrap interval, which is none for ECE."""
         mean, labels = self.array(TEST, "mean"), self.labels(TEST)
-        if mean is None or labels is None or len(mean) != len(labels):
+        if mean is None or labels is None:
             return None
-        try:
-            return ece_interval(torch.from_numpy(mean), torch.from_numpy(labels))
-        except InputError:  # labels and classes that do not go together
-            return None
+        return ece_interval(torch.from_numpy(mean), torch.from_numpy(labels))
 
     def array(self, place: str, kind: str) -> np.ndarray | None:
         found = (view.predictions.get((self.set_name, self.method, place)) for view in self.views)
@@ -233,12 +289,9 @@ def _sort_key(row: Row) -> tuple[int | str | float, ...]:
     """The paper's order; among those of one name by drop rate, then the largest first."""
     name = family(row.method)
     at = ORDER.index(name) if name in ORDER else len(ORDER)
-    rate = re.search(r"[\d.]+$", row.method.removeprefix(name))
-    try:
-        rate_is = float(rate[0]) if rate else 0.0
-    except ValueError:
-        rate_is = 0.0
-    return at, name, rate_is, *(-float(row.settings.get(key, 0)) for key in ("members", "epochs"))
+    found = re.search(r"\d*\.?\d+$", row.method.removeprefix(name))
+    rate = float(found[0]) if found else 0.0
+    return at, name, rate, *(-float(row.settings.get(key, 0)) for key in ("members", "epochs"))
 
 
 def _merge_references(rows: Sequence[Row]) -> list[Row]:
@@ -255,19 +308,11 @@ def _merge_references(rows: Sequence[Row]) -> list[Row]:
 
 
 def _differ(one: Row, other: Row) -> bool:
-    for domain, metric in _list_cells(other):
-        a, b = one.interval(domain, metric), other.interval(domain, metric)
-        if a and b and not isclose(a.value, b.value, rel_tol=SAME, abs_tol=SAME):
-            return True
-    return False
-
-
-def _list_cells(row: Row) -> Iterator[tuple[str, str]]:
-    for view in row.views:
-        table = view.run.metrics.get(row.set_name, {}).get(row.method) or {}
-        for domain, values in table.items():
-            for metric in values:
-                yield domain, metric
+    cells = [(domain, metric) for domain in other.domains for metric in SHOWN_AS]
+    pairs = [(one.interval(*cell), other.interval(*cell)) for cell in cells]
+    return any(
+        a and b and not isclose(a.value, b.value, rel_tol=SAME, abs_tol=SAME) for a, b in pairs
+    )
 
 
 def _distinguish_references(rows: Sequence[Row], names: dict[str, str]) -> list[Row]:

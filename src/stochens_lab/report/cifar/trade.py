@@ -3,9 +3,8 @@
 from typing import NamedTuple
 
 from stochens.metrics import Interval
-from stochens_lab.report.cifar.names import SETTINGS, phrase_setting
 from stochens_lab.report.cifar.numbers import read_curve
-from stochens_lab.report.cifar.rows import Row, Rows, describe_metric
+from stochens_lab.report.cifar.rows import SETTINGS, Row, Rows, describe_metric, phrase_setting
 from stochens_lab.report.paper import TEST
 from stochens_lab.report.tables import Cell, Head, Table
 from stochens_lab.report.tables import Row as TableRow

@@ -18,7 +18,6 @@ from stochens_lab.report.cifar.numbers import (
     list_curve_metrics,
     measure_distance,
     read_curve,
-    space_labels,
 )
 from stochens_lab.report.cifar.rows import Row, Rows, describe_metric, gather
 from stochens_lab.report.cifar.trade import METRICS, find_trades
@@ -38,7 +37,6 @@ from stochens_lab.report.figures.style import (
     set_tooltip,
     style_figure,
 )
-from stochens_lab.report.paper import TEST
 from stochens_lab.report.run_folder import Run
 from stochens_lab.report.view import View
 
@@ -107,11 +105,10 @@ def draw_entropies(rows: Rows) -> Figure | None:
 @style_figure
 def draw_calibration(rows: Rows) -> Figure | None:
     """fig4: accuracy minus confidence over confidence, each method and the reference."""
-    labels = next((y for row in rows.all if (y := row.labels(TEST)) is not None), None)
     found = {
         row.name: curve
         for row in rows.all
-        if (curve := compute_calibration(row, labels)) and curve.confidence
+        if (curve := compute_calibration(row)) and curve.confidence
     }
     drawn = [row for row in rows.methods if row.name in found]
     if not drawn:
@@ -223,7 +220,7 @@ def _draw_series(rows: Rows, found: Series, x_label: str) -> Figure | None:
             colour = QUIET if target.of_paper else INK
             level = metric.scale * target.value
             ax.axhline(level, color=colour, linestyle=":", linewidth=1.2, label=target.name)
-        format_ticks(ax, space_labels([x for *_, (xs, _) in series for x in xs], 1.9))
+        format_ticks(ax, [x for *_, (xs, _) in series for x in xs], 1.9)
         ax.set_title(", ".join(filter(None, [metric.label, metric.unit])))
     label_below(figure, x_label)
     add_legend(figure, axes)

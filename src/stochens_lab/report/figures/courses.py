@@ -1,15 +1,17 @@
-"""Training: the loss over steps, the distance to the reference over steps, and calibration."""
+"""Training: the loss over steps, the distance to the reference over steps; calibration, and what
+methods are unsure of."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch import Tensor
 
-from stochens.errors import InputError
-from stochens.metrics import calibration_curve
+from stochens.metrics import calibration_curve, risk_coverage
+from stochens.posterior.predictive import Predictive
 from stochens_lab.report.figures.style import (
     AREA,
     COLOURS,
@@ -109,7 +111,7 @@ def draw_steps(view: View) -> Figure | None:
                 look = _choose_look(methods.index(method))
                 plot_line(ax, method, x, y, spread=spread, marker="o", **look)
             ax.set_ylim(bottom=0)
-            format_ticks(ax, _space_labels([x for c in found[title].values() for x in c.x]))
+            format_ticks(ax, [x for c in found[title].values() for x in c.x], APART)
     label_below(figure, "training steps, log scale")
     add_legend(figure, flat)
     return figure
@@ -154,15 +156,6 @@ def _read_curve(
     return Course(x, y, spread)
 
 
-def _space_labels(steps: Sequence[float]) -> list[float]:
-    """Those that can have a label without running into the one before."""
-    kept: list[float] = []
-    for step in sorted(set(steps)):
-        if not kept or step >= APART * kept[-1]:
-            kept.append(step)
-    return kept
-
-
 @style_figure
 def draw_calibration(view: View) -> Figure | None:
     """Accuracy over confidence, where the labels of the test points were kept."""
@@ -185,20 +178,71 @@ def draw_calibration(view: View) -> Figure | None:
         ax.plot([0, 100], [0, 100], color=QUIET, linewidth=0.8, linestyle="--")
         for method in methods:
             mean = view.predictions.get((set_name, method, place), {}).get("mean")
-            if mean is not None and len(mean) == len(labels):
-                _draw_calibrated(ax, method, mean, labels, methods.index(method))
+            if mean is not None:
+                y = torch.from_numpy(labels)
+                curve = calibration_curve(torch.from_numpy(mean), y, bins=10)
+                points = (100 * curve.confidence).tolist(), (100 * curve.accuracy).tolist()
+                plot_line(ax, method, *points, marker="o", **_choose_look(methods.index(method)))
         ax.set_title(f"Set {set_name}, {name_domain(place)}: accuracy, %")
     label_below(figure, "confidence, %")
     add_legend(figure, axes)
     return figure
 
 
-def _draw_calibrated(
-    ax: Axes, method: str, mean: np.ndarray, labels: np.ndarray, index: int
+BINS = 40
+
+
+@style_figure
+def draw_uncertainty(
+    predictions: Mapping[str, Predictive],
+    elsewhere: Mapping[str, Predictive],
+    y: Tensor,
+    *,
+    here: str,
+    there: str,
+) -> Figure:
+    """Three panels: mutual information here and elsewhere, calibration, and risk against coverage.
+
+    `predictions` and `elsewhere` hold each method's Predictive for inputs of the kind it was
+    trained on, `here`, and of another kind, `there`; y [B] are the labels of the first.
+    """
+    figure, axes = make_panels(
+        3, most=3, width=3.0, height=2.6, share=False, legend=len(predictions)
+    )
+    spread, calibration, risk = axes
+    _draw_histograms(spread, predictions, elsewhere)
+    calibration.plot([0, 1], [0, 1], color=QUIET, linewidth=0.8, linestyle="--")
+    for i, (name, p) in enumerate(predictions.items()):
+        look: dict[str, Any] = {"color": pick_colour(i), "linestyle": pick_dash(i)}
+        curve = calibration_curve(p.mean, y, bins=10)
+        points = curve.confidence.tolist(), curve.accuracy.tolist()
+        plot_line(calibration, name, *points, marker="o", **look)
+        answered = risk_coverage(p.mean, y)
+        plot_line(risk, name, answered.coverage.tolist(), (100 * answered.risk).tolist(), **look)
+    spread.set(
+        xlabel="mutual information, nats",
+        ylabel=f"share of inputs; dotted: {there}",
+        title=f"Unsure of {there}, sure of {here} inputs?",
+    )
+    title = "Calibration (bins of equal mass)"
+    calibration.set(xlabel="confidence", ylabel="accuracy", title=title)
+    label = "share of inputs answered, surest first"
+    risk.set(xlabel=label, ylabel="errors among them, %", title="Risk against coverage")
+    add_legend(figure, [calibration, risk])
+    return figure
+
+
+def _draw_histograms(
+    ax: Axes, predictions: Mapping[str, Predictive], elsewhere: Mapping[str, Predictive]
 ) -> None:
-    try:
-        curve = calibration_curve(torch.from_numpy(mean), torch.from_numpy(labels), bins=10)
-        x, y = (100 * curve.confidence).tolist(), (100 * curve.accuracy).tolist()
-    except InputError:  # labels and classes that do not go together are no reason for no page
-        x, y = [], []
-    plot_line(ax, method, x, y, marker="o", **_choose_look(index))
+    """Lines for inputs of the kind that was learnt, dotted for the others."""
+    both = [*predictions.values(), *elsewhere.values()]
+    top = max(float(p.mutual_information.max()) for p in both)
+    edges = np.linspace(0, max(top, 1e-6), BINS)
+    for i, name in enumerate(predictions):
+        for p, dash in ((predictions[name], "-"), (elsewhere[name], ":")):
+            counts, _ = np.histogram(p.mutual_information.numpy(), edges)
+            ax.stairs(counts / counts.sum(), edges, color=pick_colour(i), linestyle=dash)
+    ax.set_yscale("log")
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.minorticks_off()

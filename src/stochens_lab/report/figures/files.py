@@ -9,10 +9,11 @@ from matplotlib.figure import Figure
 
 from stochens_lab.report.cifar.rows import is_cifar
 from stochens_lab.report.figures.cifar import draw_cifar_figures
-from stochens_lab.report.figures.courses import draw_steps
+from stochens_lab.report.figures.costs import draw_costs
+from stochens_lab.report.figures.courses import draw_steps, draw_uncertainty
+from stochens_lab.report.figures.learning import draw_learning
 from stochens_lab.report.figures.planes import draw_plane_figures
 from stochens_lab.report.figures.style import save_figure
-from stochens_lab.report.figures.uncertainty import draw_uncertainty
 from stochens_lab.report.run_folder import FIGURES, Run
 from stochens_lab.report.view import View
 
@@ -45,10 +46,15 @@ def _save(figures: Iterable[tuple[str, Figure]], folder: Path) -> None:
 
 def _draw_figures(view: View) -> Iterator[tuple[str, Figure]]:
     yield from draw_plane_figures(view)
+    if (learning := draw_learning(view.run)) is not None:
+        yield "learning", learning
     steps = draw_steps(view)
     if steps is not None:
         yield "steps", steps
     for set_name, rows in view.run.metrics.items():
+        costs = draw_costs(view, set_name)
+        if costs is not None:
+            yield f"costs-{set_name}", costs
         labels = view.points(set_name, f"labels-{HERE}")
         methods = [m for m in rows if (set_name, m, THERE) in view.predictions]
         if methods and labels is not None:

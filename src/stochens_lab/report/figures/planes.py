@@ -56,11 +56,10 @@ def find_planes(view: View) -> list[Plane]:
     for set_name in view.sets:
         for place in unique(p for s, _, p in view.predictions if s == set_name):
             points = view.points(set_name, place) if place.startswith(MAP) else None
-            if points is None or points.ndim != 2 or points.shape[1] != 2:
+            if points is None:
                 continue
             side = round(len(points) ** 0.5)
-            methods = _find_methods(view, set_name, place, side)
-            if side > 1 and side * side == len(points) and methods:
+            if methods := _find_methods(view, set_name, place, side):
                 (x, y), (right, top) = points.min(0).tolist(), points.max(0).tolist()
                 domain = place.removeprefix(MAP)
                 found.append(Plane(set_name, domain, (x, y), (right, top), side, methods))
@@ -75,8 +74,7 @@ def _find_methods(
         if (s, p) != (set_name, place) or any(kind not in kinds for kind in KINDS):
             continue
         maps = {kind: kinds[kind] for kind in QUANTITIES} | {"mean": _one_class(kinds["mean"])}
-        if all(values.shape == (side * side,) for values in maps.values()):
-            found[method] = {kind: np.nan_to_num(maps[kind]).reshape(side, side) for kind in KINDS}
+        found[method] = {kind: np.nan_to_num(maps[kind]).reshape(side, side) for kind in KINDS}
     first = [name for name in found if name == view.reference]
     return {name: found[name] for name in unique([*first, *found])}
 
@@ -89,9 +87,7 @@ def _one_class(mean: np.ndarray) -> np.ndarray:
 
 def find_training_points(view: View, set_name: str) -> tuple[np.ndarray, np.ndarray] | None:
     x, labels = view.points(set_name, "train"), view.points(set_name, "labels")
-    if x is None or labels is None or x.ndim != 2 or x.shape[1] != 2 or len(x) != len(labels):
-        return None
-    return x[:MOST_POINTS], labels[:MOST_POINTS]
+    return None if x is None or labels is None else (x[:MOST_POINTS], labels[:MOST_POINTS])
 
 
 def draw_plane_figures(view: View) -> Iterator[tuple[str, Figure]]:
@@ -239,6 +235,6 @@ def _draw_inner(canvas: Canvas, view: View, plane: Plane, column: int, line: int
     width = plane.high[0] - plane.low[0]
     places = unique(p for s, _, p in view.predictions if s == plane.set_name)
     for points in (view.points(plane.set_name, p) for p in places if p.startswith(MAP)):
-        if points is not None and points.ndim == 2 and np.ptp(points[:, 0]) < 0.99 * width:
+        if points is not None and np.ptp(points[:, 0]) < 0.99 * width:
             corners = np.stack([points.min(0), points.max(0)])
             canvas.draw_square(canvas.scale(plane, corners, column, line), "white")

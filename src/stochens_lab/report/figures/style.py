@@ -9,7 +9,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -20,6 +20,8 @@ from markupsafe import Markup
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from stochens_lab.report.page.parts import Part, Picture
 
 COLOURS = (  # --c0 to --c7
     *("#1f5fb4", "#b4531a", "#00796b", "#7a4fb5"),
@@ -34,6 +36,7 @@ PAGE_WIDTH = 11.4  # inches: the widest figure that the page shows without scrol
 MARGIN = 0.62  # inches, left of the panels
 LEGEND_COLUMNS, LEGEND_LINE = 4, 0.18  # inches
 FONT = "DejaVu Sans"  # comes with matplotlib; a page has its own
+FEW_LABELS = 3  # that any axis has room for beside its first
 SALT = "stochens"
 STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
@@ -182,11 +185,29 @@ def add_legend(figure: Figure, axes: Sequence[Axes]) -> None:
     )
 
 
-def format_ticks(ax: Axes, ticks: Sequence[float]) -> None:
-    """Of a logarithmic axis: at these places, as plain numbers."""
+def format_ticks(ax: Axes, places: Iterable[float], ratio: float) -> None:
+    """Of a logarithmic axis: plain numbers at those places that are apart by this ratio."""
+    ticks = space_labels(places, ratio)
     ax.set_xscale("log")
     ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     ax.minorticks_off()
+
+
+def space_labels(places: Iterable[float], ratio: float) -> list[float]:
+    """Those that have room for a label on a logarithmic axis.
+
+    From the last, which a curve is read at, down; where all are near, the axis is wide for them.
+
+    >>> space_labels([1, 2, 3, 5, 10], 1.9), space_labels([40, 60, 80], 1.9)
+    ([1, 2, 5, 10], [40, 60, 80])
+    """
+    found = sorted(set(places), reverse=True)
+    room = min(ratio, (found[0] / found[-1]) ** (1 / FEW_LABELS)) if found else ratio
+    kept: list[float] = []
+    for place in found:
+        if not kept or place * room <= kept[-1]:
+            kept.append(place)
+    return kept[::-1]
 
 
 def save_figure(figure: Figure, path: Path) -> None:
@@ -270,3 +291,10 @@ def _add_titles(group: ElementTree.Element, name: str, *points: str) -> None:
     title = ElementTree.Element("title")
     title.text = name
     group.insert(0, title)
+
+
+def show_figure(figure: Figure | None, *, key: str, label: str) -> list[Part]:
+    """The figure as a part of the page; nothing where there is none."""
+    if figure is None:
+        return []
+    return [Picture(embed_figure(figure, key=key, label=label), label)]

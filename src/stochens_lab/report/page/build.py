@@ -14,17 +14,18 @@ from markupsafe import Markup
 
 from stochens_lab.report.cifar.page import show_cifar_run, show_cifar_runs, summarise_cifar
 from stochens_lab.report.cifar.rows import is_cifar
-from stochens_lab.report.page.claims import show_claims
 from stochens_lab.report.page.details import (
     explain_words,
+    show_calibration,
     show_facts,
     show_sampler,
+    show_steps,
     show_timings,
+    show_training,
 )
 from stochens_lab.report.page.maps import pack_maps, show_maps
 from stochens_lab.report.page.parts import Note, Part, Section
-from stochens_lab.report.page.results import show_results, show_runs, summarise
-from stochens_lab.report.page.training import show_calibration, show_steps, show_training
+from stochens_lab.report.page.results import show_claims, show_results, show_runs, summarise
 from stochens_lab.report.run_folder import Run
 from stochens_lab.report.text import join_words
 from stochens_lab.report.view import View, unique

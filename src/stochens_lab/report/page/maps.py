@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from stochens_lab.report.figures.planes import KINDS, QUANTITIES, Plane, draw_maps, find_planes
+from stochens_lab.report.figures.style import show_figure
 from stochens_lab.report.page.parts import Map, Maps, Note, Part, Picture
-from stochens_lab.report.page.pictures import show_figure
 from stochens_lab.report.view import View, name_domain, unique
 
 UNIT = 1000

@@ -1,0 +1,129 @@
+"""Inputs alone, for prediction: of tensors, a Dataset or a DataLoader, with or without y."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
+
+from stochens.data import (
+    TARGETS,
+    Data,
+    columns_of,
+    finite,
+    in_order,
+    read_input,
+    refuse_empty,
+    shapes_of,
+    source,
+)
+from stochens.errors import InputError
+from stochens.trees import Input, InputTree, cat, form, match, named
+
+
+def inputs(given: Any, like: Input | None = None, *, target: str | None = None) -> Input:
+    """Inputs alone, for prediction, checked like those of training.
+
+    Of a Dataset or a DataLoader the inputs of all its batches, (x, y) or x, in order. `like`: an
+    example of what the network was trained on; `target`: what y was called then. Of a Data the
+    inputs alone.
+    """
+    if isinstance(given, Data):
+        return _inputs_of(given, like, target)
+    if isinstance(given, (Dataset, DataLoader)):
+        blocks = list(input_blocks(given, like, target=target))
+        for block in blocks:
+            if form(block) != form(blocks[0]):
+                raise InputError(
+                    f"batches of different shapes, {shapes_of(blocks[0])} and "
+                    f"{shapes_of(block)}, cannot be put together here; predict takes them with "
+                    "engine=None"
+                )
+        joined: Input = cat(blocks)
+        return joined
+    x = _input(columns_of(given), like, target)
+    refuse_empty(x)
+    finite(x)
+    return x
+
+
+def _inputs_of(given: Data, like: Input | None, target: str | None) -> Input:
+    """Of all rows, in their order, whatever they weigh."""
+    if isinstance(given.data, (Dataset, DataLoader)):
+        return inputs(given.data, like, target=given.target or target)
+    x = source(Data(given.data, given.target)).x
+    return x if like is None else match(x, like, ())
+
+
+def _input(given: Any, like: Input | None, target: str | None, *, collated: bool = False) -> Input:
+    """A batch of inputs, and nothing else."""
+    parts = isinstance(given, (list, tuple)) and len(given)
+    if parts and isinstance(like, InputTree) and isinstance(like.tree, (list, tuple)):
+        collated = collated or len(given) == len(like.tree)
+    rows = len(given) if isinstance(given, list) and not collated else None
+    if isinstance(given, Mapping):
+        rows = next((len(part) for part in given.values() if isinstance(part, list)), None)
+    x = read_input(given, rows=rows, collated=collated)
+    targets = TARGETS if target is None else (target,)
+    if like is not None:
+        return match(x, like, targets)
+    if isinstance(x, InputTree) and isinstance(x.tree, dict):
+        return InputTree({name: part for name, part in x.tree.items() if name not in targets})
+    return x
+
+
+def input_blocks(
+    data: "Dataset[Any] | DataLoader[Any]", like: Input | None = None, *, target: str | None = None
+) -> Iterator[Input]:
+    """The inputs of its batches, (x, y) or x, in order, each checked when it is read.
+
+    >>> import torch
+    >>> [tuple(x.shape) for x in input_blocks(DataLoader(torch.zeros(5, 2), batch_size=3))]
+    [(3, 2), (2, 2)]
+    """
+    if isinstance(data, DataLoader):
+        _refuse_disorder(data)
+    row = 0
+    for batch in data if isinstance(data, DataLoader) else in_order(data):
+        x = _input(_without_y(batch, like), like, target, collated=True)
+        for name, t in named(x).items():
+            if t.dim() == 0:
+                which = "inputs" if name == "x" else name
+                raise InputError(f"each batch of {which} must be [B, ...], got {tuple(t.shape)}")
+        finite(x, row)
+        row += len(x)
+        if len(x):
+            yield x
+    if row == 0:
+        raise InputError("the data set is empty")
+
+
+def _without_y(batch: Any, like: Input | None) -> Any:
+    """x of (x, y); a batch of the parts that the network was trained on is x itself."""
+    if not isinstance(batch, (tuple, list)) or not len(batch):
+        return batch
+    tree = like.tree if isinstance(like, InputTree) else None
+    whole = isinstance(tree, (tuple, list)) and len(tree) == len(batch)
+    return batch if whole and isinstance(batch[0], Tensor) else batch[0]
+
+
+def first_input(given: Any, like: Input | None = None, *, target: str | None = None) -> Input:
+    """One row, [1, ...]; of a Dataset or a DataLoader no more than a batch is read."""
+    if isinstance(given, (Dataset, DataLoader)):
+        return next(input_blocks(given, like, target=target))[:1]
+    return inputs(given, like, target=target)[:1]
+
+
+def _refuse_disorder(loader: "DataLoader[Any]") -> None:
+    """Predictions are told apart by their row, so all rows must come, in the order of the data."""
+    order: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    if getattr(order, "drop_last", False):
+        raise InputError("the DataLoader has drop_last=True, which leaves rows out; give False")
+    if isinstance(loader.dataset, IterableDataset):
+        return  # it has no other order than its own
+    order = order.sampler if type(order) is BatchSampler else order
+    if not isinstance(order, SequentialSampler):
+        raise InputError(
+            "the DataLoader must give the rows in their order, or their predictions come in "
+            f"another: it has a {type(order).__name__}; build it with shuffle=False"
+        )

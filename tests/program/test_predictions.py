@@ -1,0 +1,77 @@
+"""Predictions by programs draw what vmap draws, in any blocks of members."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from tests.tolerance import close
+from torch import nn
+
+import stochens
+from stochens import DropConnect, Dropout, Gaussian, NPDropout
+from stochens.posterior import streaming
+from stochens.program import choice
+
+METHODS = ["regular", Dropout(0.3), DropConnect(0.3), NPDropout(), [Dropout(0.2), Gaussian(0.2)]]
+
+
+def net() -> nn.Module:
+    """No chain of linear layers alone, which a kernel would run."""
+    layers = [nn.Conv1d(2, 3, 3, padding=1), nn.GELU(), nn.Flatten(), nn.LayerNorm(12)]
+    return nn.Sequential(*layers, nn.Linear(12, 2))
+
+
+def posterior(method: Any) -> tuple[stochens.Posterior, torch.Tensor]:
+    x = torch.randn(11, 2, 4, generator=torch.Generator().manual_seed(0)).double()
+    data = (x, (x[:, 0, 0] > 0).long())
+    made = stochens.fit(net().double(), data, method=method, members=5, epochs=1, seed=2)
+    return made, x
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_a_program_draws_what_vmap_draws(
+    method: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, x = posterior(method)
+    caplog.set_level(logging.INFO, "stochens")
+    plain = made.predict(x, draws=3, batch_size=4, seed=7)
+    assert "one program" not in caplog.text  # too little work for one
+    for module in (choice, streaming):
+        monkeypatch.setattr(module, "ON_CPU_FROM", 0.0)
+    ours = made.predict(x, draws=3, batch_size=4, seed=7)
+    assert "members run by one program" in caplog.text
+    within = close(torch.float64, terms=20, depth=10)
+    torch.testing.assert_close(ours.probs, plain.probs, **within)
+    caplog.clear()
+    made.predict(x, draws=3, batch_size=4, seed=7)
+    assert "one program" not in caplog.text  # it is traced once
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("method", METHODS[1:], ids=str)
+def test_a_member_draws_the_same_in_whatever_company(
+    method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, x = posterior(method)
+    whole = made.predict(x, draws=2, batch_size=4, seed=7)
+    monkeypatch.setattr(streaming, "plan", lambda *_, **__: (4, 2))
+    monkeypatch.setattr("stochens.posterior.posterior.plan", lambda *_, **__: (4, 2))
+    blocks = made.predict(x, draws=2, batch_size=4, seed=7)
+    torch.testing.assert_close(
+        blocks.probs, whole.probs, **close(torch.float64, terms=20, depth=10)
+    )
+    assert not torch.equal(whole.probs[:5], whole.probs[5:])  # two draws
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_noise_on_weights_is_one_function_of_x() -> None:
+    """Whatever batch a row is in; noise on outputs is fresh for each row."""
+    made, x = posterior(DropConnect(0.3))
+    same = x[:1].expand(9, -1, -1)
+    probs = made.predict(same, batch_size=2, seed=7).probs  # [5, 9, 2]
+    torch.testing.assert_close(probs, probs[:, :1].expand_as(probs))
+    made, x = posterior(Dropout(0.3))
+    probs = made.predict(same, batch_size=2, seed=7).probs
+    assert all(len(member.unique(dim=0)) > 2 for member in probs)

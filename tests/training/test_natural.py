@@ -1,0 +1,281 @@
+"""Gaussian members by natural gradients, against the exact fixed point of a linear model, a plain
+loop in float64 and the authors' own package."""
+
+import math
+
+import pytest
+import torch
+from tests.tolerance import close
+from torch import Tensor, nn
+from torch.func import functional_call
+
+import stochens
+from stochens import Natural, Prior
+from stochens.errors import InputError
+from stochens.likelihoods import Homoscedastic
+from stochens.randomness.noise import hashed_words, normal_numbers
+from stochens.randomness.seeds import NATURAL, derive
+from stochens.training.natural import MOST, NaturalGradient
+
+NOISE = 0.5
+N = 60
+
+
+@pytest.fixture
+def line(float64) -> tuple[Tensor, Tensor]:
+    """x [N, 2] whose columns are correlated, and a noisy linear function of them."""
+    x = torch.randn(N, 2)
+    x[:, 1] += 0.5 * x[:, 0]
+    y = x @ torch.tensor([1.0, -2.0]) + 0.3 + NOISE * torch.randn(N)
+    return x, y[:, None]
+
+
+def exact(x: Tensor, y: Tensor, *, precision: Tensor, mean: Tensor, weight: float = 1.0):
+    """Mean and precision matrix of weights and bias under likelihood^(1 / weight) * prior."""
+    rows = torch.cat([x, torch.ones(len(x), 1)], 1)
+    of_data = rows.T @ rows / (weight * NOISE**2)
+    right = rows.T @ y[:, 0] / (weight * NOISE**2) + precision * mean
+    total = of_data + precision.diag()
+    return torch.linalg.solve(total, right), total
+
+
+def fitted(x, y, **options):
+    """Mean and sigma of (weight, bias) for each member, [M, 3]."""
+    given = {"epochs": 1200, "batch_size": None, "members": 48, "likelihood": Homoscedastic(NOISE)}
+    posterior = stochens.fit(
+        nn.Linear(2, 1), (x, y), method="regular", optimizer="natural", **{**given, **options}
+    )
+    variance = posterior.low_rank.variance
+    return (
+        torch.cat([posterior.params["weight"].flatten(1), posterior.params["bias"]], 1),
+        torch.cat([variance["weight"].flatten(1), variance["bias"]], 1).sqrt(),
+    )
+
+
+def hold(m, sigma, mean, precision):
+    """Over members: mean and log sigma within 5 standard errors of the optimum, to which the
+    average over a finite memory adds a bias of second order, (spread of log sigma)^2."""
+    sd = precision.diagonal() ** -0.5
+    away = (m - mean) / sd
+    assert (away.mean(0).abs() < 5 * away.std(0) / math.sqrt(len(m)) + 0.01).all()
+    logs = (sigma / sd).log()
+    error = 5 * logs.std(0) / math.sqrt(len(m)) + logs.var(0)
+    assert (logs.mean(0).abs() < error).all()
+    assert logs.std(0).max() < 0.15
+
+
+PRIORS = {
+    "default": (1.0, torch.ones(3), torch.zeros(3)),
+    "precision": (30.0, torch.full((3,), 30.0), torch.zeros(3)),
+    "mean and layers": (
+        Prior(
+            2.0,
+            mean={"weight": torch.tensor([[1.0, -1.0]]), "bias": torch.tensor([0.5])},
+            layers={"bias": 50.0},
+        ),
+        torch.tensor([2.0, 2.0, 50.0]),
+        torch.tensor([1.0, -1.0, 0.5]),
+    ),
+}
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_the_fixed_point_of_a_linear_model(line, prior):
+    given, precision, mean = PRIORS[prior]
+    hold(
+        *fitted(*line, prior=given), *exact(*line, precision=precision.double(), mean=mean.double())
+    )
+
+
+@pytest.mark.parametrize(
+    ("noise", "scale", "precision"),
+    [(0.05, 1.0, 1.0), (0.5, 100.0, 1.0), (0.5, 0.01, 1.0), (0.5, 1.0, 0.01), (0.5, 1.0, 100.0)],
+)
+def test_at_scales_far_from_one(float64, noise, scale, precision):
+    """Up to thousands of sigmas from the optimum at the start, and curvatures up to 4e4. The
+    constants of natural.py were settled on cases like these, so that others may still fail."""
+    x = scale * torch.randn(N, 2)
+    y = (x @ torch.tensor([1.0, -2.0]) / scale + noise * torch.randn(N))[:, None]
+    m, sigma = fitted(x, y, likelihood=Homoscedastic(noise), prior=precision, epochs=600)
+    rows = torch.cat([x, torch.ones(N, 1)], 1)
+    total = rows.T @ rows / noise**2 + precision * torch.eye(3)
+    hold(m, sigma, torch.linalg.solve(total, rows.T @ y[:, 0] / noise**2), total)
+
+
+def test_a_training_that_has_not_arrived_says_so(line):
+    with pytest.warns(stochens.errors.TrainingAdvice, match="have not arrived: .* 3 of 3 members"):
+        fitted(*line, members=3, epochs=100, lr=1e-4)
+
+
+def test_the_weight_of_the_kl(line):
+    truth = exact(*line, precision=torch.ones(3).double(), mean=torch.zeros(3), weight=4.0)
+    hold(*fitted(*line, kl_weight=4.0), *truth)
+
+
+def test_mini_batches_with_a_short_one(line):
+    """60 rows in batches of 16: the last has 12, and counts by its rows."""
+    truth = exact(*line, precision=torch.ones(3).double(), mean=torch.zeros(3).double())
+    hold(*fitted(*line, batch_size=16, epochs=300), *truth)
+
+
+def own_draws(params, members, seed, step):
+    """eps of each member by definition: one stream for all of its parameters, in their order."""
+    count = sum(p[0].numel() for p in params.values())
+    first = torch.tensor([derive(seed, NATURAL)]) + step
+    eps = normal_numbers(hashed_words(torch.tensor(members), first, 0, (count,)), torch.float64)
+    sizes = [p[0].numel() for p in params.values()]
+    parts = eps.split(sizes, dim=1)
+    return {n: part.reshape(p.shape) for part, (n, p) in zip(parts, params.items(), strict=True)}
+
+
+def test_it_is_the_plain_loop(float64, xor):
+    """The equations of natural.py, word for word, one member at a time."""
+    x, y = xor[0].double(), xor[1]
+    net = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 2))
+    steps, lr, members = 12, 0.3, (3, 8)
+    options = Natural(sigma=0.2, memory=20.0, schedule="constant", warmup=0.0)
+    done = {"members": members, "epochs": steps, "batch_size": None, "lr": lr, "seed": 4}
+    posterior = stochens.fit(net, (x, y), method="regular", optimizer=options, prior=2.0, **done)
+    begun = stochens.fit(net, (x, y), method="regular", **{**done, "epochs": 1, "lr": 1e-300})
+    n, delta, forget = len(x), 2.0 / len(x), 1 / 20.0
+    for row, member in enumerate(members):
+        m = {name: p[row].clone() for name, p in begun.params.items()}
+        v = {name: torch.full_like(p, 1 / (n * 0.2**2)) for name, p in m.items()}
+        mean = {name: torch.zeros_like(p) for name, p in m.items()}
+        for t in range(steps):
+            eps = own_draws({k: p[None] for k, p in m.items()}, [member], 4, t)
+            sigma = {k: (n * v[k]) ** -0.5 for k in m}
+            theta = {k: (m[k] + sigma[k] * eps[k][0]).requires_grad_() for k in m}
+            loss = nn.functional.cross_entropy(functional_call(net, theta, (x,)), y)
+            gradient = dict(zip(m, torch.autograd.grad(loss, list(theta.values())), strict=True))
+            for k, g in gradient.items():
+                if t > 0:
+                    h = (g - mean[k] / (1 - 0.9**t)) * eps[k][0] / sigma[k]
+                    a = (forget * (h + delta - v[k]) / v[k]).clamp(-MOST, MOST)
+                    v[k] = v[k] * (1 + a + a**2 / 2)
+                mean[k] = 0.9 * mean[k] + 0.1 * g
+                m[k] = m[k] - lr * (mean[k] / (1 - 0.9 ** (t + 1)) + delta * m[k]) / v[k]
+        tolerance = close(torch.float64, terms=60, depth=3 * steps, condition=100)
+        for k in m:
+            torch.testing.assert_close(posterior.params[k][row], m[k], **tolerance)
+            found = posterior.low_rank.variance[k][row]
+            torch.testing.assert_close(found, 1 / (n * v[k]), **tolerance)
+
+
+def test_it_is_the_authors_optimiser(float64, xor, monkeypatch):
+    ivon = pytest.importorskip("ivon", reason="needs the authors' package: pip install ivon-opt")
+    x, y = xor[0].double(), xor[1]
+    net = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 2))
+    n, precision, curvature = len(x), 2.0, 0.3
+    first = {name: p.detach()[None].clone() for name, p in net.named_parameters()}
+    ours = {name: p.clone() for name, p in first.items()}
+    delta = precision / n
+    sigma = (n * (curvature + delta)) ** -0.5
+    mine = NaturalGradient(
+        ours,
+        Natural(sigma=sigma, memory=100.0),
+        lr=0.2,
+        examples=n,
+        slopes=dict.fromkeys(ours, precision),
+        means=None,
+        steps=10,
+        members=(5,),
+        seed=1,
+        centred=False,
+    )
+    theirs = ivon.IVON(
+        net.parameters(), lr=0.2, ess=n, hess_init=curvature, beta2=0.99, weight_decay=delta,
+        rescale_lr=False,
+    )  # fmt: skip
+    for t in range(10):
+        theta = mine.draw(t)
+        nn.functional.cross_entropy(
+            functional_call(net, {k: p[0] for k, p in theta.items()}, (x,)), y
+        ).backward()
+        mine.step()
+        eps = torch.cat([e.flatten() for e in own_draws(first, [5], 1, t).values()])
+        monkeypatch.setattr(torch, "randn", lambda *a, eps=eps, **k: eps)
+        with theirs.sampled_params(train=True):
+            theirs.zero_grad()
+            nn.functional.cross_entropy(net(x), y).backward()
+        monkeypatch.undo()
+        theirs.step()
+    tolerance = close(torch.float64, terms=60, depth=30, condition=100)
+    for name, p in net.named_parameters():
+        torch.testing.assert_close(ours[name][0], p.detach(), **tolerance)
+    variance = torch.cat([v.flatten() for v in mine.gaussian().variance.values()])
+    hess = theirs.param_groups[0]["hess"]
+    torch.testing.assert_close(variance, 1 / (n * (hess + delta)), **tolerance)
+
+
+def test_its_kl_is_that_of_gaussians(xor):
+    net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
+    posterior = stochens.fit(
+        net, xor, method="regular", optimizer="natural", members=3, epochs=5, prior=3.0
+    )
+    q = [
+        torch.distributions.Normal(p.double(), posterior.low_rank.variance[n].double().sqrt())
+        for n, p in posterior.params.items()
+    ]
+    prior = torch.distributions.Normal(0.0, torch.tensor(3.0).double() ** -0.5)
+    each = sum(torch.distributions.kl_divergence(one, prior).flatten(1).sum(1) for one in q)
+    kl = posterior.kl()
+    assert kl.l2 + kl.constant == pytest.approx(float(each.mean()), rel=1e-9)
+    assert kl.ensembling == -math.log(3)
+
+
+@pytest.mark.parametrize("method", ["dropout", "dropconnect", "np-dropout"])
+def test_it_goes_with_other_methods(xor, method):
+    net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
+    posterior = stochens.fit(
+        net, xor, method=method, optimizer="natural", members=4, epochs=60, batch_size=20
+    )
+    assert posterior.history.loss[-1].mean() < posterior.history.loss[0].mean() - 10
+    assert set(posterior.low_rank.variance) == set(posterior.params)
+    two = posterior.predict(xor[0], draws=2).probs.view(2, 4, 60, 2)
+    assert not torch.equal(two[0], two[1])
+    assert torch.isfinite(torch.tensor(posterior.kl().total))
+
+
+def test_blocks_of_members_are_the_same(xor):
+    net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
+    options = {"method": "dropout", "optimizer": "natural", "epochs": 4, "batch_size": 20}
+    whole = stochens.fit(net, xor, members=5, **options)
+    some = stochens.fit(net, xor, members=[1, 4], **options)
+    for name, p in some.params.items():
+        assert torch.equal(whole.params[name][[1, 4]], p)
+        assert torch.equal(whole.low_rank.variance[name][[1, 4]], some.low_rank.variance[name])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"method": "gaussian"}, "use another method than 'gaussian'"),
+        ({"optimizer": Natural(sigma=2.0)}, "wider than the prior"),
+        ({"kl_weight": 0.0}, "kl_weight above 0"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(xor, options, says):
+    given = {"method": "regular", "optimizer": "natural", "members": 2, "epochs": 1}
+    with pytest.raises(InputError, match=says):
+        stochens.fit(nn.Linear(2, 2), xor, **{**given, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"sigma": 0.0}, "sigma"),
+        ({"momentum": 1.0}, "momentum"),
+        ({"memory": 0.5}, "memory"),
+        ({"warmup": -0.1}, "warmup"),
+        ({"schedule": "step"}, "schedule"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, says):
+    with pytest.raises(InputError, match=says):
+        Natural(**options)
+
+
+def test_averages_of_a_tail_are_for_plain_members(xor):
+    with pytest.raises(InputError, match="averages of the tail"):
+        stochens.multiswa(nn.Linear(2, 2), xor, members=2, epochs=2, optimizer="natural")
