@@ -93,7 +93,7 @@ def test_the_fixed_point_of_a_linear_model(line, prior):
 )
 def test_at_scales_far_from_one(float64, noise, scale, precision):
     """Up to thousands of sigmas from the optimum at the start, and curvatures up to 4e4. The
-    constants of natural.py were settled on cases like these, so that others may still fail."""
+    constants of natural.py were settled on these; test_natural_held_out.py has others."""
     x = scale * torch.randn(N, 2)
     y = (x @ torch.tensor([1.0, -2.0]) / scale + noise * torch.randn(N))[:, None]
     m, sigma = fitted(x, y, likelihood=Homoscedastic(noise), prior=precision, epochs=600)

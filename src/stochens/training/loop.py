@@ -177,8 +177,10 @@ def train(task: Task, start: Params, members: tuple[int, ...], watchers: Watcher
             further = dataclasses.replace(settings, epochs=settings.epochs + 1)
             batches = next(epochs_of(data, members, further, first=steps))[1]
             some = list(itertools.islice(batches, LOOKED_AT))
-            some *= math.ceil(LOOKED_AT / len(some))
-            warn_far(optimizer.distance_left(at_means, some), members)
+            some *= math.ceil(LOOKED_AT / 2 / len(some))
+            weighed = [(share_of(batch), batch) for batch in some]
+            left = optimizer.distance_left(at_means, weighed, whole=per_epoch <= LOOKED_AT)
+            warn_far(left, members)
     trained = {name: p.detach() for name, p in params.items()}
     averaged, low_rank = (trained, None) if collector is None else collector.finish(trained)
     if isinstance(optimizer, NaturalGradient):

@@ -21,7 +21,7 @@ g^2 / v^2 of such noise v would grow until nothing moves.
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,12 +38,23 @@ MOST = 0.2  # that a step changes of log v, which is far more than it should nea
 PROBE = 0.01  # of a parameter's size: the step that measures a curvature
 LAST = 1 << 40  # numbers of draws that no training reaches
 SURE = 5.0
+NEWTON = 6  # steps of conjugate gradients towards the optimum, at the end
+BENDS = 4  # batches whose curvature they take
+ASIDE = 0.1  # sigmas that a curvature is measured over
+TINY = 1e-30
 FAR = 1.0  # sigmas from the optimum that a training may leave
 AT_ONCE = 1 << 24  # normal numbers that are made together: some 500 MB for a moment
 
 
 # the mean NLL of each member, [M], as program/data_term.py has it
 Term = Callable[[Params, Any, int | Tensor], Tensor]
+Weighed = tuple[float, Any]  # a batch, and what it counts beside the others
+
+
+class Looked(NamedTuple):
+    number: int  # of its draw
+    share: float
+    batch: Any
 
 
 class NaturalGradient(torch.optim.Optimizer):
@@ -160,37 +171,91 @@ class NaturalGradient(torch.optim.Optimizer):
         v = self._spread(curvature) + self._delta
         self.state[self._m]["log_sigma"].copy_(-0.5 * (self._examples * v).log())
 
-    def distance_left(self, term: Term, batches: Sequence[Any]) -> Tensor:
-        """How many sigmas the means are from the optimum, [M]: the root of the mean over parameters
-        of (sigma N (g + delta (m - mu)))^2, which a Newton step in each would go.
+    def distance_left(self, term: Term, batches: Sequence[Weighed], *, whole: bool) -> Tensor:
+        """How many sigmas the means are from the optimum at least, [M]: the root of
 
-        A square of a noisy gradient has the noise's variance in it. The product of the gradients of
-        two halves of the batches, each at draws of its own, has not; what it may still have by
-        chance, `SURE` standard errors, is taken off."""
+            max over w of  (w . z)^2 / (w . A w D),   z = sigma N (g + delta (m - mu))
+
+        with A the curvature in units of sigma. Half its square is what the bound on the evidence
+        could still gain for each parameter, in nats. w is A^-1 z of some steps of conjugate
+        gradients: along a valley z is small, and the optimum far.
+
+        z is found twice, at draws of its own: once for w, once for its product with w, from which
+        `SURE` standard errors are taken off. The batches are `whole` where they are all of the
+        data: then draws alone differ, and else batches too, of which either z has a half. Each
+        batch comes with what it counts."""
+        numbered = [Looked(number, *one) for number, one in enumerate(batches)]
+        own = numbered if whole else numbered[::2]
+        others = [one._replace(number=one.number + len(batches)) for one in own]
+        others = others if whole else numbered[1::2]
+        way = self._newton_step(term, own)
+        values, twins = (self._along(term, part, way) for part in (others, own))  # [batches, M]
+        shares = values.new_tensor([one.share for one in others])
+        shares = (shares / shares.sum())[:, None]
+        product = (shares * values).sum(0)
+        off = (values - twins) / math.sqrt(2) if whole else values - product
+        noise = (shares * off).square().sum(0).sqrt()  # its standard error
+        sure = product - SURE * noise
+        bent = self._bent(term, others, way, self._slope(term, others))
+        curvature = self._of_members(way * bent)
+        unit = self._of_members(way.square())  # what it is where sigma fits, if it cannot be seen
+        size = torch.where(curvature > 0, curvature, unit).clamp_min(TINY).sqrt()
+        found = torch.where(size.isfinite() & sure.isfinite(), sure.clamp_min(0) / size, math.inf)
+        lost = ~self._of_members(self._m).isfinite()  # which the loop sees, and tells of
+        return torch.where(lost, 0.0, found)
+
+    def _along(self, term: Term, batches: Sequence[Looked], way: Tensor) -> Tensor:
+        """w . z / D at each batch, [batches, M]."""
+        return torch.stack([self._of_members(way * self._slope(term, [one])) for one in batches])
+
+    def _slope(self, term: Term, batches: Sequence[Looked], away: float | Tensor = 0.0) -> Tensor:
+        """z at m + sigma * away, the mean over batches with a draw for each by its number."""
         sigma = self.state[self._m]["log_sigma"].exp()
-        away = self._m if self._mu is None else self._m - self._mu
-        halves, noises = [], []
-        for first in (0, 1):
-            own = batches[first::2]
-            total, squares = torch.zeros_like(self._m), torch.zeros_like(self._m)
-            for k, batch in enumerate(own):
-                theta = self._m + sigma * self._normal(LAST - 2 * k - first)
-                g = self._gradient(term, batch, theta)
-                z = sigma * self._examples * (g + self._delta * away)
-                total += z / len(own)
-                squares += z.square() / len(own)
-            halves.append(total)
-            noises.append(self._of_members(squares - total.square()) / (len(own) - 1))
-        noise = (noises[0] * noises[1] / (len(self._m) // len(self._members))).sqrt()
-        return (self._of_members(halves[0] * halves[1]) - SURE * noise).clamp_min(0).sqrt()
+        m = self._m + sigma * away
+        of_prior = self._delta * (m if self._mu is None else m - self._mu)
+        total = torch.zeros_like(m)
+        for number, share, batch in batches:
+            theta = m + sigma * self._normal(LAST - number)
+            total += share * self._gradient(term, batch, theta, LAST - number)
+        counted = sum(one.share for one in batches)
+        return sigma * self._examples * (total / counted + of_prior)
+
+    def _newton_step(self, term: Term, batches: Sequence[Looked]) -> Tensor:
+        """A^-1 z of each member, nearly, [M D]; A is of a few batches. A member stops where the
+        curvature along its direction is not positive; z itself, where that is at once."""
+        few = batches[:BENDS]
+        at, left = self._slope(term, few), self._slope(term, batches)
+        first = left
+        along, way = left, torch.zeros_like(left)
+        square = self._of_members(left.square())
+        for _ in range(NEWTON):
+            bent = self._bent(term, few, along, at)
+            curvature = self._of_members(along * bent)
+            rate = torch.where(curvature > 0, square / curvature.clamp_min(TINY), 0.0)
+            way = way + self._to_numbers(rate) * along
+            left = left - self._to_numbers(rate) * bent
+            before, square = square, self._of_members(left.square())
+            along = left + self._to_numbers((rate > 0) * square / before.clamp_min(TINY)) * along
+        went = self._to_numbers(self._of_members(way.square()))
+        return torch.where(went > 0, way, first)
+
+    def _bent(self, term: Term, batches: Sequence[Looked], along: Tensor, at: Tensor) -> Tensor:
+        """A `along`, by the slope a little aside; `at` is the slope here."""
+        size = self._of_members(along.square()).sqrt().clamp_min(TINY)  # [M]
+        step = self._to_numbers(ASIDE / size)
+        return (self._slope(term, batches, step * along) - at) / step
 
     def _of_members(self, numbers: Tensor) -> Tensor:
         """Means over each member's: [M D] -> [M]."""
         return numbers[self._by_member].view(len(self._members), -1).mean(1)
 
-    def _gradient(self, term: Term, batch: Any, theta: Tensor) -> Tensor:
+    def _to_numbers(self, of_members: Tensor) -> Tensor:
+        """One number of each member for all of its parameters: [M] -> [M D]."""
+        return self._spread(of_members[:, None].expand(-1, len(self._sizes)))
+
+    def _gradient(self, term: Term, batch: Any, theta: Tensor, number: int = 0) -> Tensor:
         theta = theta.detach().requires_grad_()
-        (g,) = torch.autograd.grad(term(self._named(theta), batch, 0).sum(), theta)
+        (g,) = torch.autograd.grad(term(self._named(theta), batch, number).sum(), theta)
         return g
 
     def _by_tensor(self, numbers: Tensor) -> Tensor:
