@@ -210,7 +210,7 @@ class NaturalGradient(torch.optim.Optimizer):
 
     def _slope(self, term: Term, batches: Sequence[Looked], away: float | Tensor = 0.0) -> Tensor:
         """z at m + sigma * away, the mean over batches with a draw for each by its number."""
-        sigma = self.state[self._m]["log_sigma"].exp()
+        sigma: Tensor = self.state[self._m]["log_sigma"].exp()
         m = self._m + sigma * away
         of_prior = self._delta * (m if self._mu is None else m - self._mu)
         total = torch.zeros_like(m)
