@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from stochens import methods
 from stochens.adapter import Output
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder
@@ -144,7 +145,9 @@ def fit(
 
 def fit_by(method: MethodLike | Auto | None, request: FitRequest) -> Posterior:
     """By this method, or by the one that short trials favour."""
-    request = settle_start(request)
+    by_trials = method == "auto" or isinstance(method, Auto)
+    rules = [] if by_trials or method is None else methods.resolve(method)
+    request = settle_start(request, rules)
     if method != "auto" and not isinstance(method, Auto):
         return train_ensemble(dataclasses.replace(request, method=method))
     auto = method if isinstance(method, Auto) else Auto()
