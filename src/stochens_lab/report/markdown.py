@@ -5,16 +5,16 @@ from collections.abc import Iterator, Sequence
 from stochens.metrics import Interval
 from stochens_lab.report.cifar.markdown import format_cifar
 from stochens_lab.report.cifar.rows import gather, is_cifar
-from stochens_lab.report.run_folder import Run
+from stochens_lab.report.run_folder import SavedRun
 from stochens_lab.report.view import View, describe_metric, name_domain
 
 
-def format_run(run: Run) -> str:
+def format_run(run: SavedRun) -> str:
     """Every set, method, metric and domain, with intervals, under the command that made them."""
     return "\n".join(_format_view(View(run, ""))) + "\n"
 
 
-def format_runs(runs: Sequence[Run]) -> str:
+def format_runs(runs: Sequence[SavedRun]) -> str:
     """The rows of all CIFAR runs in the paper's tables, then each other run on its own."""
     if len(runs) == 1:
         return format_run(runs[0])

@@ -10,7 +10,7 @@ import torch
 from stochens import metrics
 from stochens.posterior.predictive import Predictive
 from stochens_lab.data.corruptions.published import CORRUPTIONS, INTENSITIES
-from stochens_lab.report.run_folder import METRICS, TRAINING, Run, RunFolder
+from stochens_lab.report.run_folder import METRICS, TRAINING, RunFolder, SavedRun
 
 SET, CLASSES = "cifar10", 10
 OTHERS = ("cifar100", "svhn")
@@ -28,7 +28,7 @@ def cifar_run(
     seed: int = 0,
     set_name: str = SET,
     **settings: Any,
-) -> Run:
+) -> SavedRun:
     """`closeness` to the reference is from 0 to 1; the images are the same whatever the seed.
 
     `images` are those of the test; `settings` change the configuration, images to learn from too.
@@ -63,7 +63,7 @@ def cifar_run(
     with folder.timed(f"{set_name}/{method} 0000-{int(str(config['members'])) - 1:04d}"):
         pass
     folder.write(complete=complete)
-    return Run(path)
+    return SavedRun(path)
 
 
 def _accuracy(p: Predictive, labels: torch.Tensor) -> float:

@@ -15,7 +15,7 @@ from stochens.files.storage import CHECKSUMS
 from stochens_lab.data.corruptions.published import CORRUPTIONS
 from stochens_lab.report.cifar.rows import Rows, gather
 from stochens_lab.report.page.build import build_page
-from stochens_lab.report.run_folder import METRICS, Run, RunFolder
+from stochens_lab.report.run_folder import METRICS, RunFolder, SavedRun
 from stochens_lab.report.view import View
 
 DASH = "\N{EN DASH}"
@@ -68,7 +68,7 @@ METHODS = {"regular": 0.6, "MultiSWA": 0.5, "SE1 0.1": 0.85}
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> dict[str, Run]:
+def runs(tmp_path_factory) -> dict[str, SavedRun]:
     folder = tmp_path_factory.mktemp("runs")
     return {
         name: cifar_run(folder / name.replace(" ", "-"), name, closeness=close, seed=i)
@@ -90,7 +90,7 @@ def together_part(text: str) -> str:
     return text.split('class="together"')[1].split("<article")[0]
 
 
-def value(run: Run, row: str, domain: str, metric: str) -> float:
+def value(run: SavedRun, row: str, domain: str, metric: str) -> float:
     return run.metrics[SET][row][domain][metric]["value"]
 
 
@@ -168,7 +168,7 @@ def _rows(path, values: dict[str, dict[str, float]], half: float = 0.001) -> Row
             interval = {"value": v, "low": v - half, "high": v + half}
             folder.put(METRICS, (SET, row, "test", name), interval)
     folder.write()
-    return gather([View(Run(path), "run0")])[0]
+    return gather([View(SavedRun(path), "run0")])[0]
 
 
 def test_closest_is_not_highest(tmp_path):
@@ -271,7 +271,7 @@ def test_what_is_not_there_is_left_out(tmp_path, missing):
 
 def test_a_run_with_nothing_in_it_is_shown(tmp_path):
     RunFolder(tmp_path / "r", experiment="cifar", config={}, device="cpu")
-    empty = Run(tmp_path / "r")
+    empty = SavedRun(tmp_path / "r")
     assert "How to read this" in Page(build_page([empty])).text
     assert "None of the runs has results yet" in Page(build_page([empty, empty])).text
 
@@ -344,4 +344,4 @@ def test_a_run_written_by_hand_with_other_metrics_is_shown(runs, tmp_path):
     rows = {"mine": {"test": {"accuracy": odd, "oddity": odd}, "here-and-there": {"NLL": odd}}}
     (tmp_path / CHECKSUMS).unlink()
     (tmp_path / METRICS).write_text(json.dumps({SET: rows}))
-    assert Tables(build_page([Run(tmp_path)])).found[TABLE_2]["mine"] == ["50.00"]
+    assert Tables(build_page([SavedRun(tmp_path)])).found[TABLE_2]["mine"] == ["50.00"]

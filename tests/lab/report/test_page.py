@@ -21,7 +21,7 @@ from stochens_lab.report.figures.style import COLOURS, VARIABLES
 from stochens_lab.report.page.build import build_page
 from stochens_lab.report.page.maps import pack_maps
 from stochens_lab.report.paper import COLUMNS, TABLE_1, paper_value
-from stochens_lab.report.run_folder import Run, RunFolder
+from stochens_lab.report.run_folder import RunFolder, SavedRun
 from stochens_lab.report.view import View, describe_metric
 
 ROOT = Path(__file__).parents[3]
@@ -69,7 +69,7 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Run:
+def run(tmp_path_factory) -> SavedRun:
     return sample_run(tmp_path_factory.mktemp("runs") / "first")
 
 
@@ -134,7 +134,7 @@ def test_the_best_is_marked_and_the_noise_is_not(run):
 
 
 def test_halves_of_older_runs_are_not_called_the_noise():
-    run = Run(ROOT / "results" / "toy")
+    run = SavedRun(ROOT / "results" / "toy")
     view = View(run, "run0")
     assert view.noise("a") == "NUTS, chain to chain"
     assert view.reference == "NUTS"
@@ -245,7 +245,7 @@ def test_a_run_that_was_stopped_says_so(tmp_path):
 
 def test_a_run_with_nothing_in_it_is_shown(tmp_path):
     RunFolder(tmp_path / "r", experiment="toy", config={"sets": ["a"]}, device="cpu")
-    page = Page(build_page([Run(tmp_path / "r")]))
+    page = Page(build_page([SavedRun(tmp_path / "r")]))
     assert "0 of its 1 sets" in page.text
     assert "How to read this" in page.text
     assert "Maps" not in page.text
@@ -273,7 +273,7 @@ def test_other_sets_domains_and_metrics_are_taken_from_the_files(run, tmp_path):
     better = {"test": {"accuracy": interval | {"value": 0.98}}}
     (tmp_path / CHECKSUMS).unlink()  # what is written by hand has none
     (tmp_path / "metrics.json").write_text(json.dumps({"digits": {"X": row, "Y": better}}))
-    digits = Run(tmp_path)
+    digits = SavedRun(tmp_path)
     rng = np.random.default_rng(0)
     mean = rng.dirichlet(np.ones(10), 200).astype(np.float32)
     digits.arrays = {
@@ -300,7 +300,7 @@ def test_many_domains_get_a_table_each(run, tmp_path):
     }
     (tmp_path / CHECKSUMS).unlink()
     (tmp_path / "metrics.json").write_text(json.dumps({"digits": rows}))
-    page = Page(build_page([Run(tmp_path)]))
+    page = Page(build_page([SavedRun(tmp_path)]))
     assert len(page.numbers) == 2 * 4 * 5
     assert all(f"Set digits, place{i}" in page.text for i in range(4))
 

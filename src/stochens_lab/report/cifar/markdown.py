@@ -17,7 +17,7 @@ from stochens_lab.report.cifar.tables import (
 from stochens_lab.report.cifar.trade import NOTE as TRADE
 from stochens_lab.report.cifar.trade import TITLE, build_trade_table
 from stochens_lab.report.paper import CORRUPTED, TEST
-from stochens_lab.report.run_folder import Run
+from stochens_lab.report.run_folder import SavedRun
 from stochens_lab.report.tables import Table, build_terminal, format_markdown, join_cells
 from stochens_lab.report.view import View
 
@@ -84,7 +84,7 @@ def _format_short(rows: Rows, row: Row, column: Column) -> str:
 RUN_KEYS = ("members", "epochs", "images", "draws", "seconds", "command", "seed", "device")
 
 
-def cifar_metrics(runs: Sequence[Run]) -> dict[str, Any]:
+def cifar_metrics(runs: Sequence[SavedRun]) -> dict[str, Any]:
     """The numbers of several runs, by the names that rows have in the tables; with the
     set's where there are several:
 

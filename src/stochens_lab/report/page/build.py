@@ -26,7 +26,7 @@ from stochens_lab.report.page.details import (
 from stochens_lab.report.page.maps import pack_maps, show_maps
 from stochens_lab.report.page.parts import Note, Part, Section
 from stochens_lab.report.page.results import show_claims, show_results, show_runs, summarise
-from stochens_lab.report.run_folder import Run
+from stochens_lab.report.run_folder import SavedRun
 from stochens_lab.report.text import join_words
 from stochens_lab.report.view import View, unique
 
@@ -42,7 +42,7 @@ TEMPLATES = Environment(
 TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
 
 
-def build_page(runs: Sequence[Run]) -> str:
+def build_page(runs: Sequence[SavedRun]) -> str:
     """The page of these runs, as text."""
     views = [View(run, f"run{i}") for i, run in enumerate(runs)]
     script = _read_asset("page.js")
