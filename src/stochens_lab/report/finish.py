@@ -24,7 +24,7 @@ from stochens_lab.report.run_folder import (
     write_whole,
 )
 from stochens_lab.report.tables import build_terminal
-from stochens_lab.report.view import View
+from stochens_lab.report.view import RunView
 
 SHORT_NAMES = {  # metric: its short name, so that two domains fit 80 columns
     "agreement": "agreement",
@@ -60,7 +60,7 @@ def _import_slow(name: str) -> ModuleType:
 
 
 def _build_tables(run: SavedRun) -> Iterator[Table]:
-    view = View(run, "")
+    view = RunView(run, "")
     if is_cifar(view):
         for rows in gather([view]):
             yield from build_terminal_tables(rows)
@@ -93,7 +93,7 @@ def write_companions(paths: Sequence[Path], page: Path, *, figures: bool) -> Ite
     is its own.
     """
     runs = [SavedRun(path) for path in paths]
-    images = [run for run in runs if is_cifar(View(run, ""))]
+    images = [run for run in runs if is_cifar(RunView(run, ""))]
     alone = len(runs) == 1 and runs[0].path.resolve() == page.parent.resolve()
     if (page.parent / RUN).exists() and not alone:
         if figures or len(images) > 1:

@@ -89,7 +89,7 @@ def unique(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-class View:
+class RunView:
     """A run, and the `key` that its elements' ids begin with."""
 
     def __init__(self, run: SavedRun, key: str) -> None:

@@ -17,7 +17,7 @@ from stochens_lab.report.cifar.rows import gather
 from stochens_lab.report.figures.cifar import draw_cifar_figures
 from stochens_lab.report.page.build import build_page
 from stochens_lab.report.run_folder import METRICS
-from stochens_lab.report.view import View
+from stochens_lab.report.view import RunView
 
 LABELS = "points/labels-test"
 
@@ -133,7 +133,7 @@ def test_an_ece_interval_of_an_older_run_is_measured_again(tmp_path):
     run = cifar_run(tmp_path / "r", images=1000)
     stored = run.metrics[SET]["SE1 0.1"]["test"]["ECE"]
     stored |= {"low": stored["value"] + 0.01, "high": stored["value"] + 0.03}
-    row = gather([View(run, "run0")])[0].methods[0]
+    row = gather([RunView(run, "run0")])[0].methods[0]
     found = row.interval("test", "ECE")
     mean = torch.from_numpy(run.arrays[f"{SET}/SE1 0.1/test/mean"])
     labels = torch.from_numpy(run.arrays[f"{SET}/points/labels-test"])
@@ -143,7 +143,7 @@ def test_an_ece_interval_of_an_older_run_is_measured_again(tmp_path):
     assert (found.low, found.high) == ece_interval(mean, labels)[1:]
     assert found.low <= found.value <= found.high
     run.arrays.clear()
-    row = gather([View(run, "run0")])[0].methods[0]
+    row = gather([RunView(run, "run0")])[0].methods[0]
     assert row.interval("test", "ECE").low == stored["low"]  # nothing to measure it of
 
 

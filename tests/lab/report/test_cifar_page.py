@@ -16,7 +16,7 @@ from stochens_lab.data.corruptions.published import CORRUPTIONS
 from stochens_lab.report.cifar.rows import Rows, gather
 from stochens_lab.report.page.build import build_page
 from stochens_lab.report.run_folder import METRICS, RunFolder, SavedRun
-from stochens_lab.report.view import View
+from stochens_lab.report.view import RunView
 
 DASH = "\N{EN DASH}"
 pytestmark = pytest.mark.xdist_group("cifar page")  # one process, and so one set of runs and pages
@@ -168,7 +168,7 @@ def _rows(path, values: dict[str, dict[str, float]], half: float = 0.001) -> Row
             interval = {"value": v, "low": v - half, "high": v + half}
             folder.put(METRICS, (SET, row, "test", name), interval)
     folder.write()
-    return gather([View(SavedRun(path), "run0")])[0]
+    return gather([RunView(SavedRun(path), "run0")])[0]
 
 
 def test_closest_is_not_highest(tmp_path):
@@ -228,14 +228,14 @@ def test_the_same_row_of_two_runs_is_shown_twice(runs, tmp_path):
 def test_folders_of_one_name_are_told_apart(tmp_path):
     first = cifar_run(tmp_path / "a" / "run", "SE3")
     second = cifar_run(tmp_path / "b" / "run", "SE3", seed=5)
-    views = [View(run, f"run{i}") for i, run in enumerate([first, second, first])]
+    views = [RunView(run, f"run{i}") for i, run in enumerate([first, second, first])]
     names = [row.name for row in gather(views)[0].methods]
     assert names == ["SE3, seed 0 (a/run)", "SE3, seed 5", "SE3, seed 0 (a/run')"]
 
 
 def test_references_that_differ_stand_apart_and_each_row_has_its_own(runs, tmp_path):
     few = cifar_run(tmp_path / "few", "SE3", images=100)
-    views = [View(run, f"run{i}") for i, run in enumerate([runs["regular"], few])]
+    views = [RunView(run, f"run{i}") for i, run in enumerate([runs["regular"], few])]
     rows = gather(views)[0]
     assert [row.name for row in rows.references] == ["HMC (regular)", "HMC (few)"]
     for row in rows.methods:

@@ -9,7 +9,7 @@ from stochens_lab.report.cifar.rows import gather
 from stochens_lab.report.cifar.trade import find_trades
 from stochens_lab.report.figures.cifar import draw_cifar_figures
 from stochens_lab.report.page.build import build_page
-from stochens_lab.report.view import View
+from stochens_lab.report.view import RunView
 
 TITLE = "Epochs of training against distance to HMC"
 
@@ -22,7 +22,7 @@ def runs_of(folder, *settings):
 
 
 def trades_of(runs):
-    return find_trades(gather([View(run, f"run{i}") for i, run in enumerate(runs)])[0])
+    return find_trades(gather([RunView(run, f"run{i}") for i, run in enumerate(runs)])[0])
 
 
 def test_epochs_are_compared_at_the_members_that_all_have(tmp_path):

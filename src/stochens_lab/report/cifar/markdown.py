@@ -19,7 +19,7 @@ from stochens_lab.report.cifar.trade import TITLE, build_trade_table
 from stochens_lab.report.paper import CORRUPTED, TEST
 from stochens_lab.report.run_folder import SavedRun
 from stochens_lab.report.tables import Table, build_terminal, format_markdown, join_cells
-from stochens_lab.report.view import View
+from stochens_lab.report.view import RunView
 
 SHORT = {"agreement": "agree", "variance": "var", "accuracy": "acc"}  # for 80 columns
 NOTE = (
@@ -95,7 +95,7 @@ def cifar_metrics(runs: Sequence[SavedRun]) -> dict[str, Any]:
 
     What is not known is left out; of the reference's run, which is not ours, nothing is known.
     """
-    views = [view for i, run in enumerate(runs) if is_cifar(view := View(run, f"run{i}"))]
+    views = [view for i, run in enumerate(runs) if is_cifar(view := RunView(run, f"run{i}"))]
     sets = gather(views)
     return {
         f"{row.name}, {name_set(rows.set_name)}" if len(sets) > 1 else row.name: _row(

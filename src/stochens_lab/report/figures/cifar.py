@@ -38,7 +38,7 @@ from stochens_lab.report.figures.style import (
     style_figure,
 )
 from stochens_lab.report.run_folder import SavedRun
-from stochens_lab.report.view import View
+from stochens_lab.report.view import RunView
 
 X_LABELS = {
     "members curve": "members, log scale",
@@ -50,7 +50,7 @@ Series = dict[str, list[tuple[str, Row, tuple[list[float], list[float]]]]]  # by
 
 def draw_cifar_figures(runs: Sequence[SavedRun]) -> Iterator[tuple[str, Figure]]:
     """Every figure that these runs have the numbers for, with its name."""
-    sets = gather([View(run, f"run{i}") for i, run in enumerate(runs)])
+    sets = gather([RunView(run, f"run{i}") for i, run in enumerate(runs)])
     for rows in sets:
         suffix = f"-{rows.set_name}" if len(sets) > 1 else ""
         for name, figure in (
