@@ -37,9 +37,9 @@ APART = 0.05  # how far the second member of the test is from the network's own 
 # One H200 (benchmarks/results/programs-h200.json). Compiling takes 5 to 80 s and programs are 1.2
 # to 1.9 times as fast then; eager ones do 20 to 80 TFLOP/s: worth it after some two minutes.
 COMPILE_FROM = 5e15  # floating-point operations of a whole training
-# Floating-point operations of the average convolution of a member's batch from which on each member
-# has a stream. ResNet-18 (10 GFLOP) is 1.4 times as fast by streams as by grouped convolutions, the
-# small CNN (2.4 at most) 0.9 times.
+# Floating-point operations of the average convolution of a member's batch, by weights of its own,
+# from which on each member has a stream. ResNet-18 (10 GFLOP) is 1.4 times as fast by streams as by
+# grouped convolutions, the small CNN (2.4 at most) 0.9 times.
 STREAMS_FROM = 5e9
 # Likewise on a CPU, where members then take turns: grouped convolutions are slower than that.
 TURNS_FROM = 1e8
