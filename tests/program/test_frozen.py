@@ -12,12 +12,10 @@ from stochens import LastLayer, LoRA, freeze_batchnorm
 from stochens.members import Params, forward, forward_each, trainable
 from stochens.methods import stochastic
 from stochens.program import operators
-from stochens.program.apart import Apart
-from stochens.program.choice import Workload, choose
-from stochens.program.program import Program, build
+from stochens.program.choice import STREAMS_FROM, members_apart
+from stochens.program.program import build
 
 M, B = 3, 4
-TASK = Workload(batch=10**9, examples=1e20, own_rows=True)  # work enough for anything
 
 
 class Block(nn.Module):
@@ -92,11 +90,12 @@ def test_only_convolutions_with_weights_of_each_members_own_ask_for_streams(name
     assert program.grouped == own_groups
     # at 4 x 4 positions: the adapter's A of the stem (3 x 3, 2 channels) is the largest of lora
     largest = {"lora": 2 * 2 * 16 * 2 * 9, "last layer": 0, "last block": 2 * 8 * 16 * 9}[name]
-    assert program.mean_convolution <= largest
-    assert (program.mean_convolution > 0) == (largest > 0)
-    chosen = choose(net, x, TASK)
-    assert chosen is not None
-    assert isinstance(chosen.outputs, Program if name == "last layer" else Apart)
+    assert program.own_convolution <= largest
+    assert (program.own_convolution > 0) == (largest > 0)
+    few = int(STREAMS_FROM / program.mean_convolution) + 1  # enough of any weights
+    assert members_apart(program, few, on_gpu=True) == own_groups
+    assert members_apart(program, 10**9, on_gpu=True) == (name != "last layer")
+    assert members_apart(program, 10**9, on_gpu=False)
 
 
 def test_a_frozen_convolution_is_one_launch_for_all_members() -> None:
@@ -128,7 +127,8 @@ def test_a_frozen_recurrent_layer_runs_all_members_at_once(layer: Any, batch_fir
     net.layer.requires_grad_(False)
     x = torch.randn(B, 3, 3, dtype=torch.float64)
     program = build(net, x)
-    assert not program.recurrent
+    assert not program.own_recurrent
+    assert not members_apart(program, 10**9, on_gpu=True)
     targets = [n.target for n in program._graphs[0].shared.graph.nodes]
     assert operators.recur_with_batch in targets
     assert operators.loop_members not in targets
@@ -136,4 +136,4 @@ def test_a_frozen_recurrent_layer_runs_all_members_at_once(layer: Any, batch_fir
     expected = results(lambda p: forward(net, p, x, engine="loop"), params)
     assert_same(results(lambda p: program(p, x), params), expected)
     if batch_first:
-        assert build(net.requires_grad_(True), x).recurrent
+        assert build(net.requires_grad_(True), x).own_recurrent

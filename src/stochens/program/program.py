@@ -8,6 +8,7 @@ It is differentiable, and torch.compile takes it whole: one flat function of pla
 
 import math
 import operator
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -39,14 +40,15 @@ class Program:
         self, net: nn.Module, x: Input, traced: Traced, dtype: torch.dtype | None = None
     ) -> None:
         self.names, self.dtype, self.noisy = traced.names, dtype, traced.noisy
-        # Of layers whose weights all members share, the examples of all members are one batch, so
-        # that they ask for nothing: only those count whose weights are a member's.
+        # Floating-point operations of the average convolution, of one example; 0 without any.
+        self.mean_convolution = _mean_convolution(traced.graph.nodes)
+        self.recurrent = any(map(_is_recurrent, traced.graph.nodes))
+        # Of a layer whose weights all members share, the examples of all members are one batch, in
+        # one launch. So these are of layers with weights of each member's own:
         own = _with_own_weights(traced)
-        # floating-point operations of the average convolution, of one example; 0 without any
-        self.mean_convolution = _mean_convolution(own)
-        # whether a convolution has groups of its own, as a depthwise one has
-        self.grouped = any(_is_grouped(n) for n in own)
-        self.recurrent = any(_name(n.target).startswith(RECURRENT) for n in own)
+        self.own_convolution = _mean_convolution(own)
+        self.grouped = any(_is_grouped(n) for n in own)  # as a depthwise convolution is
+        self.own_recurrent = any(map(_is_recurrent, own))
         self._net = copy_network(net)  # in the mode that it is in now
         self._like = like_leaves(x, [t.new_empty(0) for t in leaves_of(x)])
         self._graphs = [graphs_of(traced)]
@@ -158,11 +160,11 @@ def _weights(node: fx.Node) -> list[Any]:
     return [one for v in values for one in (v if isinstance(v, (list, tuple)) else [v])]
 
 
-def _mean_convolution(layers: list[fx.Node]) -> float:
+def _mean_convolution(nodes: Iterable[fx.Node]) -> float:
     """2 outputs kernel, each convolution weighted by itself, so that small ones count little."""
     found = []
-    for node in layers:
-        if _name(node.target).startswith("conv"):
+    for node in nodes:
+        if node.op == "call_function" and _name(node.target).startswith("conv"):
             weight: Any = node.args[1]
             kernel = math.prod(weight.meta["val"].shape[1:])
             found.append(2.0 * math.prod(node.meta["val"].shape[1:]) * kernel)
@@ -173,6 +175,10 @@ def _is_grouped(node: fx.Node) -> bool:
     if not _name(node.target).startswith("conv"):
         return False
     return int(arguments_of(node.target, node.args, node.kwargs).get("groups", 1)) > 1
+
+
+def _is_recurrent(node: fx.Node) -> bool:
+    return _name(node.target).startswith(RECURRENT)
 
 
 def _name(target: Any) -> str:
