@@ -21,7 +21,9 @@ NO_STEP = 1e-30
 NOTHING = 1e-20  # where such a step leads from 0
 X = torch.randn(24, 3, generator=torch.Generator().manual_seed(0))
 DATA = X, (X[:, 0] > 0).long()
-pytestmark = pytest.mark.filterwarnings("ignore:members .* ended with the same")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:members .* ended with the same", "ignore:members are nearly one network"
+)
 
 
 def small(seed: int = 0) -> Any:
