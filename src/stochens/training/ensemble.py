@@ -300,8 +300,9 @@ def train_here(request: FitRequest) -> Posterior:
         noisy = bool(stochastic_layers(template)) or trained.low_rank is not None
         if not (noisy or trained.lost):
             some = data.x[:: max(1, len(data.x) // ROWS)][: min(ROWS, ready.at_once)]
-            how = {"sets": data.sets, "engine": settings.engine}
-            warn_nearly_alike(template.eval(), trained.params, some, ids, **how)
+            warn_nearly_alike(
+                template.eval(), trained.params, some, ids, sets=data.sets, engine=settings.engine
+            )
     prior = None if ready.prior is None else _of_all(ready.prior, request, ids)
     advise_after(settings, work.steps, like, trained, data, template.eval(), rules, prior)
     return dataclasses.replace(

@@ -145,11 +145,10 @@ def fit(
 
 def fit_by(method: MethodLike | Auto | None, request: FitRequest) -> Posterior:
     """By this method, or by the one that short trials favour."""
-    by_trials = method == "auto" or isinstance(method, Auto)
-    rules = [] if by_trials or method is None else methods.resolve(method)
+    if method == "auto" or isinstance(method, Auto):
+        auto = method if isinstance(method, Auto) else Auto()
+        chosen, trials = choose_method(settle_start(request), auto)
+        return dataclasses.replace(train_ensemble(chosen), trials=trials)
+    rules = () if method is None else methods.resolve(method)
     request = settle_start(request, rules)
-    if method != "auto" and not isinstance(method, Auto):
-        return train_ensemble(dataclasses.replace(request, method=method))
-    auto = method if isinstance(method, Auto) else Auto()
-    chosen, trials = choose_method(request, auto)
-    return dataclasses.replace(train_ensemble(chosen), trials=trials)
+    return train_ensemble(dataclasses.replace(request, method=method))

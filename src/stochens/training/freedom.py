@@ -86,7 +86,7 @@ def noise_at_most(
     (1.00..., 400)
     """
     targets = like.check_targets(data.y[:1]).shape[1]
-    columns = sum(p.numel() for p in member.values())
+    columns = float(sum(p.numel() for p in member.values()))
     have = len(data.x) if data.loader is not None else data.size
     count = min(have, _rows_that_fit(member, targets))
     at_most = _factor(lambda _: columns, precision, data.examples * targets), 0
@@ -105,7 +105,7 @@ def noise_at_most(
 
     def gamma(shrunk: float) -> float:
         found = _gamma(s, shrunk)
-        grown = found + further * max(found - _gamma(of_half, shrunk), 0.0)
+        grown: float = found + further * max(found - _gamma(of_half, shrunk), 0.0)
         return min(grown, columns)
 
     return _factor(gamma, precision, data.examples * targets), count
@@ -143,7 +143,7 @@ def _jacobian(
     except RuntimeError:  # what vmap or grad cannot run
         return None
     scale = {name: 1.0 if each is None else each[name] ** -0.5 for name in member}
-    jacobian = torch.cat(
+    jacobian: Tensor = torch.cat(
         [torch.cat([scale[n] * p.flatten(1) for n, p in part.items()], 1) for part in parts]
     )
     if data.weights is not None:

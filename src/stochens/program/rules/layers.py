@@ -88,7 +88,11 @@ def batch_norm(s: Stacker, target: Any, given: Arguments) -> Made:
 
 
 def _all_shared(given: Arguments, *names: str) -> bool:
-    return all(given.get(name) is None or given[name].shared for name in names)
+    return _are_shared([given[name] for name in names if given.get(name) is not None])
+
+
+def _are_shared(values: list[Value]) -> bool:
+    return all(value.shared for value in values)
 
 
 def _with_batch(s: Stacker, target: Any, given: Arguments) -> fx.Node:
@@ -145,12 +149,11 @@ def dropout(s: Stacker, target: Any, given: Arguments) -> Made:
 def recurrent(s: Stacker, target: Any, given: Arguments) -> Made:
     """One member after the other, since vmap has no rule for them; or all examples as one batch
     where members share the weights."""
-    x, states, params = given.get("input"), given.get("hx"), given.get("params")
-    if "batch_first" in given and x.rank == 3 and all(p.shared for p in params):
+    if "batch_first" in given and given["input"].rank == 3 and _are_shared(given["params"]):
+        x, states, *rest = given.values()
         several = not isinstance(states, Value)  # an LSTM has two of them
         own = [s.stacked(h) for h in (states if several else [states])]
-        last = [params, *(given[n] for n in list(given)[3:])]
-        plain = replace(last, lambda v: v.node)
+        plain = replace(rest, lambda v: v.node)
         batch = 0 if given["batch_first"] else 1
         made = s.emit(operators.recur_with_batch, target, s.stacked(x), own, plain, batch, several)
         return made, "front"
