@@ -15,7 +15,7 @@ import stochens
 from stochens import InputError, load, metrics
 from stochens.files.storage import CHECKSUMS
 from stochens.metrics import Interval
-from stochens.networks import ResNet20FRN
+from stochens.networks import ResNet20FRN, SmallResNetFRN
 from stochens_lab.experiments import cifar, cifar_config, cifar_rows
 from stochens_lab.experiments.cifar_measures import (
     average_corrupted,
@@ -52,11 +52,24 @@ def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("STOCHENS_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small_network():
+    """Blocks, folders and rows are those of any network; the first test is of the real one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cifar, "ResNet20FRN", small)
+        yield
+
+
+def small(classes):
+    return SmallResNetFRN(channels=4, inputs=3, classes=classes)
+
+
 def configured(data, out, **changes):
     return dataclasses.replace(cifar_config.configure(data, out=out, **SMALL), **changes)
 
 
 def test_a_run_has_its_row_measured_everywhere(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar, "ResNet20FRN", ResNet20FRN)
     monkeypatch.setattr(cifar, "CORRUPTIONS", ("brightness", "contrast"))
     config = configured(data, tmp_path / "run", corruptions=True, inferences=True)
     run = SavedRun(cifar.run(config))
