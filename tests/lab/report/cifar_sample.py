@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from stochens import metrics
 from stochens.posterior.predictive import Predictive
 from stochens_lab.data.corruptions.published import CORRUPTIONS, INTENSITIES
+from stochens_lab.report.page import build
 from stochens_lab.report.run_folder import METRICS, TRAINING, RunFolder, SavedRun
 
 SET, CLASSES = "cifar10", 10
@@ -64,6 +66,18 @@ def cifar_run(
         pass
     folder.write(complete=complete)
     return SavedRun(path)
+
+
+def page_of_all(runs: Sequence[SavedRun]) -> str:
+    """Their page without the sections of each run, half a second of drawing each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "_list_sections", lambda view: [])
+        return build.build_page(runs)
+
+
+def part_of_all(runs: Sequence[SavedRun]) -> str:
+    """What stands there before the runs themselves."""
+    return page_of_all(runs).split('class="together"')[1].split("<article")[0]
 
 
 def _accuracy(p: Predictive, labels: torch.Tensor) -> float:

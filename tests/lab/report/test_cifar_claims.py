@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from tests.lab.report.cifar_sample import SET, cifar_run
-from tests.lab.report.test_cifar_page import TABLE_2, Tables, together_part
+from tests.lab.report.cifar_sample import SET, cifar_run, part_of_all
+from tests.lab.report.test_cifar_page import TABLE_2, Tables
 
 from stochens.metrics import Interval
 from stochens_lab.report import markdown
@@ -97,8 +97,8 @@ def test_the_papers_figures_are_a_level_to_reach(tmp_path):
 
 
 def test_claims_are_on_the_page_and_in_markdown(runs, found):
-    text = build_page(runs)
-    table = Tables(together_part(text)).found[TITLE]
+    text = part_of_all(runs)
+    table = Tables(text).found[TITLE]
     text_of = {name.replace("\u00a0", " ") for name in table}
     assert {name.replace("\u00a0", " ") for name in found} <= text_of
     claim = found["SE1 0.1 is closer to HMC than regular"]
@@ -112,7 +112,7 @@ def test_claims_are_on_the_page_and_in_markdown(runs, found):
     names = [
         row.name for row in gather([RunView(r, f"{i}") for i, r in enumerate(runs)])[0].methods
     ]
-    assert set(names) <= set(Tables(together_part(text)).found[TABLE_2])
+    assert set(names) <= set(Tables(text).found[TABLE_2])
 
 
 def test_one_run_alone_has_no_claims(runs):

@@ -6,7 +6,7 @@ import shutil
 from html.parser import HTMLParser
 
 import pytest
-from tests.lab.report.cifar_sample import SET, cifar_run
+from tests.lab.report.cifar_sample import SET, cifar_run, page_of_all, part_of_all
 from tests.lab.report.sample import sample_run
 from tests.lab.report.test_page import HOSTILE, Page, _luminance
 from tests.long import long_but
@@ -155,7 +155,7 @@ def test_several_runs_share_one_table_with_all_of_the_papers_rows(runs, together
 
 
 def test_runs_with_only_some_of_the_papers_methods_still_show_its_other_rows(runs):
-    found = Tables(together_part(build_page([runs["regular"], runs["SE1 0.1"]]))).found
+    found = Tables(part_of_all([runs["regular"], runs["SE1 0.1"]])).found
     assert found[TABLE_2]["MultiSWA, paper"][:2] == ["88.49", "0.372"]
     assert "MultiSWA" not in found[TABLE_2]
 
@@ -217,8 +217,7 @@ def test_the_closest_is_marked_on_the_page(runs, together):
 
 def test_the_same_row_of_two_runs_is_shown_twice(runs, tmp_path):
     again = cifar_run(tmp_path / "again", "SE1 0.1", closeness=0.8, seed=9)
-    text = build_page([runs["SE1 0.1"], again])
-    found = Tables(together_part(text)).found[TABLE_2]
+    found = Tables(part_of_all([runs["SE1 0.1"], again])).found[TABLE_2]
     for run, name in ((runs["SE1 0.1"], "SE1 0.1, seed 2"), (again, "SE1 0.1, seed 9")):
         assert found[name][0] == f"{100 * value(run, 'SE1 0.1', 'test', 'accuracy'):.2f}"
     assert "SE1 0.1" not in found
@@ -242,7 +241,7 @@ def test_references_that_differ_stand_apart_and_each_row_has_its_own(runs, tmp_p
         reference = rows.reference_of(row)
         assert reference is not None
         assert reference.views == row.views
-    Page(build_page([runs["regular"], few]))
+    Page(page_of_all([runs["regular"], few]))
 
 
 def test_rates_are_in_order_and_unknown_rows_come_last(tmp_path):
@@ -261,9 +260,9 @@ def test_what_is_not_there_is_left_out(tmp_path, missing):
     if missing in ("training", "metrics", "arrays"):
         setattr(run, missing, {})
     other = cifar_run(tmp_path / "other", "SE3", seed=3)
-    alone, both = Page(build_page([run])), Page(build_page([run, other]))
+    alone = Page(build_page([run]))
     assert "not complete" in alone.text
-    assert "SE3" in both.text
+    assert "SE3" in Page(page_of_all([run, other])).text
     gone = {"corruptions": "Table 3", "training": "KL loss over", "arrays": "nats from HMC"}
     if missing in gone:
         assert gone[missing] not in alone.text
@@ -309,7 +308,7 @@ def test_toy_and_cifar_runs_can_share_a_page(runs, tmp_path):
 
 def test_cifar100_has_its_own_tables(runs, tmp_path):
     other = cifar_run(tmp_path / "hundred", "SE1 0.3", set_name="cifar100")
-    found = Tables(together_part(build_page([runs["regular"], other]))).found
+    found = Tables(part_of_all([runs["regular"], other])).found
     assert found["Table 2: CIFAR-100, test images"]["SE1, paper"][0] == "68.49"
     assert "SE1 0.3" not in found[TABLE_2]
 
@@ -333,8 +332,9 @@ def test_figures_can_be_read_on_the_darkest_tint(alone):
         assert (bright + 0.05) / (dark + 0.05) >= 4.5
 
 
-def test_the_same_runs_make_the_same_page(runs, together):
-    assert build_page(list(runs.values())) == together
+def test_the_same_runs_make_the_same_page(runs, alone, together):
+    assert build_page([runs["SE1 0.1"]]) == alone
+    assert part_of_all(list(runs.values())) == together_part(together)
 
 
 def test_a_run_written_by_hand_with_other_metrics_is_shown(runs, tmp_path):
