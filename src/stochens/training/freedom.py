@@ -157,7 +157,8 @@ def _eigenvalues(jacobian: Tensor) -> Tensor | None:
     square = jacobian @ jacobian.T if rows <= columns else jacobian.T @ jacobian
     if not bool(square.isfinite().all()):
         return None
-    return torch.linalg.eigvalsh(square.double()).clamp_min(0)
+    found: Tensor = torch.linalg.eigvalsh(square.double()).clamp_min(0)
+    return found
 
 
 def _gamma(s: Tensor, shrunk: float) -> float:
