@@ -42,7 +42,7 @@ from stochens.run.progress import rich_progress
 from stochens.samplers.diagnostics import SamplingWarning
 from stochens.training.machines import _blocks, _for_ray
 from stochens_lab.experiments import digits, runs, toy, toy_config
-from stochens_lab.report.run_folder import Run, RunFolder
+from stochens_lab.report.run_folder import RunFolder, SavedRun
 from stochens_lab.workflow import config as own
 
 pytestmark = pytest.mark.xdist_group("ray")  # one process, and so one cluster, for all of them
@@ -165,7 +165,7 @@ def test_a_driver_without_a_gpu_may_ask_for_the_clusters(no_gpu_here, tmp_path, 
     by_ray = {"engine": "ray"}
     with RunFolder(tmp_path / "run", experiment="toy", config=by_ray, device="cuda") as folder:
         folder.write()
-    assert Run(tmp_path / "run").about["machine"]["gpu"] == "GPUs of a cluster"
+    assert SavedRun(tmp_path / "run").about["machine"]["gpu"] == "GPUs of a cluster"
 
 
 @pytest.mark.parametrize(

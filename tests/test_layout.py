@@ -161,3 +161,15 @@ def test_every_public_name_is_documented_with_an_example():
     for name, metric in inspect.getmembers(stochens.metrics, inspect.isfunction):
         if metric.__module__ == "stochens.metrics" and not name.startswith("_"):
             assert ">>>" in (metric.__doc__ or ""), f"metrics.{name}"
+
+
+def test_the_laboratory_has_no_class_of_the_librarys_name() -> None:
+    """`Run` was both: how something runs, and what a run has left in its folder."""
+    classes = {
+        node.name
+        for file in ROOTS["stochens_lab"][0].rglob("*.py")
+        for node in ast.walk(parsed(file))
+        if isinstance(node, ast.ClassDef)
+    }
+    assert "SavedRun" in classes
+    assert classes & set(stochens.__all__) == set()

@@ -10,7 +10,7 @@ import pytest
 from tests.test_readme import PAGES
 
 from stochens_lab.report.markdown import format_run
-from stochens_lab.report.run_folder import Run
+from stochens_lab.report.run_folder import SavedRun
 
 ROOT = Path(__file__).parents[1]
 CIFAR = ROOT / "results" / "cifar10"
@@ -182,7 +182,7 @@ def test_the_table_of_the_transfer_is_made_from_its_numbers():
     folder = ROOT / "results" / "transfer"
     if not folder.exists():
         pytest.skip("results/transfer is not there")
-    assert (folder / "tables.md").read_text() == format_run(Run(folder))
+    assert (folder / "tables.md").read_text() == format_run(SavedRun(folder))
 
 
 def test_the_table_of_lora_is_made_from_its_numbers():

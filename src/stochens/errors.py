@@ -7,6 +7,8 @@ import types
 from collections.abc import Collection, Iterable
 
 OURS = __name__.partition(".")[0]
+# What calls us in the place of whoever called it: pipelines and searches, and their decorators
+BETWEEN = ("sklearn", "joblib", "contextlib", "functools")
 
 
 class InputError(ValueError):
@@ -69,8 +71,9 @@ def _package(frame: types.FrameType) -> str:
 
 
 def outside() -> int:
-    """The stack level, for a warning of the caller, of whoever called into this library."""
+    """The stack level, for a warning of the caller, of whoever called into this library, or into a
+    pipeline of scikit-learn that called it."""
     level, frame = 0, inspect.currentframe()
-    while frame is not None and frame.f_back is not None and _package(frame) == OURS:
+    while frame is not None and frame.f_back is not None and _package(frame) in (OURS, *BETWEEN):
         level, frame = level + 1, frame.f_back
     return level

@@ -23,6 +23,8 @@ MOVED = {
     "jitter": ("Start", "start", "jitter"),
     "skip": ("Dropout", "method", "skip"),
 }  # old name -> (the object that has it now, the argument that takes this, its name there)
+SAMPLERS = ("nuts", "hmc", "sgmcmc", "langevin")  # whose Data has no weights
+COUNTED_ONCE = "samplers count every row once, and weigh none; leave {} out, or repeat rows"
 RENAMED = {"temperature": "kl_weight", "prior_precision": "prior"}
 SPELLED = {
     ("bf16", "None"): "auto",
@@ -58,7 +60,11 @@ def _new_spelling(where: str, name: str, options: dict[str, Any]) -> str:
     "bf16 is an option of Run now: fit(..., run=stochens.Run(precision='bf16'))"
     >>> _new_spelling("fit", "sample_weight", {"sample_weight": [1.0, 2.0]})
     'sample_weight is an option of Data now: fit(net, stochens.Data(data, weights=...))'
+    >>> _new_spelling("nuts", "sample_weight", {"sample_weight": [1.0, 2.0]})
+    'samplers count every row once, and weigh none; leave sample_weight out, or repeat rows'
     """
+    if name == "sample_weight" and where in SAMPLERS:
+        return COUNTED_ONCE.format(name)
     kind, argument, new = MOVED[name]
     value = options[name]
     value = SPELLED.get((name, str(value)), value)

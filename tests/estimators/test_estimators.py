@@ -287,3 +287,18 @@ def test_what_cannot_predict_is_refused_before_it_is_trained(
 def test_a_network_that_merges_predicts_without_noise(iris):
     model = classifier(net=merged, method="regular").fit(*iris)
     assert model.predict(iris[0]).shape == (150,)
+
+
+def test_a_warning_names_the_users_line_through_whatever_calls_fit(iris):
+    model = classifier(epochs=1, lr=1e-4)
+    ways = (
+        lambda: model.fit(*iris),
+        lambda: make_pipeline(MinMaxScaler(), model).fit(*iris),
+        lambda: cross_val_score(model, *iris, cv=2),
+    )
+    for fit in ways:
+        with pytest.warns(
+            stochens.errors.TrainingAdvice, match="steps of training are few"
+        ) as said:
+            fit()
+        assert {w.filename for w in said} == {__file__}

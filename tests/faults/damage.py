@@ -29,7 +29,7 @@ from stochens.run.checkpoints import Checkpoints
 from stochens_lab.data.hmc_reference import load_hmc_reference
 from stochens_lab.data.images import load_images
 from stochens_lab.report import finish
-from stochens_lab.report.run_folder import Run, blame_damage
+from stochens_lab.report.run_folder import SavedRun, blame_damage
 
 NET = stochens.MLP(2, 4, 2)
 
@@ -107,7 +107,7 @@ def run(folder: Path) -> Callable[[], str]:
     sample_run(folder / "run", sets=("a",))
 
     def read() -> str:
-        found = Run(folder / "run")
+        found = SavedRun(folder / "run")
         told = [found.about, found.metrics, found.training, found.sampler]
         return json.dumps(told) + digest({k: torch.from_numpy(a) for k, a in found.arrays.items()})
 

@@ -158,7 +158,7 @@ FULL = """
 import resource, sys, torch
 from stochens import InputError
 from stochens.run.checkpoints import Checkpoints
-from stochens_lab.report.run_folder import METRICS, Run, RunFolder
+from stochens_lab.report.run_folder import METRICS, SavedRun, RunFolder
 kept = Checkpoints(sys.argv[1] + "/kept", "test 1")
 kept.save(1, {"t": torch.arange(50.0)}, {"step": 1})
 folder = RunFolder(sys.argv[1] + "/run", experiment="toy", config={}, device="cpu")
@@ -169,7 +169,7 @@ for write in (lambda: kept.save(2, {"t": torch.zeros(9_000)}, {"step": 2}), fold
         write()
     except InputError as error:
         print(error)
-print(kept.latest()[1]["step"], Run(sys.argv[1] + "/run").metrics)
+print(kept.latest()[1]["step"], SavedRun(sys.argv[1] + "/run").metrics)
 """
 
 

@@ -26,7 +26,7 @@ from stochens_lab.cli import app
 from stochens_lab.experiments.toy_config import reconfigure
 from stochens_lab.npz import npz_bytes, read_npz
 from stochens_lab.report import finish, run_folder
-from stochens_lab.report.run_folder import METRICS, PREDICTIONS, RUN, Run, RunFolder
+from stochens_lab.report.run_folder import METRICS, PREDICTIONS, RUN, RunFolder, SavedRun
 
 FILES = (RUN, METRICS, "training.json", "sampler.json", PREDICTIONS, CHECKSUMS)
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ def test_damage_in_any_byte_is_one_error_that_names_the_file(path, file, place, 
     content[int(place * len(content))] ^= 1 << flip
     (path / file).write_bytes(content)
     try:
-        for read in (Run, reconfigure, lambda p: finish.write_page([p], None)):
+        for read in (SavedRun, reconfigure, lambda p: finish.write_page([p], None)):
             with pytest.raises(InputError) as said:
                 read(path)
             assert file in str(said.value)
@@ -58,15 +58,15 @@ def test_a_file_that_is_missing_is_named(path):
         whole = (path / file).read_bytes()
         (path / file).unlink()
         with pytest.raises(InputError, match=rf"{file} is missing"):
-            Run(path)
+            SavedRun(path)
         (path / file).write_bytes(whole)
     lines = (path / CHECKSUMS).read_text()
     for cut in range(1, 6):  # whole lines, too
         (path / CHECKSUMS).write_text("".join(lines.splitlines(True)[:-cut]))
         with pytest.raises(InputError, match=CHECKSUMS):
-            Run(path)
+            SavedRun(path)
     (path / CHECKSUMS).write_text(lines)
-    Run(path)
+    SavedRun(path)
 
 
 def test_a_line_too_many_is_noticed(path):
@@ -76,7 +76,7 @@ def test_a_line_too_many_is_noticed(path):
         for text in (extra + whole, first + extra + whole.removeprefix(first), whole + extra):
             (path / CHECKSUMS).write_text(text)
             with pytest.raises(InputError, match=CHECKSUMS):
-                Run(path)
+                SavedRun(path)
     (path / CHECKSUMS).write_text(whole)
 
 
@@ -87,7 +87,7 @@ def test_sha256sum_agrees(path):
 def test_runs_from_before_there_were_checksums_are_read():
     for folder in ("results/toy", "results/toy/table"):
         assert not (ROOT / folder / CHECKSUMS).exists()
-        assert Run(ROOT / folder).metrics
+        assert SavedRun(ROOT / folder).metrics
 
 
 class Killed(BaseException):
@@ -126,16 +126,16 @@ def test_wherever_writing_is_cut_short_the_folder_can_be_read(tmp_path):
             folder.arrays["x"] = np.arange(3)  # a file that was not there before
             with killed_after(first) as more:
                 folder.write()
-        assert Run(path).metrics in ({}, {"a": 1})
+        assert SavedRun(path).metrics in ({}, {"a": 1})
         for then in range(first % 4, 40, 4):
             with killed_after(then), RunFolder.reopen(path, config={}, device="cpu") as folder:
                 folder.put(METRICS, ("a",), then)
                 folder.write()
-            Run(path)
+            SavedRun(path)
         with RunFolder.reopen(path, config={}, device="cpu") as folder:
             folder.put(METRICS, ("a",), 2)
             folder.write(complete=True)
-        assert Run(path).metrics == {"a": 2}
+        assert SavedRun(path).metrics == {"a": 2}
         assert not (path / sums.NEXT).exists()
         if not more:
             break
@@ -154,9 +154,9 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
             patch.setattr(where, what, full)
             with pytest.raises(InputError, match=r"cannot write .*run: No space left"):
                 folder.write()
-        assert Run(tmp_path / "run").metrics == {}
+        assert SavedRun(tmp_path / "run").metrics == {}
     folder.write()
-    assert Run(tmp_path / "run").metrics == {"a": 1}
+    assert SavedRun(tmp_path / "run").metrics == {"a": 1}
 
 
 WRITER = """
@@ -180,12 +180,12 @@ def test_a_run_is_read_while_it_is_written_and_after_a_kill(tmp_path):
                 end = time.monotonic() + 1
                 reads = 0
                 while time.monotonic() < end:
-                    Run(tmp_path / "run")
+                    SavedRun(tmp_path / "run")
                     reads += 1
             finally:  # or a failure would wait for the writer, which never ends
                 os.kill(writer.pid, signal.SIGKILL)
         assert reads > 10
-        found = Run(tmp_path / "run")
+        found = SavedRun(tmp_path / "run")
         assert abs(int(found.arrays["x"][0]) - found.metrics["a"]) <= 1
         with RunFolder.reopen(tmp_path / "run", config={}, device="cpu"):  # the lock is free
             pass
@@ -280,9 +280,9 @@ def test_whatever_json_says_it_is_read_or_refused(tmp_path):
     for text in ("", "[1, 2]", "{", '"x"', "null", "[" * 100_000, "1" * 100_000, '{"a": \ud800}'):
         (folder / METRICS).write_bytes(text.encode(errors="surrogatepass"))
         with pytest.raises(InputError, match=rf"{METRICS} is damaged"):
-            run_folder.Run(folder)
+            run_folder.SavedRun(folder)
     (folder / METRICS).write_text(json.dumps({"a": {}}))
-    assert run_folder.Run(folder).metrics == {"a": {}}
+    assert run_folder.SavedRun(folder).metrics == {"a": {}}
 
 
 def test_what_a_run_without_checksums_lacks_is_laid_to_it(tmp_path):

@@ -21,7 +21,7 @@ from stochens import Failed, InputError
 from stochens_lab.experiments import toy, toy_config
 from stochens_lab.experiments.parts import run_parts
 from stochens_lab.experiments.runs import PARTS
-from stochens_lab.report.run_folder import METRICS, RUN, Run, RunFolder
+from stochens_lab.report.run_folder import METRICS, RUN, RunFolder, SavedRun
 
 pytestmark = pytest.mark.xdist_group("workers")  # one process to fork from
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(multiprocessing, "get_context", lambda way: forks)
     with RunFolder(tmp_path / "run", experiment="toy", config={}, device="cpu") as folder:
 
-        def absorb(part: Run) -> None:  # numbers in the place of tables
+        def absorb(part: SavedRun) -> None:  # numbers in the place of tables
             for name, value in part.metrics.items():
                 folder.put(METRICS, (name,), value)
 
@@ -51,7 +51,7 @@ def parts(folder: RunFolder, **how: str) -> list[Part]:
 
 
 def found(folder: RunFolder) -> dict[str, int]:
-    return Run(folder.path).metrics
+    return SavedRun(folder.path).metrics
 
 
 def test_a_worker_that_is_killed_is_begun_again_and_goes_on(folder):
@@ -164,4 +164,4 @@ def test_a_real_run_whose_worker_is_killed_ends_as_if_nothing_had_been(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         whole = toy.run(toy_config.configure("quick", out=tmp_path / "whole", **options))
-    same(Run(cut), Run(whole))
+    same(SavedRun(cut), SavedRun(whole))

@@ -24,7 +24,7 @@ from stochens_lab.experiments import toy_config
 from stochens_lab.experiments.cifar_config import CifarConfig
 from stochens_lab.experiments.digits import DigitsConfig
 from stochens_lab.experiments.toy_config import ToyConfig
-from stochens_lab.report.run_folder import Run
+from stochens_lab.report.run_folder import SavedRun
 from stochens_lab.workflow.config import FitConfig
 
 
@@ -112,7 +112,7 @@ def test_toy_leaves_a_run_with_a_page(small, tmp_path):
         assert word in done.output
     for file in ("run.json", "metrics.json", "predictions.npz", "report.html", "figures/fig1.svg"):
         assert (out / file).exists(), file
-    assert Run(out).about["complete"]
+    assert SavedRun(out).about["complete"]
     again = CliRunner().invoke(app, ["report", str(out)])
     assert again.exit_code == 0
     assert str(out / "report.html") in again.output.replace("\n", "")
@@ -200,5 +200,5 @@ def test_ctrl_c_leaves_a_run_that_can_be_shown(tmp_path):
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
     assert "what is done is kept" in errors
-    assert not Run(out).about["complete"]
+    assert not SavedRun(out).about["complete"]
     assert (out / "report.html").exists()

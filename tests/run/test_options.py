@@ -184,6 +184,8 @@ def test_an_old_name_is_told_its_new_spelling(name, data):
         with pytest.raises(InputError, match=said):
             made(name, data, **{old: value})
     for old, (value, new) in OLD_OF_DATA.items():
+        if old == "sample_weight" and name not in WITH_OPTIMIZER:
+            continue  # of samplers: below
         with pytest.raises(
             InputError, match=rf"^{old} is an option of Data now: {name}\(net, {new}"
         ):
@@ -196,6 +198,16 @@ def test_an_old_name_is_told_its_new_spelling(name, data):
             made(name, data, jitter=0.1, start="reset")
     with pytest.raises(TypeError, match="no_such_option"):
         made(name, data, no_such_option=1)
+
+
+@pytest.mark.parametrize("name", [name for name in WAYS if name not in WITH_OPTIMIZER])
+def test_a_sampler_knows_no_weights_by_any_name(name, data):
+    """What is refused must not point to what is refused too."""
+    said = "^samplers count every row once, and weigh none; leave {} out, or repeat rows$"
+    with pytest.raises(InputError, match=said.format("sample_weight")):
+        made(name, data, sample_weight=torch.ones(40))
+    with pytest.raises(InputError, match=said.format("weights of Data")):
+        made(name, stochens.Data(data, weights=torch.ones(40)))
 
 
 @pytest.mark.parametrize("name", WITH_OPTIMIZER)

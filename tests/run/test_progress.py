@@ -109,6 +109,26 @@ def test_long_work_says_in_a_log_file_how_far_it_is(capsys, clock):
     assert len(lines) == 900 // 63
 
 
+def test_work_that_grows_is_not_over_before_it_is(capsys, clock):
+    seen = []
+    with progress_bar("training", total=100, show=lambda *told: seen.append(told)) as bar:
+        bar.advance(100)
+        bar.extend(100)
+        bar.note("again")
+        bar.advance(50)
+    assert seen == [(100, 200, "again"), (150, 200, None)]
+    with progress_bar("training", total=100, show=None) as bar:
+        for step in range(200):
+            clock.seconds += 9.0
+            bar.advance(1)
+            if step == 90:
+                bar.extend(100)
+    shares = [int(line.split()[1][:-1]) for line in capsys.readouterr().err.splitlines()]
+    assert max(shares) < 100
+    assert shares[-1] >= 95
+    assert len(shares) == 1800 // 63  # it went on to tell
+
+
 def test_a_log_file_gets_a_hundred_lines_at_most(capsys, clock):
     with progress_bar("training", total=100_000, show=None) as bar:
         for _ in range(10_000):

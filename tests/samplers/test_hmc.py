@@ -1,6 +1,7 @@
 """HMC against a plain loop, a Gaussian whose moments are known, and its compiled twin."""
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -286,3 +287,11 @@ def test_a_stochastic_network_is_refused(xor):
     net = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.Linear(4, 2))
     with pytest.raises(InputError, match="stochastic"):
         stochens.hmc(net, xor, samples=2, warmup=2)
+
+
+@pytest.mark.parametrize("net", [nn.Linear(2, 2), stochens.MLP(2, 5, 2)])
+def test_the_defaults_are_enough_for_a_plain_problem(net):
+    """4 x 200 draws of it were worth 172 independent ones, and 400 are wanted."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(stochens.hmc(net, stochens.toy_set("a", n=40), progress=False)) == 4000

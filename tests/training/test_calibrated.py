@@ -22,7 +22,8 @@ from stochens import (
 from stochens.data import Data, source
 from stochens.likelihoods import Likelihood, Numbers, mean_over_examples
 from stochens.training import freedom
-from stochens.training.freedom import noise_too_small
+from stochens.training.advice import FOLLOWED
+from stochens.training.freedom import noise_at_most, noise_too_small
 from stochens_lab.workflow.config import FitConfig, method_name
 
 HELD_OUT = 2000
@@ -209,7 +210,7 @@ def test_degrees_of_freedom_of_a_linear_model(float64):
         assert found == pytest.approx(math.sqrt(ratio), rel=1e-9)
 
 
-def noise_of(rows, hidden):
+def noise_of(rows, hidden, words="follows the noise"):
     """The learned noise over the true one, 5, of the default regressor for 5 features, and what is
     said of it."""
     generator = np.random.default_rng(0)
@@ -220,7 +221,7 @@ def noise_of(rows, hidden):
         warnings.simplefilter("always")
         model.fit(x, y)
     noise = np.sqrt(model.predict_uncertainty(x[:1]).aleatoric[0]) / 5
-    return noise, [str(w.message) for w in said if "follows the noise" in str(w.message)]
+    return noise, [str(w.message) for w in said if words in str(w.message)]
 
 
 def test_a_network_that_follows_the_noise_is_told_of():
@@ -306,3 +307,39 @@ def test_what_is_too_large_is_not_looked_at():
     assert noise_too_small(net, member, like, source(part), 1.0) is None  # other rows each time
     many = source((torch.zeros(freedom.MOST // 4 + 1, 1), torch.zeros(freedom.MOST // 4 + 1, 1)))
     assert noise_too_small(net, member, like, many, 1.0) is None
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(400, 300), (2000, 100), (300, 600)])
+def test_some_rows_say_how_much_all_can_be_followed_at_most(rows, columns, monkeypatch, float64):
+    """Of a linear model, where all rows can be looked at too. The bound holds on average over the
+    rows that are chosen: of 80 normal rows or more, gamma is off by a few percent."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, columns, generator=generator)
+    member = {"weight": torch.zeros(2, columns), "bias": torch.zeros(2)}
+    asked = (torch.nn.Linear(columns, 2), member, Heteroscedastic(), source((x, x[:, :1])), 30.0)
+    exact = noise_too_small(*asked)
+    assert exact is not None
+    monkeypatch.setattr(freedom, "MOST", rows // 5 * 2 * (columns + 1))
+    assert noise_too_small(*asked) is None
+    found, seen = noise_at_most(*asked)
+    assert seen == rows // 5
+    assert 0.97 * exact < found
+    if columns < rows // 4:  # all directions have been seen, and the bound is near
+        assert found < 1.1 * exact < FOLLOWED
+
+
+def test_parameters_alone_say_it_where_nothing_can_be_looked_at(monkeypatch):
+    x, y = drawn(200, steady, 0)
+    member = {"weight": torch.zeros(2, 1), "bias": torch.zeros(2)}
+    monkeypatch.setattr(freedom, "MOST", 4)
+    asked = (torch.nn.Linear(1, 2), member, Heteroscedastic(), source((x, y)), 1.0)
+    factor, seen = noise_at_most(*asked)
+    assert factor == pytest.approx(math.sqrt(200 / 196))
+    assert seen == 0
+
+
+def test_a_network_that_may_follow_the_noise_of_too_many_rows_is_told_of(monkeypatch):
+    monkeypatch.setattr(freedom, "MOST", 60 * 2902)  # 60 rows of as many parameters
+    _, said = noise_of(100, (50, 50), "may follow the noise")
+    assert "the noise of its 100 rows" in said[0]
+    assert "as 60 of them say" in said[0]

@@ -227,6 +227,16 @@ def test_lost_members_are_trained_again_from_other_seeds(data):
     assert tried.history.loss.isfinite().all()
 
 
+@pytest.mark.filterwarnings("ignore:.* members diverged")
+def test_the_bar_ends_at_all_of_the_work_where_members_are_trained_again(data):
+    told: list[tuple[int, int]] = []
+    run = stochens.Run(chunk=2, progress=lambda done, total, _: told.append((done, total)))
+    fit(data, net=Fragile, members=8, epochs=1, lr=1e-9, run=run)
+    assert all(done <= total for done, total in told)
+    done, total = told[-1]
+    assert done == total > 8 * math.ceil(len(data[0]) / 25)
+
+
 def test_a_dataset_is_its_tensors_and_a_loader_gives_its_own_batches(data):
     tensors = fit(data)
     dataset = fit(TensorDataset(*data))

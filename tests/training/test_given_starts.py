@@ -21,7 +21,9 @@ NO_STEP = 1e-30
 NOTHING = 1e-20  # where such a step leads from 0
 X = torch.randn(24, 3, generator=torch.Generator().manual_seed(0))
 DATA = X, (X[:, 0] > 0).long()
-pytestmark = pytest.mark.filterwarnings("ignore:members .* ended with the same")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:members .* ended with the same", "ignore:members are nearly one network"
+)
 
 
 def small(seed: int = 0) -> Any:
@@ -173,6 +175,29 @@ def test_the_log_says_that_a_modules_weights_are_not_used(caplog: pytest.LogCapt
         fit(lambda: small(1))
         fit(small(1), start="module")
         assert not [r for r in caplog.records if said in r.getMessage()]
+
+
+@pytest.mark.parametrize(
+    ("method", "said", "level"),
+    [
+        (stochens.LoRA(1), "method='lora': all members begin at the weights of the", logging.INFO),
+        ("last-layer", "method='last-layer': what members train begins at", logging.WARNING),
+        ("frozen", "start='reset': what members train begins at", logging.WARNING),
+    ],
+)
+def test_the_log_says_which_weights_of_the_module_are_used(
+    method: Any, said: str, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Adapters stand on them, and a last layer is behind them."""
+    net: Any = small(1).eval()
+    if method == "frozen":
+        net[0].requires_grad_(False)
+        method = "regular"
+    with caplog.at_level(logging.INFO, "stochens"):
+        fit(net, method=method)
+    lines = [r for r in caplog.records if "the module" in r.getMessage()]
+    assert [r.levelno for r in lines] == [level]
+    assert lines[0].getMessage().startswith(said)
 
 
 # -- a step aside ----------------------------------------------------------------------------------

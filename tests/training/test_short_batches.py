@@ -1,12 +1,14 @@
 """A batch with fewer rows than the others counts by its rows, held against closed forms."""
 
+import re
+import warnings
 from typing import Any
 
 import pytest
 import torch
 from tests.running import fit_watched, gather
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import stochens
 from stochens import Homoscedastic
@@ -196,6 +198,29 @@ def test_batches_of_any_sizes_lead_to_the_map(far_last):
     assert shares == pytest.approx([4 * size / N for size in (1, 20, 4, 8)])
     found = learned(loader, optimizer="sgd", lr=0.02)
     torch.testing.assert_close(found, best(*far_last).expand(2, 3), **NEAR)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"), [((10, 6), "16 rows in its first epoch.* 33, .*of 2.06"), ((10, 16), None)]
+)
+def test_rows_that_a_sampler_of_ones_own_leaves_out_are_told_of(far_last, sizes, said):
+    """7 of 33 may be the rest of a last batch, and others the next time."""
+    loader = DataLoader(TensorDataset(*far_last), batch_sampler=Sizes(*sizes))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        learned(loader, epochs=2)
+    found = [w for w in caught if "rows in its first epoch" in str(w.message)]
+    assert len(found) == (said is not None)
+    assert said is None or re.search(said, str(found[0].message))
+
+
+def test_rows_that_torchs_samplers_leave_out_may_come_later(far_last):
+    data = TensorDataset(*far_last)
+    loader = DataLoader(data, batch_size=5, sampler=RandomSampler(data, num_samples=10))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        learned(loader, epochs=2)
+    assert not [w for w in caught if "rows in its first epoch" in str(w.message)]
 
 
 def test_a_loader_that_doubles_its_rows_keeps_its_rate(far_last):

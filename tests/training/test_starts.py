@@ -1,6 +1,7 @@
 """Members that begin at a trained network's weights, and members that are one and the same."""
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import stochens
 from stochens import InputError
-from stochens.training.alike import alike
+from stochens.errors import TrainingAdvice
+from stochens.training.alike import alike, warn_nearly_alike
 
 NO_STEP = 1e-30  # a rate that moves nothing: members are where they began
 
@@ -204,6 +206,41 @@ def test_members_that_end_alike_are_named() -> None:
     net = stochens.MLP(2, 4, 2)
     with pytest.warns(UserWarning, match="members 0, 1, 2 ended with the same parameters"):
         fit(net, start="module", batch_size=8, lr=NO_STEP)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"lr": 1e-7}, True),
+        ({"lr": 0.01}, False),
+        ({"lr": 1e-7, "method": "dropout"}, False),
+        ({"lr": 1e-7, "start": stochens.Start("module", jitter=0.05)}, False),
+        ({"lr": 1e-7, "start": "reset"}, False),
+        ({"lr": 1e-7, "method": stochens.LoRA(2), "start": "reset"}, True),
+        ({"lr": 1e-7, "optimizer": stochens.Natural(), "start": "module"}, False),
+    ],
+)
+def test_members_that_end_nearly_alike_are_told_of(options: Any, said: bool) -> None:
+    """A few small steps from one start: the last bits differ, and no prediction does."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(stochens.MLP(2, 4, 4, 2), **{"start": "module", "batch_size": 8, **options})
+    found = [w for w in caught if "members are nearly one network" in str(w.message)]
+    assert len(found) == said
+    assert all(w.filename == __file__ for w in found)
+
+
+def test_members_are_compared_with_those_of_their_data_set() -> None:
+    x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+    net, ids = nn.Linear(2, 2), (0, 1, 2, 3)
+    params = {n: torch.stack([p.detach(), -p.detach()] * 2) for n, p in net.named_parameters()}
+    params["bias"][2:] += 1e-6
+    with pytest.warns(TrainingAdvice, match="nearly one network"):
+        warn_nearly_alike(net, params, x, ids, sets=2, engine="vmap")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_nearly_alike(net, params, x, ids, sets=1, engine="vmap")
+        warn_nearly_alike(net, params, x, ids, sets=4, engine="vmap")  # one of each
 
 
 def test_alike_looks_at_every_number() -> None:

@@ -1,5 +1,5 @@
-"""Each member by itself, for networks of large convolutions or recurrent layers: on a side stream
-of the GPU, or on a CPU one after the other.
+"""Each member by itself, for networks of large convolutions or recurrent layers with weights of
+each member's own: on a side stream of the GPU, or on a CPU one after the other.
 
 One member's convolution of 64 channels or more keeps the fast kernels of cuDNN or oneDNN busy, and
 the grouped one of all members does not reach their speed. Side by side on streams, members fill

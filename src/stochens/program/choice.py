@@ -37,11 +37,13 @@ APART = 0.05  # how far the second member of the test is from the network's own 
 # One H200 (benchmarks/results/programs-h200.json). Compiling takes 5 to 80 s and programs are 1.2
 # to 1.9 times as fast then; eager ones do 20 to 80 TFLOP/s: worth it after some two minutes.
 COMPILE_FROM = 5e15  # floating-point operations of a whole training
-# Floating-point operations of the average convolution of a member's batch from which on each member
-# has a stream. ResNet-18 (10 GFLOP) is 1.4 times as fast by streams as by grouped convolutions, the
-# small CNN (2.4 at most) 0.9 times.
+# Floating-point operations of the average convolution of a member's batch, by weights of its own,
+# from which on each member has a stream. ResNet-18 (10 GFLOP) is 1.4 times as fast by streams as by
+# grouped convolutions, the small CNN (2.4 at most) 0.9 times.
 STREAMS_FROM = 5e9
-# Likewise on a CPU, where members then take turns: grouped convolutions are slower than that.
+# Likewise on a CPU, by any weights, where members then take turns. Grouped convolutions are slower
+# than that; frozen ones for all members at once take 1.1 to 1.7 times as long (4 members, 48
+# channels of 32 x 32 positions, one thread).
 TURNS_FROM = 1e8
 ON_CPU_FROM = 1e12  # operations of a whole training on a CPU: some ten seconds
 COMPILES_SINCE = "2.11"  # torch's versions that have been tried
@@ -90,8 +92,7 @@ def choose(net: nn.Module, few: Input, task: Workload) -> Choice | None:
         compiled = able and torch.__version__ >= COMPILES_SINCE and work >= COMPILE_FROM
     if program.recurrent:  # torch.compile leaves their layers as they are
         compiled = False
-    large = program.mean_convolution * task.batch >= (STREAMS_FROM if few.is_cuda else TURNS_FROM)
-    apart = large or (few.is_cuda and (program.recurrent or program.grouped))
+    apart = members_apart(program, task.batch, on_gpu=few.is_cuda)
     how = (", each on a stream" if few.is_cuda else ", one after the other") if apart else ""
     log.info(
         "members run by one program%s%s: %.1e floating-point operations to do",
@@ -100,6 +101,16 @@ def choose(net: nn.Module, few: Input, task: Workload) -> Choice | None:
     if apart:
         return Choice(Apart(program, compiled=compiled), False)
     return Choice(program, compiled)
+
+
+def members_apart(program: Program, batch: int, *, on_gpu: bool) -> bool:
+    """Whether each member runs by itself, on a stream of a GPU or in its turn on a CPU. On a GPU a
+    layer whose weights all share is one launch for all members; on a CPU it is not faster than
+    members in turns, whose values stay in the cache."""
+    if not on_gpu:
+        return program.mean_convolution * batch >= TURNS_FROM
+    large = program.own_convolution * batch >= STREAMS_FROM
+    return large or program.own_recurrent or program.grouped
 
 
 def flops(net: nn.Module, few: Input) -> float:

@@ -166,6 +166,14 @@ def batch_norm(
     return y if bias is None else y + across(bias)
 
 
+def batch_norm_in_channels(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
+) -> Tensor:
+    """Likewise of x [B, M C, *positions]."""
+    own = [None if p is None else p.flatten() for p in (weight, bias)]
+    return F.batch_norm(x, mean.flatten(), var.flatten(), own[0], own[1], eps=eps)
+
+
 def attend(
     q: Tensor,
     k: Tensor,
@@ -210,6 +218,42 @@ def with_batch(op: Op, x: Tensor, rest: dict[str, Any]) -> Tensor:
     """An operator that treats examples alike, of [M, B, ...] as of [M B, ...]."""
     y: Tensor = op(x.flatten(0, 1), **rest)
     return y.view(*x.shape[:2], *y.shape[1:])
+
+
+def shifted(x: Tensor, bias: Tensor) -> Tensor:
+    """x + bias, which broadcast."""
+    return x + bias
+
+
+def shifted_channels(x: Tensor, bias: Tensor, rank: int) -> Tensor:
+    """x [M, B, C, *positions] or, where all members have the same, [B, C, *positions], of `rank`
+    axes after M; bias [M, C] -> [M, B, C, *positions]."""
+    return x + bias.view(len(bias), 1, -1, *[1] * (rank - 2))
+
+
+def called(op: Op, x: Tensor, rest: dict[str, Any]) -> Tensor:
+    """An operator with arguments by name."""
+    y: Tensor = op(x, **rest)
+    return y
+
+
+def recur_with_batch(
+    op: Op, x: Tensor, states: list[Tensor], rest: list[Any], batch: int, several: bool
+) -> tuple[Tensor, ...]:
+    """A recurrent layer whose weights all members share: x [M, B, T, I] with its batch first, or
+    [M, T, B, I]; states [M, layers, B, H]. `batch`: the axis of one member's x. `several`: whether
+    the layer takes a list of states."""
+
+    def together(t: Tensor, axis: int) -> Tensor:
+        return t.movedim(0, axis).flatten(axis, axis + 1)
+
+    def apart(t: Tensor, axis: int) -> Tensor:
+        split: Tensor = t.unflatten(axis, (len(x), -1))
+        return split.movedim(axis, 0)
+
+    own = [together(h, 1) for h in states]
+    y, *ends = op(together(x, batch), own if several else own[0], *rest)
+    return (apart(y, batch), *(apart(h, 1) for h in ends))
 
 
 def fill(x: Tensor, value: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ It is differentiable, and torch.compile takes it whole: one flat function of pla
 
 import math
 import operator
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -39,11 +40,15 @@ class Program:
         self, net: nn.Module, x: Input, traced: Traced, dtype: torch.dtype | None = None
     ) -> None:
         self.names, self.dtype, self.noisy = traced.names, dtype, traced.noisy
-        # floating-point operations of the average convolution, of one example; 0 without any
-        self.mean_convolution = _mean_convolution(traced.graph)
-        # whether a convolution has groups of its own, as a depthwise one has
-        self.grouped = any(_is_grouped(n) for n in traced.graph.nodes)
-        self.recurrent = any(_name(n.target).startswith(RECURRENT) for n in traced.graph.nodes)
+        # Floating-point operations of the average convolution, of one example; 0 without any.
+        self.mean_convolution = _mean_convolution(traced.graph.nodes)
+        self.recurrent = any(map(_is_recurrent, traced.graph.nodes))
+        # Of a layer whose weights all members share, the examples of all members are one batch, in
+        # one launch. So these are of layers with weights of each member's own:
+        own = _with_own_weights(traced)
+        self.own_convolution = _mean_convolution(own)
+        self.grouped = any(_is_grouped(n) for n in own)  # as a depthwise convolution is
+        self.own_recurrent = any(map(_is_recurrent, own))
         self._net = copy_network(net)  # in the mode that it is in now
         self._like = like_leaves(x, [t.new_empty(0) for t in leaves_of(x)])
         self._graphs = [graphs_of(traced)]
@@ -131,10 +136,34 @@ def build(net: nn.Module, x: Input, *, dtype: torch.dtype | None = None) -> Prog
     return Program(net, x, traced, dtype)
 
 
-def _mean_convolution(graph: fx.Graph) -> float:
+def _with_own_weights(traced: Traced) -> list[fx.Node]:
+    """Convolutions and recurrent layers whose weights depend on the member: on its parameters, or
+    on its noise."""
+    own = set(placeholders(traced)[traced.inputs :])  # parameters, member, seeds
+    found = []
+    for node in traced.graph.nodes:
+        if node.op != "call_function":
+            continue
+        if any(source in own for source in node.all_input_nodes):
+            own.add(node)
+        if _name(node.target).startswith(("conv", *RECURRENT)):
+            found += [node] if any(weight in own for weight in _weights(node)) else []
+    return found
+
+
+def _weights(node: fx.Node) -> list[Any]:
+    """Of a convolution without its bias, which is added; of a recurrent layer all."""
+    given = arguments_of(node.target, node.args, node.kwargs)
+    if "weight" in given:
+        return [given["weight"]]
+    values = [v for name, v in given.items() if name not in ("input", "data", "hx")]
+    return [one for v in values for one in (v if isinstance(v, (list, tuple)) else [v])]
+
+
+def _mean_convolution(nodes: Iterable[fx.Node]) -> float:
     """2 outputs kernel, each convolution weighted by itself, so that small ones count little."""
     found = []
-    for node in graph.nodes:
+    for node in nodes:
         if node.op == "call_function" and _name(node.target).startswith("conv"):
             weight: Any = node.args[1]
             kernel = math.prod(weight.meta["val"].shape[1:])
@@ -143,9 +172,13 @@ def _mean_convolution(graph: fx.Graph) -> float:
 
 
 def _is_grouped(node: fx.Node) -> bool:
-    if node.op != "call_function" or not _name(node.target).startswith("conv"):
+    if not _name(node.target).startswith("conv"):
         return False
-    return int(arguments_of(node.target, node.args, node.kwargs)["groups"]) > 1
+    return int(arguments_of(node.target, node.args, node.kwargs).get("groups", 1)) > 1
+
+
+def _is_recurrent(node: fx.Node) -> bool:
+    return _name(node.target).startswith(RECURRENT)
 
 
 def _name(target: Any) -> str:

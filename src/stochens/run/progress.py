@@ -27,22 +27,27 @@ SOON = 5.0  # where somebody waits for them, and rich is not installed
 
 
 class Bar:
-    """`advance(n)` after every step; `note(text)` now and then; `announce(text)` at once."""
+    """`advance(n)` after every step; `extend(n)` where there is more to do than it began with;
+    `note(text)` now and then; `announce(text)` at once."""
 
     def __init__(
         self,
-        update: Callable[[int, str | None], None] | None,
+        update: Callable[[int, int, str | None], None] | None,
+        total: int,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        self._update = update  # (how much more is done, the note or None for the last one)
+        self._update = update  # (how much is done, of how much, the note or None for the last one)
         self._say = say  # where a note may wait for its line
-        self._pending = 0
+        self._total, self.done = total, 0
         self._shown = self._noted = time.monotonic()
 
     def advance(self, amount: int) -> None:
-        self._pending += amount
+        self.done += amount
         if self._update is not None and time.monotonic() - self._shown > 0.1:
             self.note(None)
+
+    def extend(self, amount: int) -> None:
+        self._total += amount
 
     @property
     def wants_note(self) -> bool:
@@ -52,8 +57,8 @@ class Bar:
     def note(self, text: str | None) -> None:
         if self._update is None:
             return
-        self._update(self._pending, text)
-        self._pending, self._shown = 0, time.monotonic()
+        self._update(self.done, self._total, text)
+        self._shown = time.monotonic()
         if text is not None:
             self._noted = self._shown
 
@@ -69,21 +74,21 @@ def progress_bar(what: str, *, total: int, show: Show) -> Iterator[Bar]:
     """On stderr: a bar when asked for or in a terminal, else lines for what takes long."""
     with contextlib.ExitStack() as held:
         if callable(show):
-            bar = Bar(_counted(lambda done, note: show(done, total, note)))
+            bar = Bar(show, total)
         elif show is False:
-            bar = Bar(None)
+            bar = Bar(None, total)
         elif live(show) and (made := rich_progress()) is not None:
             progress = held.enter_context(made)
             task = progress.add_task(what, total=total, note="")
 
-            def update(amount: int, text: str | None) -> None:
+            def update(done: int, total: int, text: str | None) -> None:
                 fields = {} if text is None else {"note": text}
-                progress.update(task, advance=amount, **fields)  # type: ignore[arg-type]
+                progress.update(task, completed=done, total=total, **fields)  # type: ignore[arg-type]
 
-            bar = Bar(update)
+            bar = Bar(update, total)
         else:
             lines = Lines(what, total, between=SOON if live(show) else None)
-            bar = Bar(_counted(lines), lines.say)
+            bar = Bar(lines, total, lines.say)
         yield bar
         bar.note(None)
 
@@ -102,18 +107,6 @@ def compiling(bar: Bar, wanted: bool) -> Iterator[None]:
     text = f"compiled in {time.monotonic() - began:.1f} s"
     bar.announce(text)
     log.info(text)
-
-
-def _counted(tell: Callable[[int, str | None], None]) -> Callable[[int, str | None], None]:
-    """Of how much more is done, how much is done in all."""
-    done = 0
-
-    def update(amount: int, text: str | None) -> None:
-        nonlocal done
-        done += amount
-        tell(done, text)
-
-    return update
 
 
 def live(show: Show) -> bool:
@@ -138,8 +131,10 @@ class Lines:
     def say(self, text: str) -> None:
         print(f"{self._what}: {text}", file=sys.stderr, flush=True)
 
-    def __call__(self, done: float, note: str | None) -> None:
-        now, share = time.monotonic(), done / self._total
+    def __call__(self, done: float, total: float, note: str | None) -> None:
+        total = max(total, 1)
+        self._share, self._total = self._share * self._total / total, total  # it may have grown
+        now, share = time.monotonic(), done / total
         self._note = self._note if note is None else note
         then, before = self._first = self._first or (now, done)
         if now - self._last < self._between or share < self._share + 0.01:

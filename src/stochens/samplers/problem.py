@@ -24,6 +24,7 @@ from stochens.members import (
     trainable,
 )
 from stochens.methods import stochastic_layers
+from stochens.moved import COUNTED_ONCE
 from stochens.posterior.chains import count_or_list
 from stochens.posterior.joining import join_chains
 from stochens.posterior.posterior import Posterior
@@ -74,10 +75,7 @@ class SamplerRequest(Request):
                 "augment out, or use fit"
             )
         if self.given.weights is not None:
-            raise InputError(
-                "samplers count every row once, and the data have weights; leave weights out of "
-                "Data, or repeat rows"
-            )
+            raise InputError(COUNTED_ONCE.format("weights of Data"))
         if self.jitter and isinstance(self.start, str) and self.start == "prior":
             raise InputError(
                 "start='prior' is a draw from the prior for each of the "

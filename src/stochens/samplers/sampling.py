@@ -153,8 +153,8 @@ def hmc(
     data: Any,
     *,
     chains: int | Sequence[int] = 4,
-    samples: int = 200,
-    warmup: int = 100,
+    samples: int = 1000,
+    warmup: int = 500,
     prior: float | Prior = 1.0,
     likelihood: str | Likelihood = "categorical",
     output: Output | None = None,
@@ -177,10 +177,11 @@ def hmc(
     `trajectory`, by default pi / 2 standard deviations of the prior (Izmailov et al., 2021), varied
     by the share `jitter` both ways, so that no direction can resonate with it; it is cut into
     steps of the size that the warm-up finds, at most `max_leapfrogs`. Other options are those of
-    `nuts`.
+    `nuts`. Of plain problems the default draws are enough for no warning; for large networks ask
+    for as many as there is time for, and look at what is said of them.
 
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
-    >>> posterior = hmc(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()), samples=1000, warmup=500)
+    >>> posterior = hmc(nn.Linear(2, 2), (x, (x[:, 0] > 0).long()))
     >>> posterior.predict(x).probs.shape
     torch.Size([4000, 40, 2])
     """

@@ -20,7 +20,7 @@ from stochens.members import forward, size, take
 from stochens.methods import Method, stochastic_layers
 from stochens.prior import Centred
 from stochens.randomness.seeds import seeded
-from stochens.training.freedom import noise_too_small
+from stochens.training.freedom import noise_at_most, noise_too_small
 from stochens.training.schedules import OWN, schedule_named, warmed_up
 from stochens.training.task import Settings, Trained
 
@@ -133,12 +133,28 @@ def _followed(
     weight = settings.kl_weight * (settings.prior_precision if prior is None else 1.0)
     own = None if prior is None else prior.precision
     ratio = noise_too_small(net, first, like, data, weight, own)
-    if ratio is None or ratio < FOLLOWED:
+    if ratio is None:
+        return _perhaps_followed(*noise_at_most(net, first, like, data, weight, own), data.size)
+    if ratio < FOLLOWED:
         return None
     return (
-        f"the network follows the noise of its {len(data.y):,} rows, so that the learned noise is "
+        f"the network follows the noise of its {data.size:,} rows, so that the learned noise is "
         f"too small, by a factor of about {ratio:.1f}, and so are intervals; use a smaller network "
         "or a prior of larger precision, or more data, and look at the coverage of data held out"
+    )
+
+
+def _perhaps_followed(factor: float, seen: int, rows: int) -> str | None:
+    """Likewise where all rows are too many to look at: at most by this factor, as so many say."""
+    if factor < FOLLOWED:
+        return None
+    known = "this could not be looked at"
+    if seen:
+        known = f"as {seen:,} of them say, the noise may be too small by a factor of {factor:.1f}"
+    return (
+        f"the network may follow the noise of its {rows:,} rows, so that the learned noise and "
+        f"intervals are too small: {known}. Look at the coverage of data held out; a smaller "
+        "network or a prior of larger precision helps"
     )
 
 

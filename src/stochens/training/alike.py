@@ -6,13 +6,18 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from stochens.errors import Unsuited, outside
-from stochens.members import Params, plain_attention, size
+from stochens.errors import TrainingAdvice, Unsuited, outside
+from stochens.members import Engine, Params, forward, plain_attention, size, take
 from stochens.methods import stochastic_layers
 from stochens.randomness.seeds import seeded
 from stochens.trees import Input
 
 FIRST = 256  # numbers of a parameter that tell most members apart
+FEW, ROWS = 4, 64  # members and rows whose outputs tell whether members are nearly alike
+# Spread of outputs over members by their spread over rows. A posterior of D parameters and N rows
+# has sqrt(D / N) noise / signal of it: below this with a million rows for each parameter, or with
+# next to no noise. Rounding to float32 is a thousand times less.
+NEARLY = 1e-3
 
 
 def refuse_alike(
@@ -50,6 +55,39 @@ def warn_alike(params: Params, ids: tuple[int, ...]) -> None:
             "network but for noise. Was lr too small to move them apart?",
             stacklevel=outside(),
         )
+
+
+def warn_nearly_alike(
+    net: nn.Module, params: Params, x: Input, ids: tuple[int, ...], *, sets: int, engine: Engine
+) -> None:
+    """After a training of members that may have begun alike: where outputs are as good as the same.
+
+    x [B, ...]: some rows, on the members' device. Of members of one data set, the spread of their
+    outputs is measured by what outputs vary from row to row.
+    """
+    rows = [row for row, member in enumerate(ids) if member % sets == ids[0] % sets][:FEW]
+    if len(rows) < 2 or len(alike(take(params, rows))) > 0:  # `warn_alike` has said it
+        return
+    with torch.no_grad(), seeded(0, x.device):
+        each = [forward(net, take(params, [row]), x, engine=engine)[0] for row in rows]
+    outputs = torch.stack(each).double()  # [m, B, ...]
+    spread = (outputs - outputs.mean(0)).square().mean().sqrt()
+    mean = outputs.mean(0)
+    varies = (mean - mean.mean(0)).square().mean().sqrt()
+    if not bool(varies > 0):
+        varies = mean.square().mean().sqrt()
+    share = float(spread / varies)
+    if not share < NEARLY:
+        return
+    warnings.warn(
+        f"members are nearly one network: their outputs differ by {share:.1e} of what they vary "
+        "from row to row, so that their ensemble has next to no uncertainty. They began alike; "
+        "train for more epochs or with a larger lr, or give one of: a method with "
+        "noise (method='dropout'); bootstrap=True; start=stochens.Start(..., jitter=0.01); "
+        "start='reset'",
+        TrainingAdvice,
+        stacklevel=outside(),
+    )
 
 
 def alike(params: Params) -> list[list[int]]:

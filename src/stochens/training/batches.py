@@ -3,13 +3,17 @@
 import functools
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from stochens.data import Source
+from stochens.errors import TrainingAdvice, outside
 from stochens.randomness.seeds import permutations
 from stochens.training.bootstrap import bootstrap_rows
 from stochens.training.step import Batch, Several
@@ -24,7 +28,11 @@ def epochs_of(
     begun, skipped = divmod(first, steps_per_epoch(data, settings))
     left = range(begun, settings.epochs)
     if data.loader is not None:
-        yield from ((epoch, _grouped(data.batches(), settings.accumulate)) for epoch in left)
+        for epoch in left:
+            batches = data.batches()
+            if epoch == begun and _of_ones_own(data.loader):
+                batches = _counted(batches, data.size)
+            yield epoch, _grouped(batches, settings.accumulate)
     elif all_at_once(data, settings.batch_size):
         yield from ((epoch, iter([None])) for epoch in left)
     else:
@@ -70,6 +78,31 @@ def steps_per_epoch(data: Source, settings: Settings) -> int:
 def rows_of_step(data: Source, settings: Settings) -> int:
     """Of data in memory: those of the batches that make a step."""
     return max(1, min(settings.batch_size * settings.accumulate, data.size))
+
+
+def _of_ones_own(loader: "DataLoader[Any]") -> bool:
+    """Whether nothing tells how many rows an epoch of it has: a sampler of batches of one's own, or
+    a stream. torch's samplers do, and those that show other rows in the next epoch are fine."""
+    return isinstance(loader.dataset, IterableDataset) or not isinstance(
+        loader.batch_sampler, BatchSampler
+    )
+
+
+def _counted(batches: Iterator[tuple[Input, Tensor]], size: int) -> Iterator[tuple[Input, Tensor]]:
+    """The batches of an epoch, and a warning where they leave out as many rows as a batch has."""
+    rows = longest = 0
+    for x, y in batches:
+        yield x, y
+        rows, longest = rows + len(y), max(longest, len(y))
+    if rows + longest <= size:
+        warnings.warn(
+            f"the DataLoader showed {rows:,} rows in its first epoch, and its data set has "
+            f"{size:,}, which the prior is weighed against. If the others never come, it is too "
+            f"weak by a factor of {size / max(rows, 1):.3g}: give a torch.utils.data.Subset of the "
+            "rows that do",
+            TrainingAdvice,
+            stacklevel=outside(),
+        )
 
 
 def _grouped(batches: Iterator[tuple[Input, Tensor]], together: int) -> Iterator[Batch]:

@@ -12,7 +12,7 @@ from stochens.data import Source, source, weighting
 from stochens.errors import InputError
 from stochens.likelihoods import Likelihood
 from stochens.members import Params, take, trainable
-from stochens.methods import output_layer, stochastic
+from stochens.methods import output_layer, stochastic, stochastic_layers
 from stochens.methods.partial import warn_partial
 from stochens.posterior.joining import join_posteriors
 from stochens.posterior.low_rank import LowRankGaussian
@@ -26,7 +26,7 @@ from stochens.run.memory import member_bytes, members_that_fit
 from stochens.run.options import matmul_precision
 from stochens.run.progress import log_to
 from stochens.training.advice import advise, advise_after
-from stochens.training.alike import refuse_alike, warn_alike
+from stochens.training.alike import ROWS, refuse_alike, warn_alike, warn_nearly_alike
 from stochens.training.augmented import refuse_augment
 from stochens.training.batches import all_at_once
 from stochens.training.blocks import drop_diverged, warn_diverged
@@ -295,6 +295,14 @@ def train_here(request: FitRequest) -> Posterior:
     if not (trained.lost and keep):
         warn_alike(trained.params, ids)
     rules = ready.recipe.methods
+    began_apart = named and request.start != "module"
+    if any(rule.begins_at_module for rule in rules) or not began_apart:
+        noisy = bool(stochastic_layers(template)) or trained.low_rank is not None
+        if not (noisy or trained.lost):
+            some = data.x[:: max(1, len(data.x) // ROWS)][: min(ROWS, ready.at_once)]
+            warn_nearly_alike(
+                template.eval(), trained.params, some, ids, sets=data.sets, engine=settings.engine
+            )
     prior = None if ready.prior is None else _of_all(ready.prior, request, ids)
     advise_after(settings, work.steps, like, trained, data, template.eval(), rules, prior)
     return dataclasses.replace(

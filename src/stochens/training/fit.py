@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from stochens import methods
 from stochens.adapter import Output
 from stochens.likelihoods import Likelihood
 from stochens.members import Builder
@@ -144,9 +145,10 @@ def fit(
 
 def fit_by(method: MethodLike | Auto | None, request: FitRequest) -> Posterior:
     """By this method, or by the one that short trials favour."""
-    request = settle_start(request)
-    if method != "auto" and not isinstance(method, Auto):
-        return train_ensemble(dataclasses.replace(request, method=method))
-    auto = method if isinstance(method, Auto) else Auto()
-    chosen, trials = choose_method(request, auto)
-    return dataclasses.replace(train_ensemble(chosen), trials=trials)
+    if method == "auto" or isinstance(method, Auto):
+        auto = method if isinstance(method, Auto) else Auto()
+        chosen, trials = choose_method(settle_start(request), auto)
+        return dataclasses.replace(train_ensemble(chosen), trials=trials)
+    rules = () if method is None else methods.resolve(method)
+    request = settle_start(request, rules)
+    return train_ensemble(dataclasses.replace(request, method=method))

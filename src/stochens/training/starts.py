@@ -36,19 +36,15 @@ STARTS = ("reset", "prior", "module")
 R = TypeVar("R", bound=Request)
 
 
-def settle_start(request: R) -> R:
+def settle_start(request: R, rules: Sequence[methods.Method] = ()) -> R:
     """The same request, whose start is a name or Params [members, ...]: weights that are given for
-    all members become those of the network, by start='module'."""
+    all members become those of the network, by start='module'. rules: the methods, where they are
+    known."""
     net, start, count = request.net, request.start, len(request.ids)
     if isinstance(start, str):
         _refuse_unknown(start)
         if start == "reset" and isinstance(net, nn.Module):
-            # who passes a network in evaluation mode has trained it, or loaded it
-            log.log(
-                logging.INFO if net.training else logging.WARNING,
-                "start='reset': each member begins at an initialisation of its own, and the "
-                "weights of the module are not used; start='module' begins there",
-            )
+            _tell_of_reset(net, rules)
         return request
     if isinstance(start, Posterior):
         if len(start) < count:
@@ -77,6 +73,26 @@ def settle_start(request: R) -> R:
     return _at_each(
         request, [e.state_dict() if isinstance(e, nn.Module) else dict(e) for e in each]
     )
+
+
+def _tell_of_reset(net: nn.Module, rules: Sequence[methods.Method]) -> None:
+    """Which weights of the module are not used."""
+    # who passes a network in evaluation mode has trained it, or loaded it
+    level = logging.INFO if net.training else logging.WARNING
+    if any(rule.begins_at_module for rule in rules):
+        level, said = logging.INFO, "all members begin at the weights of the module"
+    elif any(rule.freezes for rule in rules) or not all(p.requires_grad for p in net.parameters()):
+        said = (
+            "what members train begins at an initialisation of each member's own, and the rest is "
+            "that of the module; start='module' begins all of it there"
+        )
+    else:
+        said = (
+            "each member begins at an initialisation of its own, and the weights of the module are "
+            "not used; start='module' begins there"
+        )
+    names = " + ".join(rule.name for rule in rules if rule.freezes)
+    log.log(level, "%s: %s", f"method={names!r}" if names else "start='reset'", said)
 
 
 def _refuse_unknown(start: str) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import torch
+
 from stochens.members import Params, move
 from stochens.randomness.seeds import RETRY, derive
 from stochens.run.progress import Log, Show, progress_bar
@@ -68,10 +70,16 @@ class Work(NamedTuple):
                 start = move(part, settings.device)
                 seen = (self.callbacks, self.so_far, len(ids))
                 watchers = Watchers(watch, bar, log, keep, *seen)
-                return train(mine, start, own, watchers)
+                before = bar.done
+                try:
+                    return train(mine, start, own, watchers)
+                except torch.OutOfMemoryError:  # its members begin again, fewer at a time
+                    bar.extend(bar.done - before)
+                    raise
 
             def once_more(own: tuple[int, ...], attempt: int) -> Trained:
                 anew = derive(seed, RETRY, attempt)
+                bar.extend(self.steps * len(own))
                 once = functools.partial(block, seed=anew)
                 prefix = f"again-{attempt}-"
                 begin = functools.partial(first, seed=anew)

@@ -19,7 +19,7 @@ from stochens_lab.cli.shared import (
     refuse_other_place,
     warnings_as_notes,
 )
-from stochens_lab.report.run_folder import RUN, Run
+from stochens_lab.report.run_folder import RUN, SavedRun
 from stochens_lab.workflow import training
 from stochens_lab.workflow.config import EXPERIMENT, FitConfig, configure, method_name, reconfigure
 from stochens_lab.workflow.fitted_run import find_model, read_model_name
@@ -55,7 +55,7 @@ def fit(
         refuse_other_place(resume, out)
         name = model or read_model_name(resume)
         config = reconfigure(resume, model=name, **given)
-        if Run(resume).about.get("complete"):
+        if SavedRun(resume).about.get("complete"):
             note(f"{resume} is whole; there is nothing left to do")
             _print_outcome(config, json)
             return
@@ -76,7 +76,7 @@ def fit(
 
 def _print_outcome(config: FitConfig, as_json: bool) -> None:
     """What came of it."""
-    found, schema = Run(config.out), Schema.load(config.out / training.SCHEMA)
+    found, schema = SavedRun(config.out), Schema.load(config.out / training.SCHEMA)
     held = found.metrics.get(training.HELD_OUT, {}).get(method_name(config), {})
     measures = held.get(training.HELD_OUT)
     members = found.training[EXPERIMENT][method_name(config)]["members"]  # some may be lost

@@ -26,8 +26,7 @@ from stochens.run.options import Run
 from stochens_lab.data.digits import add_noise, read_digits
 from stochens_lab.experiments import configs
 from stochens_lab.experiments.runs import choose_device, finish_run, is_whole, open_run
-from stochens_lab.report.run_folder import METRICS, RunFolder
-from stochens_lab.report.run_folder import Run as Finished
+from stochens_lab.report.run_folder import METRICS, RunFolder, SavedRun
 
 SET, WHOLE = "repeated digits", "repeated digits, mean over the curve"
 CLASSES, PIXELS = 10, 64
@@ -120,7 +119,7 @@ def run(
         return config.out
     _check(config)
     device = str(choose_device(config.device))
-    done = Finished(config.out).about.get("curves", {}) if resume else {}
+    done = SavedRun(config.out).about.get("curves", {}) if resume else {}
     with open_run(
         config.out, "active", configs.config_to_json(config), device, resume=resume
     ) as folder:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 import typer
 
 from stochens.errors import InputError, check_known
-from stochens_lab.report.run_folder import Run, blame_damage
+from stochens_lab.report.run_folder import SavedRun, blame_damage
 
 
 def complete_from(names: Iterable[str]) -> Callable[[str], list[str]]:
@@ -64,7 +64,7 @@ def read_fields(kind: type, path: Path, experiment: str) -> dict[str, Any]:
 
     run.json is a file like any other: what it says may be anything.
     """
-    about = Run(path).about
+    about = SavedRun(path).about
     if about.get("experiment") != experiment:
         raise InputError(
             f"{path} is no run of stochens {experiment}, but of {about.get('experiment')!r}"

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 from stochens.errors import Failed, InputError
 from stochens.run.checkpoints import TERMINATED
-from stochens_lab.report.run_folder import RUN, Run, RunFolder
+from stochens_lab.report.run_folder import RUN, RunFolder, SavedRun
 
 TRIES = 3  # of a part whose process is killed
 INTERRUPTED = 128 + signal.SIGINT
@@ -52,11 +52,11 @@ def run_parts(
     except BaseException:
         for part in parts:
             with contextlib.suppress(InputError):  # it had not begun
-                folder.absorb(Run(part.out))
+                folder.absorb(SavedRun(part.out))
         folder.write()
         raise
     for part in parts:
-        folder.absorb(Run(part.out))
+        folder.absorb(SavedRun(part.out))
     folder.write()
 
 

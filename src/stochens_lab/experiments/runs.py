@@ -10,9 +10,9 @@ import torch
 from stochens.errors import InputError
 from stochens.run.cluster.connect import Engines, Ray, connect, room
 from stochens.run.memory import chosen_device
-from stochens.run.options import Run as Options
+from stochens.run.options import Run
 from stochens.training.engines import refuse_unknown
-from stochens_lab.report.run_folder import Run, RunFolder
+from stochens_lab.report.run_folder import RunFolder, SavedRun
 
 CHECKPOINTS, PARTS = "checkpoints", "parts"  # folders in a run's, while it runs
 
@@ -45,7 +45,7 @@ def finish_run(folder: RunFolder) -> Path:
 
 
 def is_whole(path: Path) -> bool:
-    return bool(Run(path).about.get("complete"))
+    return bool(SavedRun(path).about.get("complete"))
 
 
 def engine_of(engine: str, address: str | None, *, within: str = "auto") -> Engines:
@@ -58,11 +58,11 @@ def engine_of(engine: str, address: str | None, *, within: str = "auto") -> Engi
     return engine if within == "auto" or engine != "auto" else within
 
 
-def work_in(config: Any, keep: Path, *, within: str = "auto", **options: Any) -> Options:
+def work_in(config: Any, keep: Path, *, within: str = "auto", **options: Any) -> Run:
     """How a piece of work runs, by the Config's device, engine and address; it is kept in `keep`
     meanwhile."""
     engine = engine_of(config.engine, config.address, within=within)
-    return Options(**{"device": config.device, "engine": engine, "checkpoint": keep, **options})
+    return Run(**{"device": config.device, "engine": engine, "checkpoint": keep, **options})
 
 
 def find_device(engine: str, address: str | None, device: str | None) -> str:

@@ -22,7 +22,7 @@ from stochens.metrics import Interval
 from stochens.posterior.posterior import Posterior
 from stochens.posterior.predictive import Predictive
 from stochens.randomness.seeds import derive
-from stochens.run.options import Run as RunOptions
+from stochens.run.options import Run
 from stochens.training.fit import fit
 from stochens_lab.data.image_sets import SETS
 from stochens_lab.data.images import find_images, load_images
@@ -32,7 +32,7 @@ from stochens_lab.experiments.rows import Training, describe_training, predict_c
 from stochens_lab.experiments.runs import checkpoint_folder, find_device, finish_run, open_run
 from stochens_lab.experiments.transfer_config import TransferConfig
 from stochens_lab.experiments.transfer_rows import Row, Trained, list_rows, mobilenet, to_pixels
-from stochens_lab.report.run_folder import METRICS, TRAINING, Run, RunFolder
+from stochens_lab.report.run_folder import METRICS, TRAINING, RunFolder, SavedRun
 
 SET = "cifar100"
 TOLD = ("accuracy", "NLL", "ECE")
@@ -64,7 +64,7 @@ def run(
     rows = list_rows(trained.late)
     for name in config.rows:
         check_known("row", name, rows)
-    before = Run(config.out) if resume else None
+    before = SavedRun(config.out) if resume else None
     done = before.metrics.get(SET, {}) if before else {}
     told: dict[str, Any] = dict(before.training.get(SET, {})) if before else {}
     with open_run(config.out, "transfer", config_to_json(config), device, resume=resume) as folder:
@@ -172,8 +172,8 @@ def _try_rates(
     return found
 
 
-def _how(config: TransferConfig, device: str) -> RunOptions:
-    return RunOptions(device=device, engine=config.engine, precision=config.precision)
+def _how(config: TransferConfig, device: str) -> Run:
+    return Run(device=device, engine=config.engine, precision=config.precision)
 
 
 class _Cost:

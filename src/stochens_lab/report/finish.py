@@ -14,9 +14,17 @@ from stochens.errors import InputError
 from stochens_lab.report import markdown
 from stochens_lab.report.cifar.markdown import build_terminal_tables, cifar_metrics
 from stochens_lab.report.cifar.rows import gather, is_cifar
-from stochens_lab.report.run_folder import FIGURES, METRICS, PAGE, RUN, TABLES, Run, write_whole
+from stochens_lab.report.run_folder import (
+    FIGURES,
+    METRICS,
+    PAGE,
+    RUN,
+    TABLES,
+    SavedRun,
+    write_whole,
+)
 from stochens_lab.report.tables import build_terminal
-from stochens_lab.report.view import View
+from stochens_lab.report.view import RunView
 
 SHORT_NAMES = {  # metric: its short name, so that two domains fit 80 columns
     "agreement": "agreement",
@@ -29,14 +37,14 @@ SHORT_NAMES = {  # metric: its short name, so that two domains fit 80 columns
 def has_results(path: Path) -> bool:
     """Whether a stopped run left something to show."""
     try:
-        return bool(Run(path).metrics)
+        return bool(SavedRun(path).metrics)
     except InputError:
         return False
 
 
 def finish_run(path: Path, console: Console) -> Iterator[str]:
     """Figures, page and tables of a run folder; yields lines that say where they are."""
-    run = Run(path)
+    run = SavedRun(path)
     for table in _build_tables(run):
         console.print(table)
     _import_slow("figures.files").save_figures(run)
@@ -51,8 +59,8 @@ def _import_slow(name: str) -> ModuleType:
     return importlib.import_module(f"stochens_lab.report.{name}")
 
 
-def _build_tables(run: Run) -> Iterator[Table]:
-    view = View(run, "")
+def _build_tables(run: SavedRun) -> Iterator[Table]:
+    view = RunView(run, "")
     if is_cifar(view):
         for rows in gather([view]):
             yield from build_terminal_tables(rows)
@@ -84,8 +92,8 @@ def write_companions(paths: Sequence[Path], page: Path, *, figures: bool) -> Ite
     tables, and other runs have a folder each where there are several. A run's own folder keeps what
     is its own.
     """
-    runs = [Run(path) for path in paths]
-    images = [run for run in runs if is_cifar(View(run, ""))]
+    runs = [SavedRun(path) for path in paths]
+    images = [run for run in runs if is_cifar(RunView(run, ""))]
     alone = len(runs) == 1 and runs[0].path.resolve() == page.parent.resolve()
     if (page.parent / RUN).exists() and not alone:
         if figures or len(images) > 1:
@@ -113,7 +121,7 @@ def write_page(paths: Sequence[Path], out: Path | None) -> Path:
         except OSError as error:
             raise InputError(f"cannot write to {out}: {error.strerror}") from error
         out = out / PAGE
-    text: str = _import_slow("page.build").build_page([Run(path) for path in paths])
+    text: str = _import_slow("page.build").build_page([SavedRun(path) for path in paths])
     write_whole(out, text.encode())
     return out
 

@@ -5,20 +5,20 @@ from collections.abc import Iterator, Sequence
 from stochens.metrics import Interval
 from stochens_lab.report.cifar.markdown import format_cifar
 from stochens_lab.report.cifar.rows import gather, is_cifar
-from stochens_lab.report.run_folder import Run
-from stochens_lab.report.view import View, describe_metric, name_domain
+from stochens_lab.report.run_folder import SavedRun
+from stochens_lab.report.view import RunView, describe_metric, name_domain
 
 
-def format_run(run: Run) -> str:
+def format_run(run: SavedRun) -> str:
     """Every set, method, metric and domain, with intervals, under the command that made them."""
-    return "\n".join(_format_view(View(run, ""))) + "\n"
+    return "\n".join(_format_view(RunView(run, ""))) + "\n"
 
 
-def format_runs(runs: Sequence[Run]) -> str:
+def format_runs(runs: Sequence[SavedRun]) -> str:
     """The rows of all CIFAR runs in the paper's tables, then each other run on its own."""
     if len(runs) == 1:
         return format_run(runs[0])
-    views = [View(run, f"run{i}") for i, run in enumerate(runs)]
+    views = [RunView(run, f"run{i}") for i, run in enumerate(runs)]
     images = [view for view in views if is_cifar(view)]
     others = [list(_format_view(view)) for view in views if not is_cifar(view)]
     if images:
@@ -31,13 +31,13 @@ def format_runs(runs: Sequence[Run]) -> str:
     return "\n\n".join("\n".join(part) for part in others) + "\n"
 
 
-def _tell_origin(view: View) -> str:
+def _tell_origin(view: RunView) -> str:
     """The command, where and how long, on one line."""
     command, _, where = list(_tell_command(view))
     return f"{command}, {where}"
 
 
-def _format_view(view: View) -> Iterator[str]:
+def _format_view(view: RunView) -> Iterator[str]:
     yield from _tell_command(view)
     if is_cifar(view):
         yield from format_cifar(gather([view]))
@@ -45,7 +45,7 @@ def _format_view(view: View) -> Iterator[str]:
     yield from _format_sets(view)
 
 
-def _tell_command(view: View) -> Iterator[str]:
+def _tell_command(view: RunView) -> Iterator[str]:
     about, machine = view.about, view.about["machine"]
     state = "" if view.complete else " The run was stopped before its end."
     where = machine["gpu"] or f"{machine['cores']} cores"
@@ -54,7 +54,7 @@ def _tell_command(view: View) -> Iterator[str]:
     yield f"{where}, seed {view.config.get('seed')}, {about['seconds']:.0f} s.{state}"
 
 
-def _format_sets(view: View) -> Iterator[str]:
+def _format_sets(view: RunView) -> Iterator[str]:
     for set_name, rows in view.run.metrics.items():
         columns = [(name, d) for name, domains in view.columns(set_name).items() for d in domains]
         heads = [f"{_format_label(name)}, {name_domain(d)}" for name, d in columns]

@@ -77,9 +77,9 @@ class RunFolder:
         """One that was stopped, to go on with: all that it holds stays, and time adds up."""
         folder = cls.__new__(cls)
         folder.path = Path(path)
-        Run(path)  # is one, or nothing is written there
+        SavedRun(path)  # is one, or nothing is written there
         folder._hold()
-        before = Run(path)
+        before = SavedRun(path)
         folder.arrays = dict(before.arrays)
         folder._tables = {
             METRICS: before.metrics,
@@ -138,7 +138,7 @@ class RunFolder:
         self.arrays[f"{prefix}/entropy"] = p.entropy.cpu().numpy().astype(np.float32)
         self.arrays[f"{prefix}/mi"] = p.mutual_information.cpu().numpy().astype(np.float32)
 
-    def absorb(self, part: "Run") -> None:
+    def absorb(self, part: "SavedRun") -> None:
         """Take over all that a run of other sets, or of other methods, holds."""
         for name, found in ((METRICS, part.metrics), (TRAINING, part.training)):
             for set_name, rows in found.items():
@@ -247,7 +247,7 @@ def refuse_saved(path: Path) -> None:
     raise InputError(f"{path} holds {kind!r}, and is no run; stochens fit makes runs")
 
 
-class Run:
+class SavedRun:
     """One that was written, read back."""
 
     def __init__(self, path: str | Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from stochens.comparison import OWN_NOISE
 from stochens.metrics import Interval
-from stochens_lab.report.run_folder import Run
+from stochens_lab.report.run_folder import SavedRun
 from stochens_lab.report.text import MINUS
 
 HALVES = ", chain to chain"  # half of the chains against the other half: of older runs
@@ -89,10 +89,10 @@ def unique(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-class View:
+class RunView:
     """A run, and the `key` that its elements' ids begin with."""
 
-    def __init__(self, run: Run, key: str) -> None:
+    def __init__(self, run: SavedRun, key: str) -> None:
         self.run, self.key = run, key
         self.about: dict[str, Any] = run.about
         self.config: dict[str, Any] = run.about.get("config") or {}

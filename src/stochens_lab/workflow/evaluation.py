@@ -12,7 +12,7 @@ from stochens.files.storage import reading
 from stochens.metrics import Interval
 from stochens.posterior.predictive import GaussianPredictive, Predictive
 from stochens_lab.data.columns import list_names
-from stochens_lab.report.run_folder import Run
+from stochens_lab.report.run_folder import SavedRun
 from stochens_lab.workflow.fitted_run import FittedRun, read_about
 from stochens_lab.workflow.measures import RESAMPLES, measure, read_interval, read_reference
 from stochens_lab.workflow.prediction import predict
@@ -82,7 +82,7 @@ def read_held_out(runs: Sequence[Path], names: Sequence[str]) -> tuple[dict[str,
         with reading(path):
             kept = json.loads((path / HELD_OUT_FILE).read_text())
             seen[str(kept["digest"])] = int(kept["rows"])
-            of_method = next(iter(Run(path).metrics[HELD_OUT].values()))
+            of_method = next(iter(SavedRun(path).metrics[HELD_OUT].values()))
             rows[name] = {
                 str(metric): read_interval(numbers)
                 for metric, numbers in of_method[HELD_OUT].items()

@@ -10,7 +10,7 @@ from stochens.errors import InputError
 from stochens.posterior.posterior import Posterior, load
 from stochens_lab.data import examples
 from stochens_lab.data.examples import Examples
-from stochens_lab.report.run_folder import RUN, Run, refuse_saved
+from stochens_lab.report.run_folder import RUN, SavedRun, refuse_saved
 from stochens_lab.workflow.config import EXPERIMENT
 from stochens_lab.workflow.model import NAME, Model, import_model
 from stochens_lab.workflow.schema import Schema
@@ -35,7 +35,7 @@ def read_about(path: Path) -> dict[str, Any]:
     refuse_saved(path)
     if not (path / RUN).is_file():
         raise InputError(f"{path} is no run: make one with stochens fit --out {path}")
-    found = Run(path).about
+    found = SavedRun(path).about
     if found.get("experiment") != EXPERIMENT:
         raise InputError(f"{path} is a run of stochens {found.get('experiment')!r}, not of fit")
     return found

@@ -46,8 +46,8 @@ from stochens_lab.report.run_folder import (
     RUN,
     SAMPLER,
     TRAINING,
-    Run,
     RunFolder,
+    SavedRun,
     write_whole,
 )
 from stochens_lab.workflow.config import EXPERIMENT, TAILS, FitConfig, method_name
@@ -164,7 +164,7 @@ def run(config: FitConfig, model: Model, *, resume: bool = False, note: Note) ->
     place = local_device(config.device)
     new = not config.out.exists()
     now = config_to_json(config)
-    before = Run(config.out).about if resume else {"config": now}
+    before = SavedRun(config.out).about if resume else {"config": now}
     whose = {DATA: data.digest()}
     if DATA in before:  # of a run that is older than this it is not known
         refuse_other(whose, before, str(config.out))

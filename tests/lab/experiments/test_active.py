@@ -9,7 +9,7 @@ from stochens import InputError
 from stochens_lab.experiments import active
 from stochens_lab.report.figures.files import save_figures
 from stochens_lab.report.finish import finish_run
-from stochens_lab.report.run_folder import Run
+from stochens_lab.report.run_folder import SavedRun
 
 SMALL = {
     "images": 80,
@@ -29,7 +29,7 @@ SMALL = {
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "active"
-    return Run(active.run(active.configure(out=out, **SMALL)))
+    return SavedRun(active.run(active.configure(out=out, **SMALL)))
 
 
 def test_every_strategy_has_its_curve_and_its_interval(run):
@@ -75,7 +75,7 @@ def test_a_stopped_run_goes_on_with_what_it_has(run, tmp_path, monkeypatch):
         active.run(config)
     active.run(active.reconfigure(out), resume=True)
     assert len(begun) == 7  # 6 curves, one of them begun twice
-    assert json.dumps(Run(out).metrics) == json.dumps(run.metrics)
+    assert json.dumps(SavedRun(out).metrics) == json.dumps(run.metrics)
     active.run(active.reconfigure(out), resume=True)
     assert len(begun) == 7
 

@@ -15,7 +15,7 @@ import stochens
 from stochens import InputError, load, metrics
 from stochens.files.storage import CHECKSUMS
 from stochens.metrics import Interval
-from stochens.networks import ResNet20FRN
+from stochens.networks import ResNet20FRN, SmallResNetFRN
 from stochens_lab.experiments import cifar, cifar_config, cifar_rows
 from stochens_lab.experiments.cifar_measures import (
     average_corrupted,
@@ -24,7 +24,7 @@ from stochens_lab.experiments.cifar_measures import (
 )
 from stochens_lab.experiments.cifar_rows import train_block
 from stochens_lab.report import finish
-from stochens_lab.report.run_folder import Run
+from stochens_lab.report.run_folder import SavedRun
 
 TRAIN, TEST = 12, 20
 SMALL = {"members": 2, "epochs": 1, "batch_size": 6, "images": 12, "resamples": 5, "block": 1}
@@ -52,14 +52,27 @@ def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("STOCHENS_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small_network():
+    """Blocks, folders and rows are those of any network; the first test is of the real one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cifar, "ResNet20FRN", small)
+        yield
+
+
+def small(classes):
+    return SmallResNetFRN(channels=4, inputs=3, classes=classes)
+
+
 def configured(data, out, **changes):
     return dataclasses.replace(cifar_config.configure(data, out=out, **SMALL), **changes)
 
 
 def test_a_run_has_its_row_measured_everywhere(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar, "ResNet20FRN", ResNet20FRN)
     monkeypatch.setattr(cifar, "CORRUPTIONS", ("brightness", "contrast"))
     config = configured(data, tmp_path / "run", corruptions=True, inferences=True)
-    run = Run(cifar.run(config))
+    run = SavedRun(cifar.run(config))
     row = run.metrics["cifar10"]["SE1 0.1"]
     assert {"accuracy", "NLL", "ECE", "entropy", "MI"} <= set(row["test"])
     assert set(row["svhn"]) == {"OOD AUROC"}
@@ -84,7 +97,7 @@ def test_the_reference_has_its_own_row_and_distances(data, tmp_path, monkeypatch
     probs = torch.full((TEST, 10), 0.01)
     probs[torch.arange(TEST), y] = 0.91
     monkeypatch.setattr(cifar, "load_hmc_reference", lambda path, labels: probs)
-    run = Run(cifar.run(configured(data, tmp_path / "run", method="regular")))
+    run = SavedRun(cifar.run(configured(data, tmp_path / "run", method="regular")))
     mean = torch.from_numpy(run.arrays["cifar10/regular/test/mean"])
     found = run.metrics["cifar10"]["regular"]["test"]["variance"]["value"]
     assert found == pytest.approx(float(metrics.total_variation(mean, probs)))
@@ -133,7 +146,7 @@ def test_a_misaligned_reference_stops_the_run_before_it_begins(data, tmp_path, m
 @pytest.mark.filterwarnings("ignore::stochens.samplers.diagnostics.SamplingWarning")  # few steps
 @pytest.mark.parametrize("method", ["multiswa", "np-dropout", "dropconnect", "csghmc", "langevin"])
 def test_other_methods_make_a_row_too(data, tmp_path, method):
-    run = Run(cifar.run(configured(data, tmp_path / "run", method=method, members=3, block=2)))
+    run = SavedRun(cifar.run(configured(data, tmp_path / "run", method=method, members=3, block=2)))
     (row,) = run.metrics["cifar10"]
     assert run.about["complete"]
     names = {"np-dropout": "SE3", "multiswa": "MultiSWA", "dropconnect": "SE2 0.1"}
@@ -153,21 +166,21 @@ def test_a_step_size_is_langevins(data, tmp_path):
 def test_a_run_goes_on_with_the_blocks_that_are_missing(data, tmp_path):
     out = tmp_path / "run"
     stopped = configured(data, out, members=3, minutes=0)  # the first block is always made
-    assert not Run(cifar.run(stopped)).about["complete"]
+    assert not SavedRun(cifar.run(stopped)).about["complete"]
     assert [p.name for p in (out / "members").iterdir()] == ["0000-0000"]
     before = (out / "members" / "0000-0000" / "tensors.safetensors").stat().st_mtime_ns
     config = cifar_config.reconfigure(out, minutes=1000.0)
     said: list[str] = []
-    run = Run(cifar.run(config, resume=True, note=said.append))
+    run = SavedRun(cifar.run(config, resume=True, note=said.append))
     assert run.about["complete"]
     assert before == (out / "members" / "0000-0000" / "tensors.safetensors").stat().st_mtime_ns
     assert "SE1 0.1: members 0000-0000 are there" in said
-    whole = Run(cifar.run(configured(data, tmp_path / "whole", members=3)))
+    whole = SavedRun(cifar.run(configured(data, tmp_path / "whole", members=3)))
     np.testing.assert_allclose(
         run.arrays["cifar10/SE1 0.1/test/mean"], whole.arrays["cifar10/SE1 0.1/test/mean"]
     )
     (out / "members" / ".0003-0003.77.part").mkdir()  # by a process that was killed
-    more = Run(cifar.run(cifar_config.reconfigure(out, members=4), resume=True))
+    more = SavedRun(cifar.run(cifar_config.reconfigure(out, members=4), resume=True))
     assert more.training["cifar10"]["SE1 0.1"]["members curve"]["members"][-1] == 4
 
 
@@ -197,9 +210,9 @@ def test_what_a_run_began_with_is_needed_no_more_when_it_goes_on(
         with pytest.raises(KeyboardInterrupt):
             cifar.run(config)
     shutil.rmtree(start)
-    assert Run(cifar.run(cifar_config.reconfigure(out), resume=True)).about["complete"]
+    assert SavedRun(cifar.run(cifar_config.reconfigure(out), resume=True)).about["complete"]
     other = configured(data, tmp_path / "whole", method="multiswa", start=regular)
-    one, whole = Run(out), Run(cifar.run(other))
+    one, whole = SavedRun(out), SavedRun(cifar.run(other))
     mean = "cifar10/MultiSWA/test/mean"
     np.testing.assert_array_equal(one.arrays[mean], whole.arrays[mean])
     cifar.run(cifar_config.reconfigure(out, inferences=True), resume=True)  # no member is missing
@@ -224,7 +237,7 @@ def test_a_start_that_will_not_do_is_refused_before_anything_is_written(data, re
 def test_more_members_are_added_to_a_block_that_had_all(data, tmp_path):
     out = tmp_path / "run"
     cifar.run(configured(data, out, members=2, block=None))
-    run = Run(cifar.run(cifar_config.reconfigure(out, members=3), resume=True))
+    run = SavedRun(cifar.run(cifar_config.reconfigure(out, members=3), resume=True))
     names = sorted(p.name for p in (out / "members").iterdir())
     assert names == ["0000-0001", "0002-0002"]
     assert run.training["cifar10"]["SE1 0.1"]["members curve"]["members"][-1] == 3
@@ -333,6 +346,6 @@ def test_an_infinite_loss_does_not_lose_a_run(data, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         path = cifar.run(config)
-    row = Run(path).metrics["cifar10"]["regular"]["test"]
+    row = SavedRun(path).metrics["cifar10"]["regular"]["test"]
     assert row["NLL"]["value"] is None
     finish.write_page([path], tmp_path / "page.html")

@@ -9,7 +9,7 @@ from stochens import InputError
 from stochens.members import builder, forward, init
 from stochens.networks import SmallResNetFRN
 from stochens_lab.experiments import digits
-from stochens_lab.report.run_folder import Run
+from stochens_lab.report.run_folder import SavedRun
 
 SMALL = {
     "images": 30,
@@ -38,7 +38,7 @@ def quietly(**options):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return Run(quietly(out=tmp_path_factory.mktemp("runs") / "digits"))
+    return SavedRun(quietly(out=tmp_path_factory.mktemp("runs") / "digits"))
 
 
 def test_every_method_is_measured_in_every_domain(run):
@@ -97,7 +97,7 @@ def test_a_stopped_run_can_be_read(tmp_path, monkeypatch):
     monkeypatch.setitem(digits.TRAININGS, "MultiSWA", stop)
     with pytest.raises(KeyboardInterrupt):
         quietly(out=tmp_path / "run")
-    left = Run(tmp_path / "run")
+    left = SavedRun(tmp_path / "run")
     assert not left.about["complete"]
     assert set(left.metrics["digits"]) == {digits.REFERENCE, digits.NOISE_ROW, "regular"}
     assert "digits/regular/photographs/mi" in left.arrays

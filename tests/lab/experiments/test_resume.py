@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from stochens import InputError
 from stochens_lab.cli import app
 from stochens_lab.experiments import digits, toy, toy_config
-from stochens_lab.report.run_folder import Run
+from stochens_lab.report.run_folder import SavedRun
 
 
 def stops_at(word: str):
@@ -46,7 +46,7 @@ def alike(one: Any, other: Any) -> None:
         assert one == other
 
 
-def same(one: Run, other: Run) -> None:
+def same(one: SavedRun, other: SavedRun) -> None:
     assert one.metrics == other.metrics
     assert one.training == other.training
     alike(one.sampler, other.sampler)
@@ -74,12 +74,12 @@ def test_toy(tmp_path):
     for k, word in enumerate(["draw 1: NUTS", "MultiSWA", "SE3, 20 steps", "regular, early"]):
         with pytest.raises(KeyboardInterrupt):
             toy.run(config, resume=k > 0, note=stops_at(word))
-        assert not Run(cut).about["complete"]
+        assert not SavedRun(cut).about["complete"]
         assert toy_config.reconfigure(cut) == config
     toy.run(config, resume=True)
-    same(Run(cut), Run(whole))
+    same(SavedRun(cut), SavedRun(whole))
     toy.run(config, resume=True, note=stops_at("set a"))  # nothing is left to do
-    assert Run(cut).about["complete"]
+    assert SavedRun(cut).about["complete"]
     assert not (cut / "checkpoints").exists()
     assert sorted(p.name for p in cut.iterdir()) == sorted(p.name for p in whole.iterdir())
 
@@ -90,7 +90,7 @@ def test_digits(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         digits.run(digits.configure("quick", out=cut, **DIGITS), note=stops_at("SE2"))
     digits.run(digits.reconfigure(cut), resume=True)
-    same(Run(cut), Run(whole))
+    same(SavedRun(cut), SavedRun(whole))
 
 
 @pytest.fixture(scope="module")

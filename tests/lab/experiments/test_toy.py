@@ -9,7 +9,7 @@ import stochens
 from stochens import InputError
 from stochens.methods.np_dropout import set_distance
 from stochens_lab.experiments import toy, toy_config
-from stochens_lab.report.run_folder import Run
+from stochens_lab.report.run_folder import SavedRun
 
 SMALL = {
     "points": 40,
@@ -32,7 +32,7 @@ def run(tmp_path_factory):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         toy.run(toy_config.configure("quick", sets=("a", "c"), draws=2, seeds=2, out=out, **SMALL))
-    return Run(out)
+    return SavedRun(out)
 
 
 def test_every_row_has_every_metric_in_both_domains(run):
@@ -100,7 +100,7 @@ def test_a_stopped_run_can_be_read(tmp_path):
         warnings.simplefilter("ignore")
         with pytest.raises(KeyboardInterrupt):
             toy.run(toy_config.configure("quick", out=tmp_path / "run", **SMALL), note=stop)
-    left = Run(tmp_path / "run")
+    left = SavedRun(tmp_path / "run")
     assert not left.about["complete"]
     assert set(left.metrics["a"]) == {toy.NOISE, toy.AS_MANY, "regular", "MultiSWA"}
 
@@ -137,8 +137,8 @@ def test_sets_side_by_side_are_the_same_run(run, tmp_path):
         asked = options | {"sets": ("a", "c"), "only": ("SE3",)}
         two = toy.run(toy_config.configure("quick", jobs=2, **asked))
         one = toy.run(toy_config.configure("quick", **asked | {"out": tmp_path / "alone"}))
-    assert Run(two).metrics == Run(one).metrics
-    assert list(Run(two).metrics) == ["a", "c"]
-    assert set(Run(two).about["timings"]) == set(Run(one).about["timings"])
-    assert Run(two).arrays.keys() == Run(one).arrays.keys()
+    assert SavedRun(two).metrics == SavedRun(one).metrics
+    assert list(SavedRun(two).metrics) == ["a", "c"]
+    assert set(SavedRun(two).about["timings"]) == set(SavedRun(one).about["timings"])
+    assert SavedRun(two).arrays.keys() == SavedRun(one).arrays.keys()
     assert not (two / "parts").exists()

@@ -12,7 +12,7 @@ from stochens import InputError, freeze_batchnorm
 from stochens_lab.experiments import transfer, transfer_config
 from stochens_lab.experiments.transfer_rows import Trained, list_rows, to_pixels
 from stochens_lab.report import finish
-from stochens_lab.report.run_folder import Run
+from stochens_lab.report.run_folder import SavedRun
 
 TRAIN, TEST = 40, 20
 SMALL = {"members": 2, "epochs": 1, "batch_size": 10, "held_out": 10, "resamples": 5}
@@ -74,7 +74,7 @@ def configured(data, out, **changes):
 def test_every_row_is_measured_with_what_it_costs(data, trained, tmp_path, capsys):
     config = configured(data, tmp_path / "run")
     build = lambda config, classes: trained  # noqa: E731
-    run = Run(transfer.run(config, build=build))
+    run = SavedRun(transfer.run(config, build=build))
     assert run.about["complete"]
     rows = run.metrics["cifar100"]
     assert list(rows) == list(list_rows(trained.late))

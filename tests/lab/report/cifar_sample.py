@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from stochens import metrics
 from stochens.posterior.predictive import Predictive
 from stochens_lab.data.corruptions.published import CORRUPTIONS, INTENSITIES
-from stochens_lab.report.run_folder import METRICS, TRAINING, Run, RunFolder
+from stochens_lab.report.page import build
+from stochens_lab.report.run_folder import METRICS, TRAINING, RunFolder, SavedRun
 
 SET, CLASSES = "cifar10", 10
 OTHERS = ("cifar100", "svhn")
@@ -28,7 +30,7 @@ def cifar_run(
     seed: int = 0,
     set_name: str = SET,
     **settings: Any,
-) -> Run:
+) -> SavedRun:
     """`closeness` to the reference is from 0 to 1; the images are the same whatever the seed.
 
     `images` are those of the test; `settings` change the configuration, images to learn from too.
@@ -63,7 +65,19 @@ def cifar_run(
     with folder.timed(f"{set_name}/{method} 0000-{int(str(config['members'])) - 1:04d}"):
         pass
     folder.write(complete=complete)
-    return Run(path)
+    return SavedRun(path)
+
+
+def page_of_all(runs: Sequence[SavedRun]) -> str:
+    """Their page without the sections of each run, half a second of drawing each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "_list_sections", lambda view: [])
+        return build.build_page(runs)
+
+
+def part_of_all(runs: Sequence[SavedRun]) -> str:
+    """What stands there before the runs themselves."""
+    return page_of_all(runs).split('class="together"')[1].split("<article")[0]
 
 
 def _accuracy(p: Predictive, labels: torch.Tensor) -> float:

@@ -6,7 +6,7 @@ import torch
 
 from stochens.posterior.predictive import Predictive
 from stochens.toy import grid
-from stochens_lab.report.run_folder import METRICS, SAMPLER, TRAINING, Run, RunFolder
+from stochens_lab.report.run_folder import METRICS, SAMPLER, TRAINING, RunFolder, SavedRun
 
 SIDE = 9  # points along a side of a map
 DOMAINS = {"in": 1.0, "out": 10.0}
@@ -22,7 +22,7 @@ def sample_run(
     reference: str = "NUTS",
     complete: bool = True,
     seed: int = 0,
-) -> Run:
+) -> SavedRun:
     config = {"preset": "quick", "sets": list(sets), "seed": 0, "curve": [500, 1000]}
     folder = RunFolder(path, experiment="toy", config=config, device="cpu")
     rng = torch.Generator().manual_seed(seed)
@@ -55,7 +55,7 @@ def sample_run(
             with folder.timed(f"{set_name}/0/0/{method}"):
                 pass
     folder.write(complete=complete)
-    return Run(path)
+    return SavedRun(path)
 
 
 def _diagnostics() -> dict[str, object]:

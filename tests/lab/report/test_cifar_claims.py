@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from tests.lab.report.cifar_sample import SET, cifar_run
-from tests.lab.report.test_cifar_page import TABLE_2, Tables, together_part
+from tests.lab.report.cifar_sample import SET, cifar_run, part_of_all
+from tests.lab.report.test_cifar_page import TABLE_2, Tables
 
 from stochens.metrics import Interval
 from stochens_lab.report import markdown
@@ -12,7 +12,7 @@ from stochens_lab.report.cifar.claims import check_claims, find_largest, judge
 from stochens_lab.report.cifar.paired import MEASURES, Paired
 from stochens_lab.report.cifar.rows import gather
 from stochens_lab.report.page.build import build_page
-from stochens_lab.report.view import View
+from stochens_lab.report.view import RunView
 
 TITLE = "Claims about CIFAR-10"
 ROWS: tuple[tuple[str, float, dict[str, Any]], ...] = (
@@ -36,7 +36,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rows(runs):
-    return gather([View(run, f"run{i}") for i, run in enumerate(runs)])[0]
+    return gather([RunView(run, f"run{i}") for i, run in enumerate(runs)])[0]
 
 
 @pytest.fixture(scope="module")
@@ -90,15 +90,15 @@ def test_the_papers_figures_are_a_level_to_reach(tmp_path):
         ((0.081, 0.090), "fails"),
     ):
         test["variance"] = {"value": (low + high) / 2, "low": low, "high": high}
-        rows = gather([View(run, "run0")])[0]
+        rows = gather([RunView(run, "run0")])[0]
         (claim,) = check_claims(rows, Paired(rows))
         assert claim.cells["variance"].verdict == want
         assert claim.cells["agreement"].verdict == "holds"
 
 
 def test_claims_are_on_the_page_and_in_markdown(runs, found):
-    text = build_page(runs)
-    table = Tables(together_part(text)).found[TITLE]
+    text = part_of_all(runs)
+    table = Tables(text).found[TITLE]
     text_of = {name.replace("\u00a0", " ") for name in table}
     assert {name.replace("\u00a0", " ") for name in found} <= text_of
     claim = found["SE1 0.1 is closer to HMC than regular"]
@@ -109,8 +109,10 @@ def test_claims_are_on_the_page_and_in_markdown(runs, found):
     value = f"{variance.text} ({variance.span_text})"
     want = f"|  | variance (10⁻²) | {value} | {variance.pair_text} | it holds |"
     assert want in lines
-    names = [row.name for row in gather([View(r, f"{i}") for i, r in enumerate(runs)])[0].methods]
-    assert set(names) <= set(Tables(together_part(text)).found[TABLE_2])
+    names = [
+        row.name for row in gather([RunView(r, f"{i}") for i, r in enumerate(runs)])[0].methods
+    ]
+    assert set(names) <= set(Tables(text).found[TABLE_2])
 
 
 def test_one_run_alone_has_no_claims(runs):

@@ -23,7 +23,7 @@ from stochens_lab.report.cifar.numbers import (
 from stochens_lab.report.cifar.rows import gather
 from stochens_lab.report.figures.cifar import draw_cifar_figures
 from stochens_lab.report.figures.files import save_figures
-from stochens_lab.report.view import View
+from stochens_lab.report.view import RunView
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture
 def row(runs):
-    return gather([View(runs[1], "run0")])[0].methods[0]
+    return gather([RunView(runs[1], "run0")])[0].methods[0]
 
 
 def test_boxes_are_the_quartiles_over_corruptions(runs, row):
@@ -63,7 +63,7 @@ def test_histograms_add_up_and_distance_is_wassersteins():
 
 def test_gaps_of_calibration_average_to_accuracy_minus_confidence(tmp_path):
     run = cifar_run(tmp_path / "r", images=2000)
-    row = gather([View(run, "run0")])[0].methods[0]
+    row = gather([RunView(run, "run0")])[0].methods[0]
     labels = run.arrays[f"{SET}/points/labels-test"]
     mean = torch.from_numpy(run.arrays[f"{SET}/SE1 0.1/test/mean"])
     found = compute_calibration(row)

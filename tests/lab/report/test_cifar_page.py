@@ -6,7 +6,7 @@ import shutil
 from html.parser import HTMLParser
 
 import pytest
-from tests.lab.report.cifar_sample import SET, cifar_run
+from tests.lab.report.cifar_sample import SET, cifar_run, page_of_all, part_of_all
 from tests.lab.report.sample import sample_run
 from tests.lab.report.test_page import HOSTILE, Page, _luminance
 from tests.long import long_but
@@ -15,8 +15,8 @@ from stochens.files.storage import CHECKSUMS
 from stochens_lab.data.corruptions.published import CORRUPTIONS
 from stochens_lab.report.cifar.rows import Rows, gather
 from stochens_lab.report.page.build import build_page
-from stochens_lab.report.run_folder import METRICS, Run, RunFolder
-from stochens_lab.report.view import View
+from stochens_lab.report.run_folder import METRICS, RunFolder, SavedRun
+from stochens_lab.report.view import RunView
 
 DASH = "\N{EN DASH}"
 pytestmark = pytest.mark.xdist_group("cifar page")  # one process, and so one set of runs and pages
@@ -68,7 +68,7 @@ METHODS = {"regular": 0.6, "MultiSWA": 0.5, "SE1 0.1": 0.85}
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> dict[str, Run]:
+def runs(tmp_path_factory) -> dict[str, SavedRun]:
     folder = tmp_path_factory.mktemp("runs")
     return {
         name: cifar_run(folder / name.replace(" ", "-"), name, closeness=close, seed=i)
@@ -90,7 +90,7 @@ def together_part(text: str) -> str:
     return text.split('class="together"')[1].split("<article")[0]
 
 
-def value(run: Run, row: str, domain: str, metric: str) -> float:
+def value(run: SavedRun, row: str, domain: str, metric: str) -> float:
     return run.metrics[SET][row][domain][metric]["value"]
 
 
@@ -155,7 +155,7 @@ def test_several_runs_share_one_table_with_all_of_the_papers_rows(runs, together
 
 
 def test_runs_with_only_some_of_the_papers_methods_still_show_its_other_rows(runs):
-    found = Tables(together_part(build_page([runs["regular"], runs["SE1 0.1"]]))).found
+    found = Tables(part_of_all([runs["regular"], runs["SE1 0.1"]])).found
     assert found[TABLE_2]["MultiSWA, paper"][:2] == ["88.49", "0.372"]
     assert "MultiSWA" not in found[TABLE_2]
 
@@ -168,7 +168,7 @@ def _rows(path, values: dict[str, dict[str, float]], half: float = 0.001) -> Row
             interval = {"value": v, "low": v - half, "high": v + half}
             folder.put(METRICS, (SET, row, "test", name), interval)
     folder.write()
-    return gather([View(Run(path), "run0")])[0]
+    return gather([RunView(SavedRun(path), "run0")])[0]
 
 
 def test_closest_is_not_highest(tmp_path):
@@ -217,8 +217,7 @@ def test_the_closest_is_marked_on_the_page(runs, together):
 
 def test_the_same_row_of_two_runs_is_shown_twice(runs, tmp_path):
     again = cifar_run(tmp_path / "again", "SE1 0.1", closeness=0.8, seed=9)
-    text = build_page([runs["SE1 0.1"], again])
-    found = Tables(together_part(text)).found[TABLE_2]
+    found = Tables(part_of_all([runs["SE1 0.1"], again])).found[TABLE_2]
     for run, name in ((runs["SE1 0.1"], "SE1 0.1, seed 2"), (again, "SE1 0.1, seed 9")):
         assert found[name][0] == f"{100 * value(run, 'SE1 0.1', 'test', 'accuracy'):.2f}"
     assert "SE1 0.1" not in found
@@ -228,21 +227,21 @@ def test_the_same_row_of_two_runs_is_shown_twice(runs, tmp_path):
 def test_folders_of_one_name_are_told_apart(tmp_path):
     first = cifar_run(tmp_path / "a" / "run", "SE3")
     second = cifar_run(tmp_path / "b" / "run", "SE3", seed=5)
-    views = [View(run, f"run{i}") for i, run in enumerate([first, second, first])]
+    views = [RunView(run, f"run{i}") for i, run in enumerate([first, second, first])]
     names = [row.name for row in gather(views)[0].methods]
     assert names == ["SE3, seed 0 (a/run)", "SE3, seed 5", "SE3, seed 0 (a/run')"]
 
 
 def test_references_that_differ_stand_apart_and_each_row_has_its_own(runs, tmp_path):
     few = cifar_run(tmp_path / "few", "SE3", images=100)
-    views = [View(run, f"run{i}") for i, run in enumerate([runs["regular"], few])]
+    views = [RunView(run, f"run{i}") for i, run in enumerate([runs["regular"], few])]
     rows = gather(views)[0]
     assert [row.name for row in rows.references] == ["HMC (regular)", "HMC (few)"]
     for row in rows.methods:
         reference = rows.reference_of(row)
         assert reference is not None
         assert reference.views == row.views
-    Page(build_page([runs["regular"], few]))
+    Page(page_of_all([runs["regular"], few]))
 
 
 def test_rates_are_in_order_and_unknown_rows_come_last(tmp_path):
@@ -261,9 +260,9 @@ def test_what_is_not_there_is_left_out(tmp_path, missing):
     if missing in ("training", "metrics", "arrays"):
         setattr(run, missing, {})
     other = cifar_run(tmp_path / "other", "SE3", seed=3)
-    alone, both = Page(build_page([run])), Page(build_page([run, other]))
+    alone = Page(build_page([run]))
     assert "not complete" in alone.text
-    assert "SE3" in both.text
+    assert "SE3" in Page(page_of_all([run, other])).text
     gone = {"corruptions": "Table 3", "training": "KL loss over", "arrays": "nats from HMC"}
     if missing in gone:
         assert gone[missing] not in alone.text
@@ -271,7 +270,7 @@ def test_what_is_not_there_is_left_out(tmp_path, missing):
 
 def test_a_run_with_nothing_in_it_is_shown(tmp_path):
     RunFolder(tmp_path / "r", experiment="cifar", config={}, device="cpu")
-    empty = Run(tmp_path / "r")
+    empty = SavedRun(tmp_path / "r")
     assert "How to read this" in Page(build_page([empty])).text
     assert "None of the runs has results yet" in Page(build_page([empty, empty])).text
 
@@ -309,7 +308,7 @@ def test_toy_and_cifar_runs_can_share_a_page(runs, tmp_path):
 
 def test_cifar100_has_its_own_tables(runs, tmp_path):
     other = cifar_run(tmp_path / "hundred", "SE1 0.3", set_name="cifar100")
-    found = Tables(together_part(build_page([runs["regular"], other]))).found
+    found = Tables(part_of_all([runs["regular"], other])).found
     assert found["Table 2: CIFAR-100, test images"]["SE1, paper"][0] == "68.49"
     assert "SE1 0.3" not in found[TABLE_2]
 
@@ -333,8 +332,9 @@ def test_figures_can_be_read_on_the_darkest_tint(alone):
         assert (bright + 0.05) / (dark + 0.05) >= 4.5
 
 
-def test_the_same_runs_make_the_same_page(runs, together):
-    assert build_page(list(runs.values())) == together
+def test_the_same_runs_make_the_same_page(runs, alone, together):
+    assert build_page([runs["SE1 0.1"]]) == alone
+    assert part_of_all(list(runs.values())) == together_part(together)
 
 
 def test_a_run_written_by_hand_with_other_metrics_is_shown(runs, tmp_path):
@@ -344,4 +344,4 @@ def test_a_run_written_by_hand_with_other_metrics_is_shown(runs, tmp_path):
     rows = {"mine": {"test": {"accuracy": odd, "oddity": odd}, "here-and-there": {"NLL": odd}}}
     (tmp_path / CHECKSUMS).unlink()
     (tmp_path / METRICS).write_text(json.dumps({SET: rows}))
-    assert Tables(build_page([Run(tmp_path)])).found[TABLE_2]["mine"] == ["50.00"]
+    assert Tables(build_page([SavedRun(tmp_path)])).found[TABLE_2]["mine"] == ["50.00"]

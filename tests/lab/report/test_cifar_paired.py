@@ -22,7 +22,7 @@ from stochens_lab.report.cifar.paired import (
     compute_distances,
 )
 from stochens_lab.report.cifar.rows import gather
-from stochens_lab.report.view import View
+from stochens_lab.report.view import RunView
 
 ROUNDING = 1e-12  # sums of some hundred doubles in another order
 
@@ -98,7 +98,7 @@ def test_rows_that_are_alike_are_seldom_told_apart():
 
 
 def paired(*runs):
-    rows = gather([View(run, f"run{i}") for i, run in enumerate(runs)])[0]
+    rows = gather([RunView(run, f"run{i}") for i, run in enumerate(runs)])[0]
     return Paired(rows), rows.methods
 
 

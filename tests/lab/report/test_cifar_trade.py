@@ -1,15 +1,14 @@
 """Rows that differ in epochs, read at the same number of members."""
 
 import pytest
-from tests.lab.report.cifar_sample import SET, cifar_run
-from tests.lab.report.test_cifar_page import Tables, together_part
+from tests.lab.report.cifar_sample import SET, cifar_run, part_of_all
+from tests.lab.report.test_cifar_page import Tables
 
 from stochens_lab.report import markdown
 from stochens_lab.report.cifar.rows import gather
 from stochens_lab.report.cifar.trade import find_trades
 from stochens_lab.report.figures.cifar import draw_cifar_figures
-from stochens_lab.report.page.build import build_page
-from stochens_lab.report.view import View
+from stochens_lab.report.view import RunView
 
 TITLE = "Epochs of training against distance to HMC"
 
@@ -22,7 +21,7 @@ def runs_of(folder, *settings):
 
 
 def trades_of(runs):
-    return find_trades(gather([View(run, f"run{i}") for i, run in enumerate(runs)])[0])
+    return find_trades(gather([RunView(run, f"run{i}") for i, run in enumerate(runs)])[0])
 
 
 def test_epochs_are_compared_at_the_members_that_all_have(tmp_path):
@@ -41,7 +40,7 @@ def test_epochs_are_compared_at_the_members_that_all_have(tmp_path):
     stored = runs[0].metrics[SET]["SE1 0.1"]["test"]["variance"]
     assert trade.points[1].intervals["variance"]._asdict() == stored
     assert [p.seconds for p in trade.points] == [4.0, 4.0, 0.8]
-    table = Tables(together_part(build_page(runs))).found[TITLE]
+    table = Tables(part_of_all(runs)).found[TITLE]
     want = [f"{100 * curve['agreement'][at]:.2f}", f"{100 * curve['variance'][at]:.2f}"]
     assert table["SE1 0.1, 10 members"][:3] == ["300", *want]  # the last row of that name
     span = f"({100 * stored['low']:.2f} to {100 * stored['high']:.2f})"
@@ -63,7 +62,7 @@ def test_rows_that_differ_in_more_or_in_nothing_are_no_trade(tmp_path, other):
     runs = runs_of(tmp_path, {"epochs": 300}, other)
     assert trades_of(runs) == []
     if other == {"epochs": 300}:  # what is drawn follows from the trades
-        assert TITLE not in build_page(runs)
+        assert TITLE not in part_of_all(runs)
         assert "epochs" not in dict(draw_cifar_figures(runs))
 
 

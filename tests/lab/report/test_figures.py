@@ -18,7 +18,7 @@ from stochens_lab.report.figures.style import (
     plot_line,
     style_figure,
 )
-from stochens_lab.report.view import View
+from stochens_lab.report.view import RunView
 
 NAMES = ["a < b & c", "$x^2$ $\\bad{", "方法", "<script>alert(1)</script>", '"', "fill: #1f5fb4"]
 
@@ -86,7 +86,7 @@ def test_characters_that_xml_cannot_have_are_replaced():
 
 
 def test_maps_have_a_pixel_for_each_point(tmp_path):
-    view = View(sample_run(tmp_path / "run", sets=("a",)), "run0")
+    view = RunView(sample_run(tmp_path / "run", sets=("a",)), "run0")
     plane = find_planes(view)[1]
     assert next(iter(plane.methods)) == "NUTS"
     stored = view.run.arrays["a/SE3/map-out/mi"].reshape(SIDE, SIDE)

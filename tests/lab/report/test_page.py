@@ -21,8 +21,8 @@ from stochens_lab.report.figures.style import COLOURS, VARIABLES
 from stochens_lab.report.page.build import build_page
 from stochens_lab.report.page.maps import pack_maps
 from stochens_lab.report.paper import COLUMNS, TABLE_1, paper_value
-from stochens_lab.report.run_folder import Run, RunFolder
-from stochens_lab.report.view import View, describe_metric
+from stochens_lab.report.run_folder import RunFolder, SavedRun
+from stochens_lab.report.view import RunView, describe_metric
 
 ROOT = Path(__file__).parents[3]
 VOID = {"meta", "link", "input", "br"}
@@ -69,7 +69,7 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Run:
+def run(tmp_path_factory) -> SavedRun:
     return sample_run(tmp_path_factory.mktemp("runs") / "first")
 
 
@@ -115,7 +115,7 @@ def test_the_numbers_are_those_of_the_metrics(run):
 
 
 def test_the_best_is_marked_and_the_noise_is_not(run):
-    view = View(run, "run0")
+    view = RunView(run, "run0")
     for set_name in view.sets:
         for name, domains in view.columns(set_name).items():
             for domain in domains:
@@ -134,8 +134,8 @@ def test_the_best_is_marked_and_the_noise_is_not(run):
 
 
 def test_halves_of_older_runs_are_not_called_the_noise():
-    run = Run(ROOT / "results" / "toy")
-    view = View(run, "run0")
+    run = SavedRun(ROOT / "results" / "toy")
+    view = RunView(run, "run0")
     assert view.noise("a") == "NUTS, chain to chain"
     assert view.reference == "NUTS"
     text = build_page([run])
@@ -164,7 +164,7 @@ def test_the_papers_table_has_sizes_that_shares_and_nats_can_have():
 
 
 def test_maps_are_kept_to_a_thousandth(run):
-    found = pack_maps(View(run, "run0"))
+    found = pack_maps(RunView(run, "run0"))
     assert found is not None
     values = np.frombuffer(zlib.decompress(base64.b64decode(found["values"])), "<u2")
     assert [(p["set"], p["domain"]) for p in found["planes"]] == [
@@ -245,7 +245,7 @@ def test_a_run_that_was_stopped_says_so(tmp_path):
 
 def test_a_run_with_nothing_in_it_is_shown(tmp_path):
     RunFolder(tmp_path / "r", experiment="toy", config={"sets": ["a"]}, device="cpu")
-    page = Page(build_page([Run(tmp_path / "r")]))
+    page = Page(build_page([SavedRun(tmp_path / "r")]))
     assert "0 of its 1 sets" in page.text
     assert "How to read this" in page.text
     assert "Maps" not in page.text
@@ -253,10 +253,10 @@ def test_a_run_with_nothing_in_it_is_shown(tmp_path):
 
 def test_a_run_with_only_the_reference_is_shown(tmp_path):
     run = sample_run(tmp_path / "r", methods=(), complete=False)
-    assert View(run, "run0").reference == "NUTS"
+    assert RunView(run, "run0").reference == "NUTS"
     Page(build_page([run]))
     run.metrics, run.training = {}, {}
-    assert View(run, "run0").reference == "NUTS"
+    assert RunView(run, "run0").reference == "NUTS"
     assert "Maps" in Page(build_page([run])).text
 
 
@@ -273,7 +273,7 @@ def test_other_sets_domains_and_metrics_are_taken_from_the_files(run, tmp_path):
     better = {"test": {"accuracy": interval | {"value": 0.98}}}
     (tmp_path / CHECKSUMS).unlink()  # what is written by hand has none
     (tmp_path / "metrics.json").write_text(json.dumps({"digits": {"X": row, "Y": better}}))
-    digits = Run(tmp_path)
+    digits = SavedRun(tmp_path)
     rng = np.random.default_rng(0)
     mean = rng.dirichlet(np.ones(10), 200).astype(np.float32)
     digits.arrays = {
@@ -286,8 +286,8 @@ def test_other_sets_domains_and_metrics_are_taken_from_the_files(run, tmp_path):
         assert word in page.text
     for method in ("X", *"STUVWZ"):  # each has its entry, however many there are
         assert f">{method}</text>" in text
-    assert View(digits, "run0").best("digits", "test", "accuracy") == "Y"
-    assert View(digits, "run0").best("digits", "test", "oddity") is None
+    assert RunView(digits, "run0").best("digits", "test", "accuracy") == "Y"
+    assert RunView(digits, "run0").best("digits", "test", "oddity") is None
 
 
 def test_many_domains_get_a_table_each(run, tmp_path):
@@ -300,7 +300,7 @@ def test_many_domains_get_a_table_each(run, tmp_path):
     }
     (tmp_path / CHECKSUMS).unlink()
     (tmp_path / "metrics.json").write_text(json.dumps({"digits": rows}))
-    page = Page(build_page([Run(tmp_path)]))
+    page = Page(build_page([SavedRun(tmp_path)]))
     assert len(page.numbers) == 2 * 4 * 5
     assert all(f"Set digits, place{i}" in page.text for i in range(4))
 

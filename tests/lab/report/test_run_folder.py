@@ -10,7 +10,7 @@ import stochens
 from stochens import InputError, Predictive
 from stochens.files.storage import CHECKSUMS
 from stochens_lab.report.finish import write_page
-from stochens_lab.report.run_folder import METRICS, Run, RunFolder
+from stochens_lab.report.run_folder import METRICS, RunFolder, SavedRun
 from stochens_lab.workflow.fitted_run import read_about
 
 
@@ -27,7 +27,7 @@ def test_what_is_put_is_read_back(tmp_path):
     with out.timed("a/SE3"):
         pass
     out.write()
-    run = Run(tmp_path / "run")
+    run = SavedRun(tmp_path / "run")
     assert run.metrics["a"]["SE3"]["in"]["variance"]["value"] == 0.1
     assert run.about["config"] == {"seed": 3}
     assert set(run.about["timings"]) == {"a/SE3"}
@@ -39,7 +39,7 @@ def test_what_is_put_is_read_back(tmp_path):
     # a difference of two float32 numbers of about 1
     torch.testing.assert_close(back.mutual_information, p.mutual_information, rtol=1e-5, atol=2e-7)
     out.write(complete=True)
-    assert Run(tmp_path / "run").about["complete"]
+    assert SavedRun(tmp_path / "run").about["complete"]
     assert not [f for f in (tmp_path / "run").iterdir() if f.name.startswith(".")]
 
 
@@ -58,19 +58,19 @@ def test_numbers_that_json_has_not_are_null(tmp_path):
 
 def test_damage_is_one_clear_error(tmp_path):
     with pytest.raises(InputError, match="is no saved folder"):
-        Run(tmp_path / "nowhere")
+        SavedRun(tmp_path / "nowhere")
     out = folder(tmp_path / "run")
     (tmp_path / "run" / METRICS).write_text("[1, 2]")
     with pytest.raises(InputError, match=r"metrics.json is damaged: it does not fit its checksum"):
-        Run(tmp_path / "run")
+        SavedRun(tmp_path / "run")
     (tmp_path / "run" / CHECKSUMS).unlink()
     with pytest.raises(InputError, match=r"metrics.json is damaged: not a table"):
-        Run(tmp_path / "run")
+        SavedRun(tmp_path / "run")
     out.arrays["x"] = np.zeros(3)
     out.write()
     (tmp_path / "run" / "predictions.npz").write_bytes(b"nothing of the kind")
     with pytest.raises(InputError, match="damaged"):
-        Run(tmp_path / "run")
+        SavedRun(tmp_path / "run")
 
 
 def test_a_saved_posterior_is_called_what_it_is(tmp_path):
@@ -78,11 +78,11 @@ def test_a_saved_posterior_is_called_what_it_is(tmp_path):
     data = stochens.toy_set("a", n=40)
     posterior = stochens.fit(stochens.MLP(2, 5, 2), data, members=2, epochs=1)
     posterior.save(tmp_path / "mine")
-    for read in (Run, read_about, lambda path: write_page([path], None)):
+    for read in (SavedRun, read_about, lambda path: write_page([path], None)):
         with pytest.raises(InputError, match=r"mine is a saved posterior, not a run: .*evaluate"):
             read(tmp_path / "mine")
     assert not (tmp_path / "mine" / "report.html").exists()
     folder(tmp_path / "run").write(complete=True)
     posterior.save(tmp_path / "run" / "posterior")
     with pytest.raises(InputError, match=r"posterior is a part of a run; name the run: .*run"):
-        Run(tmp_path / "run" / "posterior")
+        SavedRun(tmp_path / "run" / "posterior")

@@ -5,7 +5,7 @@ import torch
 from tests.lab.workflow.conftest import table
 
 import stochens
-from stochens_lab.report.run_folder import Run
+from stochens_lab.report.run_folder import SavedRun
 
 WORDS = ("--data", "train.csv", "--target", "kind", "--members", 3, "--epochs", 15)
 MORE = ("--batch-size", 16, "--method", "dropout", "--engine", "vmap")
@@ -51,7 +51,7 @@ def test_a_run_without_a_checkpoint_says_what_was_used_in_the_end(typed, here, t
     words = ("--target", "kind", "--members", 2, "--epochs", 3, "--engine", "vmap", "--out", run)
     with pytest.raises(RuntimeError, match="killed"):
         typed("fit", "--model", "trees_nets:Dies", "--data", "train.csv", *words)
-    asked = Run(run).about["config"]
+    asked = SavedRun(run).about["config"]
     again = ("fit", "--resume", run, "--model")
     refused = typed(*again, "trees_nets:make_net", "--data", "test.csv")
     assert refused.code == 2
@@ -60,10 +60,10 @@ def test_a_run_without_a_checkpoint_says_what_was_used_in_the_end(typed, here, t
     copy.write_bytes((here / "train.csv").read_bytes())
     with pytest.raises(RuntimeError, match="killed"):  # a network that nothing came of
         typed(*again, "trees_nets:Dies", "--data", copy)
-    assert Run(run).about["config"] == asked
+    assert SavedRun(run).about["config"] == asked
     done = typed(*again, "trees_nets:make_net", "--data", copy)
     assert done.code == 0, done.err
-    config = Run(run).about["config"]
+    config = SavedRun(run).about["config"]
     assert (config["model"], config["data"]) == ("trees_nets:make_net", str(copy))
     assert config | {"model": asked["model"], "data": asked["data"]} == asked
     answer = typed("predict", run, "test.csv", "--same-model", "--out", tmp_path / "p.csv")
@@ -77,11 +77,11 @@ def test_a_run_with_checkpoints_keeps_its_word_until_another_is_accepted(typed, 
     trees_nets.Stops.calls = 0
     said = typed("fit", "--model", "trees_nets:Stops", *WORDS, *MORE, "--out", run)
     assert said.code == 130, said.err
-    asked = Run(run).about["config"]
+    asked = SavedRun(run).about["config"]
     refused = typed("fit", "--resume", run, "--model", "trees_nets:make_net")
     assert refused.code == 2
     assert "is of another run: network was" in refused.err
-    assert Run(run).about["config"] == asked
+    assert SavedRun(run).about["config"] == asked
     done = typed("fit", "--resume", run, "--model", "trees_nets:same")
     assert done.code == 0, done.err
-    assert Run(run).about["config"] == asked | {"model": "trees_nets:same"}
+    assert SavedRun(run).about["config"] == asked | {"model": "trees_nets:same"}

@@ -15,9 +15,16 @@ def convolution(s: Stacker, target: Any, given: Arguments) -> Made:
     if x.rank != weight.rank:  # one example without a batch axis
         return None
     rest = {n: given[n] for n in given if n not in ("input", "weight", "bias", "groups")}
-    if weight.shared and (bias is None or bias.shared):
-        own = {"weight": weight.node, "bias": bias and bias.node, "groups": given["groups"]}
-        return s.emit(operators.with_batch, target, s.front(x), {**own, **rest}), "front"
+    if weight.shared:  # the examples of all members are one batch, in one launch
+        own = {"weight": weight.node, "bias": None, "groups": given["groups"], **rest}
+        if bias is None or bias.shared:
+            own["bias"] = bias and bias.node
+            return s.emit(operators.with_batch, target, s.front(x), own), "front"
+        if x.shared:
+            y = s.emit(operators.called, target, x.node, own)
+        else:
+            y = s.emit(operators.with_batch, target, s.front(x), own)
+        return s.emit(operators.shifted_channels, y, bias.node, x.rank), "front"
     kernels, biases = s.stacked(weight), bias and s.stacked(bias)
     if _steps_by_its_size(x, weight, given):
         return s.emit(operators.patches, s.stacked(x), kernels, biases), "front"

@@ -115,7 +115,7 @@ class Count:
     def show(self, done: set[str], failed: set[str]) -> None:
         note = f"{len(done)} of {self._count} blocks done"
         note += f", {len(failed)} failed" if failed else ""
-        self._lines(len(done | failed), note)
+        self._lines(len(done | failed), self._count, note)
 
 
 @contextlib.contextmanager

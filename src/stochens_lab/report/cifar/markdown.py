@@ -17,9 +17,9 @@ from stochens_lab.report.cifar.tables import (
 from stochens_lab.report.cifar.trade import NOTE as TRADE
 from stochens_lab.report.cifar.trade import TITLE, build_trade_table
 from stochens_lab.report.paper import CORRUPTED, TEST
-from stochens_lab.report.run_folder import Run
+from stochens_lab.report.run_folder import SavedRun
 from stochens_lab.report.tables import Table, build_terminal, format_markdown, join_cells
-from stochens_lab.report.view import View
+from stochens_lab.report.view import RunView
 
 SHORT = {"agreement": "agree", "variance": "var", "accuracy": "acc"}  # for 80 columns
 NOTE = (
@@ -84,7 +84,7 @@ def _format_short(rows: Rows, row: Row, column: Column) -> str:
 RUN_KEYS = ("members", "epochs", "images", "draws", "seconds", "command", "seed", "device")
 
 
-def cifar_metrics(runs: Sequence[Run]) -> dict[str, Any]:
+def cifar_metrics(runs: Sequence[SavedRun]) -> dict[str, Any]:
     """The numbers of several runs, by the names that rows have in the tables; with the
     set's where there are several:
 
@@ -95,7 +95,7 @@ def cifar_metrics(runs: Sequence[Run]) -> dict[str, Any]:
 
     What is not known is left out; of the reference's run, which is not ours, nothing is known.
     """
-    views = [view for i, run in enumerate(runs) if is_cifar(view := View(run, f"run{i}"))]
+    views = [view for i, run in enumerate(runs) if is_cifar(view := RunView(run, f"run{i}"))]
     sets = gather(views)
     return {
         f"{row.name}, {name_set(rows.set_name)}" if len(sets) > 1 else row.name: _row(

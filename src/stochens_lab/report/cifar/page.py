@@ -34,7 +34,7 @@ from stochens_lab.report.page.details import (
     show_training,
 )
 from stochens_lab.report.page.parts import Heading, Note, Part, Section, SideBySide
-from stochens_lab.report.view import View
+from stochens_lab.report.view import RunView
 
 READING = (
     ("Agreement", "share of test images where a method and HMC choose the same class."),
@@ -92,11 +92,11 @@ BOXES = (
 Show = Callable[[Rows, str], list[Part]]  # of a set's rows, and the key of its figures
 
 
-def summarise_cifar(view: View) -> Markup | None:
+def summarise_cifar(view: RunView) -> Markup | None:
     return next((summarise(rows) for rows in gather([view])), None)
 
 
-def show_cifar_run(view: View) -> list[Section]:
+def show_cifar_run(view: RunView) -> list[Section]:
     sets = gather([view])
 
     def show(title: str, of_set: Show) -> Section:
@@ -117,7 +117,7 @@ def show_cifar_run(view: View) -> list[Section]:
     ]
 
 
-def show_cifar_runs(views: Sequence[View]) -> list[Part]:
+def show_cifar_runs(views: Sequence[RunView]) -> list[Part]:
     """The tables and figures of the paper, with the rows of all runs."""
     parts: list[Part] = []
     for i, rows in enumerate(gather(views)):

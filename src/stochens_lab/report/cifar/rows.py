@@ -13,7 +13,7 @@ import torch
 
 from stochens.metrics import Interval, ece_interval
 from stochens_lab.report.paper import CIFAR, CIFAR_ROWS, TEST
-from stochens_lab.report.view import METRICS, Metric, View, unique
+from stochens_lab.report.view import METRICS, Metric, RunView, unique
 
 ALL_IMAGES = 50_000  # that CIFAR has to train on; a run that asks for no number has them all
 # In the order in which they are tried. {s} is the plural's letter.
@@ -91,7 +91,7 @@ TARGETS = {"agreement": 1.0, "variance": 0.0, "entropy error": 0.0, "MI error": 
 SAME = 2e-5  # two runs' values of one reference may differ by rounding, not by one image of 10,000
 
 
-def is_cifar(view: View) -> bool:
+def is_cifar(view: RunView) -> bool:
     return view.experiment == CIFAR
 
 
@@ -128,7 +128,7 @@ class Row:
     name: str  # as it is shown, unlike that of any other row
     method: str
     set_name: str
-    views: tuple[View, ...]
+    views: tuple[RunView, ...]
 
     def interval(self, domain: str, metric: str) -> Interval | None:
         found = (view.interval(self.set_name, self.method, domain, metric) for view in self.views)
@@ -249,7 +249,7 @@ class Rows:
         return near | {best: "best"}
 
 
-def gather(views: Sequence[View]) -> list[Rows]:
+def gather(views: Sequence[RunView]) -> list[Rows]:
     """One for each set; runs are told apart by their names, references only if they differ."""
     names = _run_names(views)
     found = []
@@ -272,7 +272,7 @@ def gather(views: Sequence[View]) -> list[Rows]:
     return found
 
 
-def _methods(view: View, set_name: str) -> list[str]:
+def _methods(view: RunView, set_name: str) -> list[str]:
     """Measured or only predicted: a stopped run may have either."""
     predicted = [method for s, method, _ in view.predictions if s == set_name]
     return unique([*view.run.metrics.get(set_name, {}), *predicted])
@@ -335,8 +335,8 @@ def _distinguish_methods(rows: Sequence[Row], names: dict[str, str]) -> list[Row
     return [replace(row, name=row.method + ends[i]) for i, row in enumerate(rows)]
 
 
-def _run_names(views: Sequence[View]) -> dict[str, str]:
-    """View's key -> the run's name, longer where two folders have the same."""
+def _run_names(views: Sequence[RunView]) -> dict[str, str]:
+    """RunView's key -> the run's name, longer where two folders have the same."""
     short = Counter(view.run.name for view in views)
     names: dict[str, str] = {}
     for view in views:

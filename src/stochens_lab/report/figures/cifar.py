@@ -37,8 +37,8 @@ from stochens_lab.report.figures.style import (
     set_tooltip,
     style_figure,
 )
-from stochens_lab.report.run_folder import Run
-from stochens_lab.report.view import View
+from stochens_lab.report.run_folder import SavedRun
+from stochens_lab.report.view import RunView
 
 X_LABELS = {
     "members curve": "members, log scale",
@@ -48,9 +48,9 @@ BOX_METRICS = ("accuracy", "NLL")
 Series = dict[str, list[tuple[str, Row, tuple[list[float], list[float]]]]]  # by metric
 
 
-def draw_cifar_figures(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
+def draw_cifar_figures(runs: Sequence[SavedRun]) -> Iterator[tuple[str, Figure]]:
     """Every figure that these runs have the numbers for, with its name."""
-    sets = gather([View(run, f"run{i}") for i, run in enumerate(runs)])
+    sets = gather([RunView(run, f"run{i}") for i, run in enumerate(runs)])
     for rows in sets:
         suffix = f"-{rows.set_name}" if len(sets) > 1 else ""
         for name, figure in (

@@ -10,14 +10,14 @@ from stochens_lab.report.figures.style import (
     pick_colour,
     style_figure,
 )
-from stochens_lab.report.view import COST, View, describe_metric
+from stochens_lab.report.view import COST, RunView, describe_metric
 
 SHOWN = ("NLL", "accuracy")
 HERE, TIME = "test", "training"
 
 
 @style_figure
-def draw_costs(view: View, set_name: str) -> Figure | None:
+def draw_costs(view: RunView, set_name: str) -> Figure | None:
     """A panel for each metric, a point with its 95 % interval for each row; None without times."""
     times = {
         method: time.value

@@ -27,7 +27,7 @@ from stochens_lab.report.figures.style import (
     plot_line,
     style_figure,
 )
-from stochens_lab.report.view import View, describe_metric, name_domain, unique
+from stochens_lab.report.view import RunView, describe_metric, name_domain, unique
 
 SETTLED = 0.15  # the share of training after which the loss is worth its place on the axis
 CURVE_METRIC = "variance"  # what "curve" in training.json holds
@@ -43,7 +43,7 @@ class Course(NamedTuple):
 
 
 @style_figure
-def draw_losses(view: View, set_name: str) -> Figure | None:
+def draw_losses(view: RunView, set_name: str) -> Figure | None:
     """A panel for each method, the other methods grey behind it."""
     courses = {
         method: course
@@ -85,7 +85,7 @@ def _read_loss(course: dict[str, Any]) -> Course:
 
 
 @style_figure
-def draw_steps(view: View) -> Figure | None:
+def draw_steps(view: RunView) -> Figure | None:
     """Distance to the reference over training steps, with the distance of a method's two sets."""
     panels = {name: found for name in view.sets if (found := _find_curves(view, name))}
     if not panels:
@@ -121,7 +121,7 @@ def _choose_look(index: int) -> dict[str, Any]:
     return {"color": pick_colour(index), "linestyle": pick_dash(index)}
 
 
-def _find_curves(view: View, set_name: str) -> dict[str, dict[str, Course]]:
+def _find_curves(view: RunView, set_name: str) -> dict[str, dict[str, Course]]:
     """Title of a panel -> method -> its curve, in the units of the metric."""
     found: dict[str, dict[str, Course]] = {}
     rows = view.run.training.get(set_name, {})
@@ -145,7 +145,7 @@ def _find_curves(view: View, set_name: str) -> dict[str, dict[str, Course]]:
 
 
 def _read_curve(
-    view: View, set_name: str, method: str, domain: str, curve: dict[str, Any]
+    view: RunView, set_name: str, method: str, domain: str, curve: dict[str, Any]
 ) -> Course:
     """Shorter trainings, and last the method of the table."""
     x, y, spread = list(curve["step"]), list(curve["mean"]), list(curve["sd"])
@@ -157,7 +157,7 @@ def _read_curve(
 
 
 @style_figure
-def draw_calibration(view: View) -> Figure | None:
+def draw_calibration(view: RunView) -> Figure | None:
     """Accuracy over confidence, where the labels of the test points were kept."""
     labelled = [
         (set_name, place, labels)

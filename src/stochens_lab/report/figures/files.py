@@ -14,21 +14,21 @@ from stochens_lab.report.figures.courses import draw_steps, draw_uncertainty
 from stochens_lab.report.figures.learning import draw_learning
 from stochens_lab.report.figures.planes import draw_plane_figures
 from stochens_lab.report.figures.style import save_figure
-from stochens_lab.report.run_folder import FIGURES, Run
-from stochens_lab.report.view import View
+from stochens_lab.report.run_folder import FIGURES, SavedRun
+from stochens_lab.report.view import RunView
 
 HERE, THERE = "test", "photographs"
 
 
-def save_figures(run: Run, folder: Path | None = None) -> None:
+def save_figures(run: SavedRun, folder: Path | None = None) -> None:
     """Every figure that the run has the numbers for, as PNG and SVG; in the run's own folder if
     none is given."""
-    view = View(run, "")
+    view = RunView(run, "")
     figures = draw_cifar_figures([run]) if is_cifar(view) else _draw_figures(view)
     _save(figures, run.path / FIGURES if folder is None else folder)
 
 
-def save_all_figures(runs: Sequence[Run], images: Sequence[Run], folder: Path) -> None:
+def save_all_figures(runs: Sequence[SavedRun], images: Sequence[SavedRun], folder: Path) -> None:
     """Of several runs; those of `images` share theirs, others have a folder each."""
     if images:
         _save(draw_cifar_figures(images), folder)
@@ -44,7 +44,7 @@ def _save(figures: Iterable[tuple[str, Figure]], folder: Path) -> None:
             save_figure(figure, folder / (name + suffix))
 
 
-def _draw_figures(view: View) -> Iterator[tuple[str, Figure]]:
+def _draw_figures(view: RunView) -> Iterator[tuple[str, Figure]]:
     yield from draw_plane_figures(view)
     if (learning := draw_learning(view.run)) is not None:
         yield "learning", learning

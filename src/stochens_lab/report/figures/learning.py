@@ -11,13 +11,13 @@ from stochens_lab.report.figures.style import (
     plot_line,
     style_figure,
 )
-from stochens_lab.report.run_folder import Run
+from stochens_lab.report.run_folder import SavedRun
 
 LABELS = " labels"
 
 
 @style_figure
-def draw_learning(run: Run) -> Figure | None:
+def draw_learning(run: SavedRun) -> Figure | None:
     """A line for each strategy with its interval, where a run has numbers at so many labels."""
     if run.about.get("experiment") != "active" or not run.metrics:
         return None

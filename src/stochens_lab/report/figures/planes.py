@@ -17,7 +17,7 @@ from stochens_lab.report.figures.style import (
     style_figure,
 )
 from stochens_lab.report.text import MINUS
-from stochens_lab.report.view import View, name_domain, unique
+from stochens_lab.report.view import RunView, name_domain, unique
 
 MAP = "map-"  # how the name of a grid of points begins
 QUANTITIES = {"entropy": "entropy", "mi": "mutual information"}
@@ -50,7 +50,7 @@ class Plane(NamedTuple):
         return x - half[0], right + half[0], y - half[1], top + half[1]
 
 
-def find_planes(view: View) -> list[Plane]:
+def find_planes(view: RunView) -> list[Plane]:
     """Every square grid in the plane that some method has a complete prediction for."""
     found = []
     for set_name in view.sets:
@@ -67,7 +67,7 @@ def find_planes(view: View) -> list[Plane]:
 
 
 def _find_methods(
-    view: View, set_name: str, place: str, side: int
+    view: RunView, set_name: str, place: str, side: int
 ) -> dict[str, dict[str, np.ndarray]]:
     found = {}
     for (s, method, p), kinds in view.predictions.items():
@@ -85,12 +85,12 @@ def _one_class(mean: np.ndarray) -> np.ndarray:
     return found
 
 
-def find_training_points(view: View, set_name: str) -> tuple[np.ndarray, np.ndarray] | None:
+def find_training_points(view: RunView, set_name: str) -> tuple[np.ndarray, np.ndarray] | None:
     x, labels = view.points(set_name, "train"), view.points(set_name, "labels")
     return None if x is None or labels is None else (x[:MOST_POINTS], labels[:MOST_POINTS])
 
 
-def draw_plane_figures(view: View) -> Iterator[tuple[str, Figure]]:
+def draw_plane_figures(view: RunView) -> Iterator[tuple[str, Figure]]:
     """Every figure of the plane that the run has the numbers for, with its name."""
     planes = find_planes(view)
     first = {plane.set_name: plane for plane in reversed(planes)}
@@ -104,7 +104,7 @@ def draw_plane_figures(view: View) -> Iterator[tuple[str, Figure]]:
 
 
 @style_figure
-def draw_reference(view: View, planes: Sequence[Plane]) -> Figure:
+def draw_reference(view: RunView, planes: Sequence[Plane]) -> Figure:
     """fig1: each training set with the reference's entropy and mutual information."""
     canvas = Canvas(columns=3, lines=len(planes), side=2.4)
     for line, plane in enumerate(planes):
@@ -118,7 +118,7 @@ def draw_reference(view: View, planes: Sequence[Plane]) -> Figure:
 
 
 @style_figure
-def draw_maps(view: View, plane: Plane, quantity: str) -> Figure:
+def draw_maps(view: RunView, plane: Plane, quantity: str) -> Figure:
     """Each method's map, and to its right by how much it differs from the reference's."""
     truth = plane.methods.get(view.reference or "", {}).get(quantity)
     all_maps = [maps[quantity] for maps in plane.methods.values()]
@@ -196,7 +196,7 @@ class Canvas:
         found: np.ndarray = self.place(column, line) + (points - [left, low]) / spans
         return found
 
-    def draw_points(self, view: View, plane: Plane, column: int, line: int, title: str) -> None:
+    def draw_points(self, view: RunView, plane: Plane, column: int, line: int, title: str) -> None:
         self.write(title, column, line)
         found = find_training_points(view, plane.set_name)
         if found is not None:
@@ -230,7 +230,7 @@ class Canvas:
         self.ax.text(x + width, below, ends[1], va="top", ha="right", color=QUIET)
 
 
-def _draw_inner(canvas: Canvas, view: View, plane: Plane, column: int, line: int) -> None:
+def _draw_inner(canvas: Canvas, view: RunView, plane: Plane, column: int, line: int) -> None:
     """The square of a narrower map of the same set."""
     width = plane.high[0] - plane.low[0]
     places = unique(p for s, _, p in view.predictions if s == plane.set_name)

@@ -26,9 +26,9 @@ from stochens_lab.report.page.details import (
 from stochens_lab.report.page.maps import pack_maps, show_maps
 from stochens_lab.report.page.parts import Note, Part, Section
 from stochens_lab.report.page.results import show_claims, show_results, show_runs, summarise
-from stochens_lab.report.run_folder import Run
+from stochens_lab.report.run_folder import SavedRun
 from stochens_lab.report.text import join_words
-from stochens_lab.report.view import View, unique
+from stochens_lab.report.view import RunView, unique
 
 HERE = "stochens_lab.report.page"
 NAMES = {"cifar": "CIFAR"}
@@ -42,9 +42,9 @@ TEMPLATES = Environment(
 TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
 
 
-def build_page(runs: Sequence[Run]) -> str:
+def build_page(runs: Sequence[SavedRun]) -> str:
     """The page of these runs, as text."""
-    views = [View(run, f"run{i}") for i, run in enumerate(runs)]
+    views = [RunView(run, f"run{i}") for i, run in enumerate(runs)]
     script = _read_asset("page.js")
     packed = {view.key: pack_maps(view) for view in views}
     return TEMPLATES.get_template("page.html").render(
@@ -58,7 +58,7 @@ def build_page(runs: Sequence[Run]) -> str:
     )
 
 
-def _choose_title(views: Sequence[View]) -> str:
+def _choose_title(views: Sequence[RunView]) -> str:
     if not views:
         return "No run"
     experiments = join_words(NAMES.get(name, name) for name in unique(v.experiment for v in views))
@@ -69,7 +69,7 @@ def _choose_title(views: Sequence[View]) -> str:
     return f"{experiments[:1].upper()}{experiments[1:]} experiment{closing}"
 
 
-def _show_together(views: Sequence[View]) -> list[Part]:
+def _show_together(views: Sequence[RunView]) -> list[Part]:
     """The tables of all runs."""
     images = [view for view in views if is_cifar(view)]
     others = [view for view in views if not is_cifar(view)]
@@ -77,7 +77,7 @@ def _show_together(views: Sequence[View]) -> list[Part]:
     return [*parts, *(show_runs(others) if others else [])]
 
 
-def _open_run(view: View) -> list[Part]:
+def _open_run(view: RunView) -> list[Part]:
     """What stands above the sections of a run: whether it is whole, who is closest, what it is."""
     said = summarise_cifar(view) if is_cifar(view) else summarise(view)
     lead = [] if said is None else [Note(said, "lead")]
@@ -85,14 +85,14 @@ def _open_run(view: View) -> list[Part]:
     return [*state, *lead, *show_facts(view)]
 
 
-def _list_sections(view: View) -> list[Section]:
+def _list_sections(view: RunView) -> list[Section]:
     sections = show_cifar_run(view) if is_cifar(view) else _show_run(view)
     return [
         Section(s.title, s.parts, view.id(s.title.split()[0].lower())) for s in sections if s.parts
     ]
 
 
-def _show_run(view: View) -> list[Section]:
+def _show_run(view: RunView) -> list[Section]:
     return [
         Section("Results", show_results(view)),
         Section("Claims", show_claims(view)),
@@ -106,7 +106,7 @@ def _show_run(view: View) -> list[Section]:
     ]
 
 
-def _tell_state(view: View) -> str:
+def _tell_state(view: RunView) -> str:
     words = "This run is not complete: it was stopped, or was still running when this was written. "
     planned = view.config.get("sets")
     begun = [name for name in view.sets if view.run.metrics.get(name)]

@@ -11,7 +11,7 @@ from stochens_lab.report.figures.style import show_figure
 from stochens_lab.report.page.parts import Definitions, Heading, Note, Part, Troubles
 from stochens_lab.report.tables import Cell, Head, Row, Table
 from stochens_lab.report.text import DASH, format_duration, format_number
-from stochens_lab.report.view import View, unique
+from stochens_lab.report.view import RunView, unique
 
 DIAGNOSTICS = {
     "e_bfmi": "E-BFMI, lowest",
@@ -60,7 +60,7 @@ READING = (
 )
 
 
-def show_facts(view: View) -> list[Part]:
+def show_facts(view: RunView) -> list[Part]:
     """The run's own account of itself."""
     about, config = view.about, view.config
     machine = about.get("machine") or {}
@@ -92,7 +92,7 @@ def _format_setting(value: Any) -> str:
     return DASH if value is None else str(value)
 
 
-def show_sampler(view: View) -> list[Part]:
+def show_sampler(view: RunView) -> list[Part]:
     found = view.run.sampler
     if not found:
         return []
@@ -123,7 +123,7 @@ def _flatten(about: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{key}", value
 
 
-def show_timings(view: View) -> list[Part]:
+def show_timings(view: RunView) -> list[Part]:
     """Seconds by method and set, the mean over draws and seeds."""
     found: dict[str, dict[str, list[float]]] = {}
     sets: dict[str, None] = {}
@@ -151,7 +151,7 @@ def _build_time(values: Sequence[float], longest: float) -> Cell:
     return Cell(format_number(mean, 1), notes=times, mark="barred", share=mean / longest)
 
 
-def _split_key(view: View, key: str) -> tuple[str, str]:
+def _split_key(view: RunView, key: str) -> tuple[str, str]:
     """ "set/draw/seed/method", where names may have "/" in them."""
     for set_name in view.sets:
         if key.startswith(f"{set_name}/"):
@@ -182,7 +182,7 @@ STEPS = (
 KL_NAMES = {"l2": "L2"}
 
 
-def show_training(view: View) -> list[Part]:
+def show_training(view: RunView) -> list[Part]:
     parts: list[Part] = []
     for i, set_name in enumerate(view.sets):
         rows = view.run.training.get(set_name)
@@ -207,12 +207,12 @@ def _build_terms(set_name: str, rows: dict[str, dict[str, Any]]) -> Table:
     return Table(caption, [Head(word) for word in heads], lines)
 
 
-def show_steps(view: View) -> list[Part]:
+def show_steps(view: RunView) -> list[Part]:
     label = "Distance to the reference over training steps"
     shown = show_figure(draw_steps(view), key=view.id("steps"), label=label)
     return [Note(STEPS), *shown] if shown else []
 
 
-def show_calibration(view: View) -> list[Part]:
+def show_calibration(view: RunView) -> list[Part]:
     label = "Accuracy over confidence"
     return show_figure(draw_calibration(view), key=view.id("calibration"), label=label)

@@ -12,7 +12,7 @@ import numpy as np
 from stochens_lab.report.figures.planes import KINDS, QUANTITIES, Plane, draw_maps, find_planes
 from stochens_lab.report.figures.style import show_figure
 from stochens_lab.report.page.parts import Map, Maps, Note, Part, Picture
-from stochens_lab.report.view import View, name_domain, unique
+from stochens_lab.report.view import RunView, name_domain, unique
 
 UNIT = 1000
 NOTE = (
@@ -23,7 +23,7 @@ NOTE = (
 )
 
 
-def show_maps(view: View) -> list[Part]:
+def show_maps(view: RunView) -> list[Part]:
     planes = find_planes(view)
     if not planes:
         return []
@@ -41,7 +41,7 @@ def show_maps(view: View) -> list[Part]:
     return [Note(NOTE), Maps(view.key, switches, maps)]
 
 
-def pack_maps(view: View) -> dict[str, Any] | None:
+def pack_maps(view: RunView) -> dict[str, Any] | None:
     """For the script: where each method's values lie among all of them."""
     planes = find_planes(view)
     if not planes:

@@ -15,7 +15,7 @@ from stochens_lab.report.view import (
     CONTROL_SUFFIX,
     HALVES,
     HEADLINE,
-    View,
+    RunView,
     describe_metric,
     name_domain,
     phrase_domain,
@@ -26,7 +26,7 @@ MOST_COLUMNS = 12  # what a laptop shows without scrolling
 Columns = dict[str, list[str]]  # metric -> its domains
 
 
-def show_results(view: View) -> list[Part]:
+def show_results(view: RunView) -> list[Part]:
     parts: list[Part] = []
     for set_name in view.sets:
         if view.run.metrics.get(set_name):
@@ -35,7 +35,7 @@ def show_results(view: View) -> list[Part]:
     return [Note(_explain(view)), *parts] if parts else []
 
 
-def _explain(view: View) -> Markup:
+def _explain(view: RunView) -> Markup:
     words = (
         " is the best of a column; a tint marks the others whose 95 % interval reaches it. Small "
         "figures are the interval"
@@ -51,7 +51,7 @@ def _explain(view: View) -> Markup:
     return embolden("Bold") + words
 
 
-def _has_paper(view: View) -> bool:
+def _has_paper(view: RunView) -> bool:
     return any(
         paper_value(view.experiment, set_name, method, domain, name) is not None
         for set_name in view.sets
@@ -72,7 +72,7 @@ def _divide_columns(set_name: str, columns: Columns) -> Iterator[tuple[str, Colu
         yield f"{title}, {name_domain(domain)}", own
 
 
-def _build_table(view: View, set_name: str, title: str, columns: Columns) -> Table:
+def _build_table(view: RunView, set_name: str, title: str, columns: Columns) -> Table:
     groups, heads = [], [Head("method")]
     for name, domains in columns.items():
         metric = describe_metric(name)
@@ -94,7 +94,7 @@ def _build_table(view: View, set_name: str, title: str, columns: Columns) -> Tab
     return Table(caption, heads, methods, references, groups, style="results")
 
 
-def _note_row(view: View, set_name: str, method: str) -> str:
+def _note_row(view: RunView, set_name: str, method: str) -> str:
     if method == view.noise(set_name):
         if method.endswith(HALVES):
             return (
@@ -106,7 +106,7 @@ def _note_row(view: View, set_name: str, method: str) -> str:
     return view.schedule(set_name, method)
 
 
-def _build_cell(view: View, set_name: str, method: str, domain: str, name: str) -> Cell:
+def _build_cell(view: RunView, set_name: str, method: str, domain: str, name: str) -> Cell:
     interval = view.interval(set_name, method, domain, name)
     if interval is None:
         return Cell()
@@ -122,7 +122,7 @@ def _build_cell(view: View, set_name: str, method: str, domain: str, name: str) 
 
 
 def _rank(
-    view: View, set_name: str, method: str, domain: str, name: str, interval: Interval
+    view: RunView, set_name: str, method: str, domain: str, name: str, interval: Interval
 ) -> str:
     best = view.best(set_name, domain, name)
     if best is None or method not in view.methods(set_name):
@@ -134,7 +134,7 @@ def _rank(
     return "near" if interval.low <= top.value <= interval.high else ""
 
 
-def summarise(view: View) -> Markup | None:
+def summarise(view: RunView) -> Markup | None:
     """Who is closest, and how far the reference itself is from the truth."""
     names = unique(name for set_name in view.sets for name in view.columns(set_name))
     name = next((name for name in HEADLINE if name in names), None)
@@ -165,7 +165,7 @@ def summarise(view: View) -> Markup | None:
     return words
 
 
-def _name_closest(view: View, domain: str, name: str) -> Markup | None:
+def _name_closest(view: RunView, domain: str, name: str) -> Markup | None:
     """ "in domain: SE3 (a 2.59, b 1.41), regular (c 1.19)"."""
     winners: dict[str, list[str]] = {}
     for set_name in view.sets:
@@ -182,7 +182,7 @@ def _name_closest(view: View, domain: str, name: str) -> Markup | None:
     return Markup("{}: {}").format(phrase_domain(domain), Markup(", ").join(said_of))
 
 
-def _tell_noise(view: View, domain: str, name: str) -> str | None:
+def _tell_noise(view: RunView, domain: str, name: str) -> str | None:
     values = []
     for set_name in view.sets:
         row = view.noise(set_name)
@@ -192,7 +192,7 @@ def _tell_noise(view: View, domain: str, name: str) -> str | None:
     return f"{join_words(values)} {phrase_domain(domain)}" if values else None
 
 
-def show_runs(views: Sequence[View]) -> list[Part]:
+def show_runs(views: Sequence[RunView]) -> list[Part]:
     """The headline metric, a table for each set, with the runs that have it side by side."""
     names = [n for v in views for s in v.sets for n in v.columns(s)]
     name = next((name for name in HEADLINE if name in names), None)
@@ -208,7 +208,7 @@ def show_runs(views: Sequence[View]) -> list[Part]:
     return parts
 
 
-def _build_joint_table(views: Sequence[View], set_name: str, name: str) -> Table:
+def _build_joint_table(views: Sequence[RunView], set_name: str, name: str) -> Table:
     having = [v for v in views if name in v.columns(set_name)]
     domains = unique(d for v in having for d in v.columns(set_name)[name])
     rows = [
@@ -260,7 +260,7 @@ def judge(claim: Claim, one: Interval, other: Interval) -> str:
     return "unclear"
 
 
-def show_claims(view: View) -> list[Part]:
+def show_claims(view: RunView) -> list[Part]:
     """A table of claims, place by place, and in words how SE3's two sets fare."""
     if view.experiment != EXPERIMENT:
         return []
@@ -280,7 +280,7 @@ def show_claims(view: View) -> list[Part]:
     return [Note(note), Table("Claims", heads, rows, style="claims"), *_tell_set_distance(view)]
 
 
-def _build_row(view: View, claim: Claim, places: list[tuple[str, str]]) -> Row | None:
+def _build_row(view: RunView, claim: Claim, places: list[tuple[str, str]]) -> Row | None:
     cells = []
     for set_name, domain in places:
         one, other = (
@@ -305,7 +305,7 @@ def _format_percent(share: float) -> str:
     return f"{whole:+d} %".replace("-", MINUS) if whole else "0 %"
 
 
-def _tell_set_distance(view: View) -> list[Part]:
+def _tell_set_distance(view: RunView) -> list[Part]:
     """SE3's two parameter sets over training: a member whose sets are one is a plain network."""
     found = {}
     for set_name in view.sets:
