@@ -15,7 +15,14 @@ from stochens.likelihoods.class_measures import (
     soft_measures,
     told_apart,
 )
-from stochens.likelihoods.draws import Draws, Measure, Parameters, Predicted, how_many
+from stochens.likelihoods.draws import (
+    Draws,
+    Measure,
+    Parameters,
+    Predicted,
+    central_interval,
+    how_many,
+)
 from stochens.metrics.information import entropy
 
 FEW_PLACES = 256  # of dense predictions, which chains of a sampler must agree about
@@ -108,6 +115,19 @@ class Predictive(Predicted):
     def labels(self) -> Tensor:
         """The likeliest class of each input, or of each of its places: [B, ...]."""
         return self.mean.argmax(-1)
+
+    def columns(self, level: float = 0.95) -> dict[str, Tensor]:
+        """The likeliest class, the probability of each, an interval of what the draws say of it,
+        and both uncertainties in nats."""
+        low, high = central_interval(self.probs, level)
+        return {
+            "label": self.labels,
+            "prob": self.mean,
+            "low": low,
+            "high": high,
+            "entropy": self.entropy,
+            "mutual_information": self.mutual_information,
+        }
 
     def log_prob(self, y: Tensor) -> Tensor:
         """log of the mean probability of the labels y [B], in nats and float64: [B].

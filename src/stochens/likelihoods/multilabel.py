@@ -10,8 +10,15 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 from stochens.errors import InputError
-from stochens.likelihoods.base import Likelihood, mean_over_examples, wide
-from stochens.likelihoods.draws import Draws, Measure, Parameters, Predicted, how_many
+from stochens.likelihoods.base import Likelihood, Targets, mean_over_examples, wide
+from stochens.likelihoods.draws import (
+    Draws,
+    Measure,
+    Parameters,
+    Predicted,
+    central_interval,
+    how_many,
+)
 from stochens.likelihoods.targets import Missing, check_missing, present
 from stochens.metrics import dense
 from stochens.metrics.information import entropy
@@ -36,6 +43,7 @@ class Multilabel(Likelihood):
     name: ClassVar[str] = "multilabel"
     coarse: ClassVar[bool] = True
     logits: ClassVar[bool] = True
+    targets: ClassVar[Targets] = "labels"
 
     def __post_init__(self) -> None:
         check_missing(self.missing)
@@ -146,6 +154,19 @@ class MultilabelPredictive(Predicted):
     def labels(self) -> Tensor:
         """Which labels are likelier than not, as 0 and 1: [B, L]."""
         return (self.mean > 0.5).long()
+
+    def columns(self, level: float = 0.95) -> dict[str, Tensor]:
+        """Of each label: whether it is likelier than not, its probability, an interval of what the
+        draws say of that, and both uncertainties in nats."""
+        low, high = central_interval(self.logits.sigmoid(), level)
+        return {
+            "label": self.labels,
+            "prob": self.mean,
+            "low": low,
+            "high": high,
+            "entropy": self.entropy,
+            "mutual_information": self.mutual_information,
+        }
 
     def log_prob(self, y: Tensor) -> Tensor:
         """log 1/S sum_s prod_l p_s(y_l) of labels y [B, L], in nats and float64: [B]. NaN in y is

@@ -45,6 +45,18 @@ class Moments(Predicted):
         """The root of `variance`."""
         return self.variance.sqrt()
 
+    def columns(self, level: float = LEVEL) -> dict[str, Tensor]:
+        """Mean, standard deviation, the interval where the family has a cdf, and the two parts of
+        the standard deviation, whose squares add up to its square: [B, D] each."""
+        ends = self.interval(level) if has_cdf(self.each()) else ()
+        return {
+            "mean": self.mean,
+            "std": self.std,
+            **dict(zip(("low", "high"), ends, strict=False)),
+            "epistemic_std": self.epistemic.sqrt(),
+            "aleatoric_std": self.aleatoric.sqrt(),
+        }
+
     @abc.abstractmethod
     def each(self) -> Distribution:
         """Each draw's distribution of y, one of torch's of [S, B, D], in float64."""
@@ -189,6 +201,22 @@ class NumberPredictive(Moments):
         draws = kept[0].at(tuple(torch.cat(p, 1) for p in each))
         return cls(mean, aleatoric, epistemic, draws, *also)
 
+    def moved(self, shift: Tensor, scale: Tensor) -> "NumberPredictive":
+        """The prediction of  shift + scale y  in float64; the draws are needed."""
+        draws = self.components().moved(shift, scale)
+        shift, scale = (t.to(self.mean.device, torch.float64) for t in (shift, scale))
+        return dataclasses.replace(
+            self,
+            mean=self.mean.double() * scale + shift,
+            aleatoric=self.aleatoric.double() * scale**2,
+            epistemic=self.epistemic.double() * scale**2,
+            draws=draws,
+        )
+
+    def draw_moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of y by each draw, [S, B, D]."""
+        return self.components().moments()
+
     def components(self) -> "Numbers":
         """The mixture's distributions; `.each` is one of torch's, of [S, B, D]."""
         if self.draws is None:
@@ -231,7 +259,8 @@ class NumberPredictive(Moments):
             return _cdf(each, y).mean(0) >= level
 
         reach = ((each.mean - mean).abs() + each.stddev).amax(0)
-        reach = reach.nan_to_num(1.0, 1.0).clamp_min(1e-9)  # a guess, which need not be good
+        # a guess, which need not be good; of the size of y, which may be 1e-24
+        reach = reach.nan_to_num(1.0, 1.0).maximum(1e-9 * mean.abs().nan_to_num(1.0, 1.0))
         low, high = mean - reach, mean + reach
         for _ in range(DOUBLINGS):
             over, under = is_reached(low), ~is_reached(high)
@@ -278,6 +307,20 @@ def _cdf(each: Distribution, y: Tensor) -> Tensor:
         ) from None
 
 
+Named = dict[str, Tensor]
+Rescaled = Callable[[Named, Tensor, Tensor], Named]
+
+
+def location_scale(named: Named, shift: Tensor, scale: Tensor) -> Named:
+    """shift + scale y  of  y = loc + scale z:  loc and scale [..., D].
+
+    >>> one = torch.ones(1)
+    >>> location_scale({"loc": one, "scale": one}, 3 * one, 2 * one)
+    {'loc': tensor([5.]), 'scale': tensor([2.])}
+    """
+    return {"loc": shift + scale * named["loc"], "scale": scale * named["scale"]}
+
+
 class Numbers(Draws):
     """Each draw's distribution of y, by a family of torch.distributions and its parameters.
 
@@ -285,6 +328,8 @@ class Numbers(Draws):
     They make a `NumberPredictive`.
 
     missing="mask": NaN among targets is left out. more(p, y): what is measured beside the usual.
+    rescaled(parameters, shift, scale): the parameters by name of shift + scale y, both [D], where
+    such a y is of the same family (`location_scale`); a table with scaled targets needs it.
 
     >>> draws = Numbers(torch.distributions.Poisson, rate=torch.ones(3, 5, 1))
     >>> draws.each.mean.shape  # [S, B, D]
@@ -297,6 +342,7 @@ class Numbers(Draws):
         *,
         missing: Missing = "refuse",
         more: Measures | None = None,
+        rescaled: "Rescaled | None" = None,
         **parameters: Tensor,
     ) -> None:
         check_missing(missing)
@@ -305,7 +351,7 @@ class Numbers(Draws):
         if family in CLASSES:
             raise InputError("Numbers is for numbers; for classes return Classes(probs)")
         self.family, self.named = family, parameters
-        self.missing, self.more = missing, more
+        self.missing, self.more, self.rescaled = missing, more, rescaled
 
     @property
     def each(self) -> Distribution:
@@ -335,7 +381,20 @@ class Numbers(Draws):
 
     def at(self, parameters: Parameters) -> "Numbers":
         named = dict(zip(self.named, parameters, strict=True))
-        return Numbers(self.family, missing=self.missing, more=self.more, **named)
+        also = {"missing": self.missing, "more": self.more, "rescaled": self.rescaled}
+        return Numbers(self.family, **also, **named)  # type: ignore[arg-type]
+
+    def moved(self, shift: Tensor, scale: Tensor) -> "Numbers":
+        """The distributions of  shift + scale y,  in float64; both [D]."""
+        if self.rescaled is None:
+            raise InputError(
+                f"{type(self.each).__name__} in other units is not known: give Numbers "
+                "rescaled=..., which says what becomes of its parameters"
+            )
+        wide = {name: p.double() for name, p in self.named.items()}
+        ends = (t.to(self.parameters[0].device, torch.float64) for t in (shift, scale))
+        changed = wide | self.rescaled(wide, *ends)
+        return self.at(tuple(changed[name] for name in self.named))
 
     def double(self) -> "Numbers":
         """In float64."""

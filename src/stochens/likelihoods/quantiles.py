@@ -22,7 +22,7 @@ from stochens.likelihoods.targets import (
     real_targets,
 )
 
-NARROWEST = 1e-6  # of the size of a quantile: how near two of them may be
+NARROWEST = 1e-6  # of the distance between the outermost quantiles: how near two of them may be
 
 
 class QuantileSpline(Distribution):
@@ -43,7 +43,8 @@ class QuantileSpline(Distribution):
         between = [b - a for a, b in itertools.pairwise(levels)]
         self.masses = constant(tuple(between), values.dtype, values.device)  # [Q - 1]
         values = values.sort(-1).values
-        least = NARROWEST * values.abs().amax(-1, keepdim=True) + torch.finfo(values.dtype).tiny
+        kind, size = torch.finfo(values.dtype), values.abs().amax(-1, keepdim=True)
+        least = NARROWEST * (values[..., -1:] - values[..., :1]) + 8 * kind.eps * size + kind.tiny
         self.widths = values.diff(dim=-1).maximum(least)  # [..., Q - 1]
         self.knots = values[..., :1] + torch.nn.functional.pad(self.widths.cumsum(-1), (1, 0))
         self.density = self.masses / self.widths
@@ -160,6 +161,7 @@ class Quantiles(Likelihood):
             values=self._by_target(outputs),
             missing=self.missing,
             more=functools.partial(pinball_measures, levels=self.levels),
+            rescaled=_rescaled,
         )
 
     def nll(self, outputs: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -178,6 +180,11 @@ class Quantiles(Likelihood):
 
     def width(self, targets: int) -> int:
         return len(self.levels) * targets
+
+
+def _rescaled(named: dict[str, Tensor], shift: Tensor, scale: Tensor) -> dict[str, Tensor]:
+    """Quantiles [..., D, Q] of shift + scale y."""
+    return {"values": shift.unsqueeze(-1) + scale.unsqueeze(-1) * named["values"]}
 
 
 def pinball_measures(

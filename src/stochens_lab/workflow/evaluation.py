@@ -10,7 +10,7 @@ from torch import Tensor
 from stochens.errors import InputError
 from stochens.files.storage import reading
 from stochens.metrics import Interval
-from stochens.posterior.predictive import GaussianPredictive, Predictive
+from stochens.posterior.predictive import Predicted
 from stochens_lab.data.columns import list_names
 from stochens_lab.report.run_folder import Run
 from stochens_lab.workflow.fitted_run import FittedRun, read_about
@@ -38,14 +38,16 @@ def evaluate(run: FittedRun, task: Task) -> tuple[Measures, int]:
     x, y = run.schema.inputs(examples), run.schema.truth(examples, task.data)
     classes = run.schema.classes
     if not classes and (task.reference or task.ood):
-        raise InputError("--reference and --ood are for classes, and this run is a regression")
+        raise InputError(
+            f"--reference and --ood are for classes, and this run predicts {run.schema.kind}"
+        )
     near = read_reference(task.reference, classes, len(x)) if task.reference else None
     far = _predict(run, run.inputs(task.ood), task) if task.ood else None
     rows = measure(_predict(run, x, task), y, reference=near, ood=far, resamples=task.resamples)
     return rows, len(x)
 
 
-def _predict(run: FittedRun, x: Tensor, task: Task) -> Predictive | GaussianPredictive:
+def _predict(run: FittedRun, x: Tensor, task: Task) -> Predicted:
     return predict(run.posterior, run.schema, x, draws=task.draws, seed=task.seed)
 
 
@@ -55,7 +57,12 @@ def evaluate_side_by_side(
     """The measures of each, on the same data."""
     first = runs[0].schema
     for run, name in zip(runs, names, strict=True):
-        if run.schema.classes != first.classes or run.schema.layout.targets != first.layout.targets:
+        own = run.schema
+        if (own.kind, own.classes, own.layout.targets) != (
+            first.kind,
+            first.classes,
+            first.layout.targets,
+        ):
             raise InputError(
                 f"{names[0]} and {name} predict other things: {_describe_target(runs[0])}, and "
                 f"{_describe_target(run)}"
@@ -68,7 +75,7 @@ def evaluate_side_by_side(
 
 def _describe_target(run: FittedRun) -> str:
     target = ", ".join(run.schema.layout.targets)
-    return f"{target} ({list_names(run.schema.classes, 4) or 'a number'})"
+    return f"{target} ({list_names(run.schema.classes, 4) or run.schema.kind})"
 
 
 def read_held_out(runs: Sequence[Path], names: Sequence[str]) -> tuple[dict[str, Measures], int]:
