@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from stochens.errors import InputError
+from stochens.likelihoods.crossing import crossing, first_whole
 from stochens.likelihoods.draws import Draws, Measure, Parameters, Predicted, how_many
 from stochens.likelihoods.information import MOST_COUNTS, discrete_crps, information
 from stochens.likelihoods.number_measures import LEVEL, number_measures
@@ -22,8 +23,7 @@ from stochens.randomness.seeds import seeded
 CRPS_DRAWS = 1000  # of y, where the CRPS has no closed form
 CRPS_PAIRS = 100_000_000  # of draws and targets, from which on it is by draws of y too
 ALMOST_ALL = 1 - 1e-12  # of the probability of counts, which are added up that far
-HALVINGS = 60  # of the bracket of a quantile: beyond float64's precision
-DOUBLINGS = 60  # of a first guess of that bracket
+DOUBLINGS = 60  # of a first guess of a quantile's bracket
 CLASSES = (torch.distributions.Categorical, torch.distributions.OneHotCategorical)
 
 
@@ -250,31 +250,27 @@ class NumberPredictive(Moments):
             return draws.at(tuple(p[rows] for p in draws.parameters)).each.sample()
 
     def quantile(self, level: float) -> Tensor:
-        """The smallest y with P(Y <= y) >= level under the mixture, by bisection: [B, D]."""
+        """The smallest y with P(Y <= y) >= level under the mixture: [B, D]."""
         if not 0 < level < 1:
             raise InputError(f"a quantile's level must be in (0, 1), got {level!r}")
         each, mean = self.each(), self.mean.double()
 
-        def is_reached(y: Tensor) -> Tensor:  # NaN, as below the support, is not
-            return _cdf(each, y).mean(0) >= level
+        def above(y: Tensor) -> Tensor:  # NaN, as below the support, is not
+            return (_cdf(each, y).mean(0) - level).nan_to_num(-1.0)
 
         reach = ((each.mean - mean).abs() + each.stddev).amax(0)
         # a guess, which need not be good; of the size of y, which may be 1e-24
         reach = reach.nan_to_num(1.0, 1.0).maximum(1e-9 * mean.abs().nan_to_num(1.0, 1.0))
         low, high = mean - reach, mean + reach
         for _ in range(DOUBLINGS):
-            over, under = is_reached(low), ~is_reached(high)
+            over, under = above(low) >= 0, above(high) < 0
             if not bool((over | under).any()):
                 break
             reach = 2 * reach
             low = torch.where(over, mean - reach, low)
             high = torch.where(under, mean + reach, high)
-        for _ in range(HALVINGS):
-            middle = (low + high) / 2
-            up = is_reached(middle)
-            low, high = torch.where(up, low, middle), torch.where(up, middle, high)
         whole = getattr(each.support, "is_discrete", False)
-        found = high.floor() if whole else high  # a jump is at or just below `high`
+        found = (first_whole if whole else crossing)(above, low, high)
         return torch.where(mean.isfinite(), found, math.nan).to(self.mean)
 
     def measures(self, y: Tensor) -> dict[str, Measure]:
