@@ -7,6 +7,8 @@ from typing import Any, Self
 from torch import Tensor
 
 from stochens.errors import InputError
+from stochens.figures.plots import Plots
+from stochens.figures.views import Views
 
 Parameters = tuple[Tensor, ...]
 Measure = tuple[Callable[..., Any], *tuple[Tensor, ...]]  # a metric, and what it is a function of
@@ -46,6 +48,21 @@ class Predicted(abc.ABC):
         """How well inputs of another kind, predicted as `far`, are told from these."""
         kind = type(self).__name__
         raise InputError(f"ood is for classes, and these are {kind}s; leave it out")
+
+    @property
+    def views(self) -> Views:
+        """What figures and reports show of it; nothing, unless its kind states more."""
+        return Views()
+
+    @property
+    def plot(self) -> Plots:
+        """Figures, as matplotlib's axes: `p.plot.reliability(y)`, `risk_coverage(y)` and
+        `uncertainty(ood)`."""
+        return Plots(self)
+
+    def of_draws(self, rows: slice) -> Self:
+        """What some of its draws say alone, as a member's; the draws must have been kept."""
+        raise InputError(f"a {type(self).__name__} cannot be taken apart into draws")
 
     @abc.abstractmethod
     def quantities(self) -> Tensor:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from stochens.errors import InputError
+from stochens.files.storage import write_whole
 from stochens.posterior.posterior import Posterior
 from stochens.posterior.predictive import DRAWS_BUDGET, GaussianPredictive, Predictive
 from stochens_lab.data.image_parquet import import_parquet
-from stochens_lab.report.run_folder import write_whole
 from stochens_lab.workflow.schema import Schema, whole_classes
 
 SUFFIXES = (".parquet", ".csv", ".npz")
