@@ -15,6 +15,7 @@ from stochens.likelihoods.class_measures import (
     soft_measures,
     told_apart,
 )
+from stochens.likelihoods.class_views import ClassViews
 from stochens.likelihoods.draws import (
     Draws,
     Measure,
@@ -198,6 +199,19 @@ class Predictive(Predicted):
             aleatoric=aleatoric.to(self.aleatoric),
             draws=None,
             chains=(),
+        )
+
+    @property
+    def views(self) -> ClassViews:
+        """What figures and reports show of it."""
+        return ClassViews(self, self._targets)
+
+    def of_draws(self, rows: slice) -> "Predictive":
+        """What some of its draws say alone."""
+        probs = self.probs[rows]
+        aleatoric = entropy(probs).mean(0).to(probs)
+        return dataclasses.replace(
+            self, mean=probs.mean(0), aleatoric=aleatoric, draws=probs, chains=()
         )
 
     def beside(self, reference: "Predictive") -> dict[str, Tensor]:

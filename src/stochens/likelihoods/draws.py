@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from stochens.errors import InputError
+from stochens.figures.plots import Plots
+from stochens.figures.views import Views
 
 Parameters = tuple[Tensor, ...]
 MOST_QUANTILE = 1 << 24  # elements that torch.quantile takes at once
@@ -92,6 +94,21 @@ class Predicted(abc.ABC):
     def quantile(self, level: float) -> Tensor:
         """Of numbers: y with P(Y <= y) = level, [B, D]."""
         raise InputError(_no_numbers(self))
+
+    @property
+    def views(self) -> Views:
+        """What figures and reports show of it; nothing, unless its kind states more."""
+        return Views()
+
+    @property
+    def plot(self) -> Plots:
+        """Figures, as matplotlib's axes: `p.plot.reliability(y)`, `risk_coverage(y)` and
+        `uncertainty(ood)`."""
+        return Plots(self)
+
+    def of_draws(self, rows: slice) -> Self:
+        """What some of its draws say alone, as a member's; the draws must have been kept."""
+        raise InputError(f"a {type(self).__name__} cannot be taken apart into draws")
 
     @abc.abstractmethod
     def quantities(self) -> Tensor:

@@ -171,6 +171,11 @@ class GaussianPredictive(Moments):
         y = self._targets(y)
         return number_measures(self.mean, y, -self.log_prob(y), self.crps(y), self.interval(LEVEL))
 
+    def of_draws(self, rows: slice) -> "GaussianPredictive":
+        """What some of its draws say alone."""
+        found = GaussianPredictive.of(*(t[rows] for t in self.components()))
+        return dataclasses.replace(found, missing=self.missing)
+
     def quantities(self) -> Tensor:
         """The means of the draws, [S, K]."""
         return self.components()[0].flatten(1)

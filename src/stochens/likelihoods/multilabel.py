@@ -19,6 +19,7 @@ from stochens.likelihoods.draws import (
     central_interval,
     how_many,
 )
+from stochens.likelihoods.label_views import LabelViews
 from stochens.likelihoods.targets import Missing, check_missing, present
 from stochens.metrics import dense
 from stochens.metrics.information import entropy
@@ -189,11 +190,6 @@ class MultilabelPredictive(Predicted):
         said, count = (mean > 0.5).double(), there.sum(1)
         hit, wrong = said * own * there, (said != own).double() * there
         tables = torch.stack([hit, said * there, own * there], -1)  # [B, L, 3]
-        place = (mean * BINS).ceil().long().clamp(1, BINS) - 1
-        one_hot = torch.nn.functional.one_hot(place, BINS).double() * there.unsqueeze(-1)
-        bins = torch.stack(
-            [(one_hot * t.unsqueeze(-1)).sum(1) for t in (torch.ones_like(mean), mean, own)], -1
-        )  # [B, BINS, 3]
         unsure = [
             (t.double().cpu() * there).sum(1) for t in (self.entropy, self.mutual_information)
         ]
@@ -204,10 +200,20 @@ class MultilabelPredictive(Predicted):
             "micro F1": (_micro_f1, tables),
             "NLL": (torch.mean, -self.log_prob(y).cpu()),
             "Brier": (dense.ratio, ((mean - own).square() * there).sum(1), count),
-            "ECE": (dense.binned_ece, bins),
+            "ECE": (dense.binned_ece, _bins(mean, own, there)),
             "entropy": (dense.ratio, unsure[0], count),
             "MI": (dense.ratio, unsure[1], count),
         }
+
+    @property
+    def views(self) -> LabelViews:
+        """What figures and reports show of it."""
+        return LabelViews(self, self._targets, _bins)
+
+    def of_draws(self, rows: slice) -> "MultilabelPredictive":
+        """What some of its draws say alone."""
+        found = MultilabelPredictive.of(self.logits[rows])
+        return dataclasses.replace(found, missing=self.missing)
 
     def quantities(self) -> Tensor:
         """The probabilities of each draw, [S, K]."""
@@ -254,6 +260,15 @@ class Labels(Draws):
         each = _plain_entropy(self.logits.sigmoid()).mean(0)
         unsure = (total - each).clamp_min(0.0)
         return {"probs": mean, "entropy": total, "mutual_information": unsure}
+
+
+def _bins(mean: Tensor, own: Tensor, there: Tensor) -> Tensor:
+    """By P(yes), in equally wide bins: how many labels, their probability, how many are yes; mean,
+    own and there [B, L] -> [B, BINS, 3]."""
+    place = (mean * BINS).ceil().long().clamp(1, BINS) - 1
+    one_hot = torch.nn.functional.one_hot(place, BINS).double() * there.unsqueeze(-1)
+    each = (torch.ones_like(mean), mean, own)
+    return torch.stack([(one_hot * t.unsqueeze(-1)).sum(1) for t in each], -1)
 
 
 def _entropies(logits: Tensor) -> Tensor:

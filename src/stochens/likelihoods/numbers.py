@@ -15,6 +15,7 @@ from stochens.likelihoods.crossing import crossing, first_whole
 from stochens.likelihoods.draws import Draws, Measure, Parameters, Predicted, how_many
 from stochens.likelihoods.information import MOST_COUNTS, discrete_crps, information
 from stochens.likelihoods.number_measures import LEVEL, number_measures
+from stochens.likelihoods.number_views import NumberViews
 from stochens.likelihoods.targets import Missing, check_missing, present
 from stochens.metrics.numbers import crps, gaussian_crps_terms, laplace_crps_terms
 from stochens.metrics.terms import per_example
@@ -102,6 +103,22 @@ class Moments(Predicted):
             each_column = [per_example(crps, d[..., None], v[:, None]) for d, v in columns]
             found = torch.stack(each_column, 1).reshape(y.shape)
         return found.where(there, math.nan)
+
+    @property
+    def views(self) -> NumberViews:
+        """What figures and reports show of it."""
+        return NumberViews(self, self._targets, self._cumulative)
+
+    def _cumulative(self, y: Tensor) -> tuple[Tensor, Tensor] | None:
+        """P(Y < y) and P(Y <= y) under the mixture, each [B, D] in float64; None where the family
+        has no cdf."""
+        each = self.each()
+        if not has_cdf(each):
+            return None
+        y = present(y.to(self.mean.device, torch.float64))[0]
+        up_to = each.cdf(y).mean(0)
+        whole = getattr(each.support, "is_discrete", False)
+        return (each.cdf(y - 1).mean(0) if whole else up_to), up_to
 
     def _counts(self) -> Tensor | None:
         """0, 1, ... as far as they have any probability; None for other numbers, and for many."""
@@ -279,6 +296,11 @@ class NumberPredictive(Moments):
         interval = self.interval(LEVEL) if has_cdf(self.each()) else None
         found = number_measures(self.mean, y, -self.log_prob(y), self.crps(y), interval)
         return found if self.more is None else found | self.more(self, y)
+
+    def of_draws(self, rows: slice) -> "NumberPredictive":
+        """What some of its draws say alone."""
+        draws = self.components()
+        return NumberPredictive.of(draws.at(tuple(p[rows] for p in draws.parameters)))
 
     def quantities(self) -> Tensor:
         """The means of the draws, [S, K]."""

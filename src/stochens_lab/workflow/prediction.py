@@ -9,12 +9,12 @@ import numpy as np
 from torch import Tensor
 
 from stochens.errors import InputError
+from stochens.files.storage import write_whole
 from stochens.likelihoods import Predicted
 from stochens.posterior.outputs import outputs_of
 from stochens.posterior.posterior import Posterior
 from stochens.posterior.predictive import DRAWS_BUDGET
 from stochens_lab.data.image_parquet import import_parquet
-from stochens_lab.report.run_folder import write_whole
 from stochens_lab.workflow.schema import Schema
 from stochens_lab.workflow.targets import whole_classes
 

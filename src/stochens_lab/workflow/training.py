@@ -18,7 +18,7 @@ from torch import Tensor
 
 from stochens.checks import probe_outputs
 from stochens.errors import InputError
-from stochens.files.storage import CHECKSUMS, DESCRIPTION, LOCK
+from stochens.files.storage import CHECKSUMS, DESCRIPTION, LOCK, write_whole
 from stochens.likelihoods import Likelihood
 from stochens.members import builder
 from stochens.methods import METHODS, Regular
@@ -49,7 +49,6 @@ from stochens_lab.report.run_folder import (
     TRAINING,
     Run,
     RunFolder,
-    write_whole,
 )
 from stochens_lab.workflow.config import (
     EXPERIMENT,

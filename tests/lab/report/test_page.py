@@ -16,8 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.lab.report.sample import DOMAINS, TROUBLE, sample_run
 
+from stochens.figures.style import COLOURS, VARIABLES
 from stochens.files.storage import CHECKSUMS
-from stochens_lab.report.figures.style import COLOURS, VARIABLES
 from stochens_lab.report.page.build import build_page
 from stochens_lab.report.page.maps import pack_maps
 from stochens_lab.report.paper import COLUMNS, TABLE_1, paper_value

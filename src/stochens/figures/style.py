@@ -1,7 +1,8 @@
 """One look for all figures, and the two ways out: a file, or SVG inside a page.
 
-The colours are those of the page's light theme (page.css). Inside a page each becomes the variable
-of that name, so that a figure follows the theme. The same figure always makes the same bytes.
+The colours are those of a page's light theme (report/assets/page.css). Inside a page each becomes
+the variable of that name, so that a figure follows the theme. The same figure always makes the same
+bytes.
 """
 
 import io
@@ -20,8 +21,6 @@ from markupsafe import Markup
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
-from stochens_lab.report.page.parts import Part, Picture
 
 COLOURS = (  # --c0 to --c7
     *("#1f5fb4", "#b4531a", "#00796b", "#7a4fb5"),
@@ -291,10 +290,3 @@ def _add_titles(group: ElementTree.Element, name: str, *points: str) -> None:
     title = ElementTree.Element("title")
     title.text = name
     group.insert(0, title)
-
-
-def show_figure(figure: Figure | None, *, key: str, label: str) -> list[Part]:
-    """The figure as a part of the page; nothing where there is none."""
-    if figure is None:
-        return []
-    return [Picture(embed_figure(figure, key=key, label=label), label)]
