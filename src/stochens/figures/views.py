@@ -156,10 +156,11 @@ def means_of_surest(sureness: Tensor, loss: Tensor, weight: Tensor | None = None
     _, group, size = torch.unique_consecutive(
         sureness[order], return_inverse=True, return_counts=True
     )
-    totals = [
+    loss_sum, weight_sum = (
         (group.bincount(t[order].double()) / size)[group].cumsum(0) for t in (loss * weight, weight)
-    ]
-    return totals[0] / totals[1]
+    )
+    found: Tensor = loss_sum / weight_sum
+    return found
 
 
 def few(count: int, most: int) -> Tensor:

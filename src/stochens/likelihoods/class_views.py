@@ -81,8 +81,8 @@ class ClassViews(Views):
             return Reliability(*bins, None, "confidence", "accuracy of places", reading)
         if soft:
             found = self._answers(y)
-            curve = _mean_bins(found.confidence[found.kept], found.right[found.kept])
-            return Reliability(*curve, None, "confidence", "expected accuracy", reading)
+            bins = _mean_bins(found.confidence[found.kept], found.right[found.kept])
+            return Reliability(*bins, None, "confidence", "expected accuracy", reading)
         kept = self._kept(y)
         curve = metrics.calibration_curve(self.p.mean[kept.to(self.p.mean.device)], y[kept])
         full = curve.count > 0

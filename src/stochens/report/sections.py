@@ -29,8 +29,10 @@ def measure(content: Content) -> dict[str, Interval]:
     p, far = content.p, content.far
     stated = far is not None and type(p).apart is not Predicted.apart
     ood = {"p": far} if far is not None and stated else None
-    options = {"resamples": content.resamples, "seed": content.seed}
-    return compare({"p": p}, content.y, ood=ood, show=False, **options).rows["p"]
+    found = compare(
+        {"p": p}, content.y, ood=ood, resamples=content.resamples, seed=content.seed, show=False
+    )
+    return found.rows["p"]
 
 
 def list_sections(content: Content, rows: dict[str, Interval]) -> list[Section]:
