@@ -1,6 +1,6 @@
 """Inputs alone, for prediction: of tensors, a Dataset or a DataLoader, with or without y."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -121,8 +121,9 @@ def targets(given: Any, like: Input | None = None, *, target: str | None = None)
         given, target = given.data, given.target or target
     if isinstance(given, DataLoader):
         _refuse_disorder(given)
-    batches = given if isinstance(given, DataLoader) else [columns_of(given)]
-    batches = in_order(given) if isinstance(given, Dataset) else batches
+    batches: Iterable[Any] = [columns_of(given)]
+    if isinstance(given, (Dataset, DataLoader)):
+        batches = given if isinstance(given, DataLoader) else in_order(given)
     found = [torch.as_tensor(_target(batch, like, target)) for batch in batches]
     if not found:
         raise InputError("the data set is empty")

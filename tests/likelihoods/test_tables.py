@@ -70,6 +70,9 @@ def test_other_units_change_nothing_but_the_units(name, unit, rows):
     torch.testing.assert_close(moved.log_prob(there), p.log_prob(y) - scale.log().sum(), **CLOSE)
     for a, b in zip(p.draw_moments(), moved.draw_moments(), strict=True):
         assert a.shape == b.shape
+    light = p.light().moved(shift, scale)
+    assert torch.equal(light.mean, moved.mean)
+    assert torch.equal(light.std, moved.std)
     means = p.draw_moments()[0]
     torch.testing.assert_close(moved.draw_moments()[0], shift + scale * means, **CLOSE)
 

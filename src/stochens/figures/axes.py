@@ -93,5 +93,6 @@ def draw_amounts(ax: Any, amounts: Mapping[str, Amount], looks: Sequence[Any] = 
 
 
 def _finite(values: Tensor) -> "np.ndarray":
-    found = values.detach().flatten().double().cpu().numpy()
-    return found[np.isfinite(found)]
+    flat = values.detach().flatten().double().cpu()
+    found: np.ndarray = flat[flat.isfinite()].numpy()
+    return found

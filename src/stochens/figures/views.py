@@ -56,6 +56,7 @@ class PartTable(NamedTuple):
     names: list[str]
     columns: dict[str, Tensor]
     reading: str
+    confusion: Tensor | None = None  # [C, C]: how often label i was predicted as class j
 
 
 class Ranking(NamedTuple):
@@ -98,10 +99,6 @@ class Views:
     def parts(self, y: Tensor, names: Sequence[str] = ()) -> PartTable | None:
         return None
 
-    def confusion(self, y: Tensor) -> Tensor | None:
-        """How often label i was predicted as class j, [C, C]."""
-        return None
-
     def rankings(self, y: Tensor) -> list[Ranking]:
         return []
 
@@ -123,6 +120,14 @@ def name_of(k: Any, names: Sequence[str]) -> str:
     ('dog', '1')
     """
     return str(names[int(k)]) if names else str(int(k))
+
+
+def percent(share: Any) -> str:
+    """
+    >>> percent(0.934)
+    '93 %'
+    """
+    return f"{100 * float(share):.0f} %"
 
 
 def wilson(share: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,10 +156,11 @@ def means_of_surest(sureness: Tensor, loss: Tensor, weight: Tensor | None = None
     _, group, size = torch.unique_consecutive(
         sureness[order], return_inverse=True, return_counts=True
     )
-    totals = [
+    loss_sum, weight_sum = (
         (group.bincount(t[order].double()) / size)[group].cumsum(0) for t in (loss * weight, weight)
-    ]
-    return totals[0] / totals[1]
+    )
+    found: Tensor = loss_sum / weight_sum
+    return found
 
 
 def few(count: int, most: int) -> Tensor:

@@ -18,12 +18,14 @@ from stochens.figures.views import (
     few,
     means_of_surest,
     name_of,
+    percent,
     wilson,
 )
 from stochens.likelihoods.class_measures import Predicts
 from stochens.metrics import dense
-from stochens.metrics.per_class import scores_of
+from stochens.metrics.per_class import scores_from
 
+MOST_CONFUSED = 12  # classes of a confusion matrix
 MOST_PLACES = 1_000_000  # of dense labels, whose risk is drawn
 ON_THE_LINE = "On the dashed line the model is as often right as it says"
 ABOVE = "below the line it is too sure of itself, above it not sure enough"
@@ -79,8 +81,8 @@ class ClassViews(Views):
             return Reliability(*bins, None, "confidence", "accuracy of places", reading)
         if soft:
             found = self._answers(y)
-            curve = _mean_bins(found.confidence[found.kept], found.right[found.kept])
-            return Reliability(*curve, None, "confidence", "expected accuracy", reading)
+            bins = _mean_bins(found.confidence[found.kept], found.right[found.kept])
+            return Reliability(*bins, None, "confidence", "expected accuracy", reading)
         kept = self._kept(y)
         curve = metrics.calibration_curve(self.p.mean[kept.to(self.p.mean.device)], y[kept])
         full = curve.count > 0
@@ -123,31 +125,29 @@ class ClassViews(Views):
         }
 
     def parts(self, y: Tensor, names: Sequence[str] = ()) -> PartTable | None:
-        confusion = self.confusion(y)
-        if confusion is None:
+        y, classes = self.check(y), self.width()
+        if self._is_soft(y):
             return None
-        scores = scores_of(confusion)
-        columns = {
-            "precision": scores.precision,
-            "recall": scores.recall,
-            "F1": scores.f1,
-        }
+        kept = self._kept(y)
+        true, chosen = y.cpu()[kept], self.p.mean.argmax(-1).cpu()[kept]
+        hit, labelled, predicted = (
+            t.bincount(minlength=classes) for t in (true[true == chosen], true, chosen)
+        )
+        scores = scores_from(hit, labelled, predicted)
+        columns = {"precision": scores.precision, "recall": scores.recall, "F1": scores.f1}
         if self.dense:
-            hit = confusion.double().diagonal()
-            columns["IoU"] = hit / (confusion.sum(0) + confusion.sum(1) - hit)
+            columns["IoU"] = hit.double() / (labelled + predicted - hit)
         columns["labels"] = scores.support
         reading = (
             "Precision is the share of a class's predictions that are right, recall the share of "
             "its labels that are found, F1 their harmonic mean."
         )
-        classes = [name_of(k, names) for k in range(self.width())]
-        return PartTable("class", classes, columns, reading)
-
-    def confusion(self, y: Tensor) -> Tensor | None:
-        y = self.check(y)
-        if self._is_soft(y):
-            return None
-        return metrics.confusion_matrix(self.p.mean, y, ignore_index=self.p.ignore_index)
+        confusion = None
+        if classes <= MOST_CONFUSED:
+            pairs = (true * classes + chosen).bincount(minlength=classes**2)
+            confusion = pairs.reshape(classes, classes)
+        listed = [name_of(k, names) for k in range(classes)]
+        return PartTable("class", listed, columns, reading, confusion)
 
     def rankings(self, y: Tensor) -> list[Ranking]:
         found = self._answers(self.check(y))
@@ -173,13 +173,13 @@ class ClassViews(Views):
         y = self.check(y)
         if self.dense:
             _, right, kept = self._answers(y, slice(row, row + 1))
-            return f"{float(right[kept].mean()):.0%} of its places right" if kept.any() else ""
+            return f"{percent(right[kept].mean())} of its places right" if kept.any() else ""
         probs = self.p.mean[row]
         chosen = int(probs.argmax())
-        said = f"says {name_of(chosen, names)} ({float(probs[chosen]):.0%})"
+        said = f"says {name_of(chosen, names)} ({percent(probs[chosen])})"
         if self._is_soft(y):
             likeliest = int(y[row].argmax())
-            return f"{said}, truth {name_of(likeliest, names)} ({float(y[row, likeliest]):.0%})"
+            return f"{said}, truth {name_of(likeliest, names)} ({percent(y[row, likeliest])})"
         return f"{said}, is {name_of(y[row], names)}"
 
     def maps(self, row: int, y: Tensor) -> list[Map]:

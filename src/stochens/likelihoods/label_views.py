@@ -15,6 +15,7 @@ from stochens.figures.views import (
     Views,
     means_of_surest,
     name_of,
+    percent,
 )
 from stochens.likelihoods.targets import present
 
@@ -133,7 +134,7 @@ class LabelViews(Views):
 
     def say(self, row: int, y: Tensor, names: Sequence[str] = ()) -> str:
         mean, own, there = (t[row] for t in self._read(y))
-        said = [f"{name_of(k, names)} ({float(mean[k]):.0%})" for k in _first(mean > 0.5)]
+        said = [f"{name_of(k, names)} ({percent(mean[k])})" for k in _first(mean > 0.5)]
         true = [name_of(k, names) for k in _first((own > 0.5) & there)]
         return f"says {_listed(said)}; is {_listed(true)}"
 

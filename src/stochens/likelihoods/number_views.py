@@ -129,7 +129,8 @@ class NumberViews(Views):
         for k in range(min(self.width(), MOST_TARGETS)):
             of = "" if self.width() == 1 else f" of {name_of(k, names)}"
             for what, values, reading in kinds:
-                found[what + of] = Amount(self._columns(values)[:, k], what + of, reading)
+                label = what.replace("std", "standard deviation") + of
+                found[what + of] = Amount(self._columns(values)[:, k], label, reading)
         return found
 
     def scatters(self, y: Tensor, names: Sequence[str] = ()) -> list[Scatter]:

@@ -219,8 +219,8 @@ class NumberPredictive(Moments):
         return cls(mean, aleatoric, epistemic, draws, *also)
 
     def moved(self, shift: Tensor, scale: Tensor) -> "NumberPredictive":
-        """The prediction of  shift + scale y  in float64; the draws are needed."""
-        draws = self.components().moved(shift, scale)
+        """The prediction of  shift + scale y  in float64, with draws where they were kept."""
+        draws = None if self.draws is None else self.draws.moved(shift, scale)
         shift, scale = (t.to(self.mean.device, torch.float64) for t in (shift, scale))
         return dataclasses.replace(
             self,

@@ -53,8 +53,10 @@ def write_report(
     path: Path,
     wishes: Wishes,
     convert: Callable[[Predicted], Predicted] = lambda p: p,
+    shown: Any = None,
 ) -> None:
-    """The page, whole or not at all. `convert`: predictions in other units, those of y."""
+    """The page, whole or not at all. `convert`: predictions in other units, those of y; `shown`:
+    what to show of examples in the place of x."""
     whole(draws=wishes.draws, resamples=wishes.resamples)
     whole_seed(wishes.seed)
     build, content = _page_parts()
@@ -73,13 +75,13 @@ def write_report(
     count = wishes.draws * len(posterior)
     keep = True if 8 * count * len(known) * one.mean.numel() <= KEPT else None
     p = predict(x, keep)
-    _check(p, known, wishes)
+    _check(p, one, known, wishes)
     page = content(
         title="A report on your model" if wishes.title is None else str(wishes.title),
         facts=_facts(posterior, p, known, wishes),
         p=p,
         y=known,
-        pick=lambda rows: pick_rows(x, rows, like, target=target),
+        pick=lambda rows: pick_rows(x if shown is None else shown, rows, like, target=target),
         far=None if ood is None else predict(ood, None),
         alone=_alone(posterior, p, wishes.draws) if p.keeps_draws else {},
         history=posterior.history,
@@ -107,7 +109,8 @@ def _page_parts() -> tuple[Callable[[Any], str], Any]:
     return build_report, Content
 
 
-def _check(p: Predicted, y: Tensor, wishes: Wishes) -> None:
+def _check(p: Predicted, one: Predicted, y: Tensor, wishes: Wishes) -> None:
+    """`one`: the prediction of the first example, with its draws."""
     if len(p.mean) != len(y):
         raise InputError(f"x has {len(p.mean)} rows, and y {len(y)}; they must be the same")
     width = p.views.width()
@@ -115,11 +118,12 @@ def _check(p: Predicted, y: Tensor, wishes: Wishes) -> None:
         raise InputError(
             f"names must be {width}, one for each class, label or target, got {len(wishes.names)}"
         )
+    if p.keeps_draws:
+        return
+    one.measures(y[:1])  # so that it is for want of its draws if it fails the next time
     try:
-        p.measures(y)
+        one.light().measures(y[:1])
     except InputError as error:
-        if p.keeps_draws:
-            raise
         raise InputError(
             f"the draws of {len(y)} examples do not fit into memory, and the measures need them; "
             "give fewer examples, or posterior.take(...) of the members"

@@ -32,9 +32,7 @@ class Content(NamedTuple):
     y: Tensor
     pick: Callable[[Sequence[int]], list[Input]]  # the inputs of some examples, each [1, ...]
     far: Predicted | None = None  # at inputs of another kind
-    alone: Mapping[str, Predicted] = MappingProxyType(
-        {}
-    )  # what each member, or chain, says by itself
+    alone: Mapping[str, Predicted] = MappingProxyType({})  # each member, or chain, by itself
     history: Course | None = None
     names: Sequence[str] = ()  # of classes, labels or targets
     features: Sequence[str] = ()  # of the columns of x

@@ -4,9 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stochens.figures.views import Ranking
+from markupsafe import Markup
+
+from stochens.figures.style import COLOURS
+from stochens.figures.views import Ranking, name_of
 from stochens.report.content import Content
-from stochens.report.images import Image, Shown, show_input, show_map
+from stochens.report.images import IGNORED, Image, Shown, show_input, show_map
 from stochens.report.parts import Heading, Note
 from stochens.report.tables import Cell, PlainTable, Row
 
@@ -28,18 +31,36 @@ class Cards:
     template: ClassVar[str] = "cards.html"
     cards: Sequence[Card]
 
+    @property
+    def wide(self) -> bool:
+        return any(len(card.images) > 1 for card in self.cards)
+
 
 def show_examples(content: Content) -> list[object]:
     """A few of each ranking, by their rows in the data, counted from 0."""
-    parts: list[object] = []
+    parts: list[object] = _legend(content)
     for ranking in content.p.views.rankings(content.y):
         rows = _highest(ranking)
-        parts.append(Heading(ranking.title))
+        parts.append(Heading(ranking.title, 3))
         if rows:
             parts += [Note(ranking.reading), _show(content, rows)]
         else:
             parts.append(Note("There is none."))
     return parts
+
+
+def _legend(content: Content) -> list[object]:
+    """Which colour is which class, where classes have maps and there are enough colours."""
+    views = content.p.views
+    if not views.maps(0, content.y) or views.width() > len(COLOURS):
+        return []
+    swatch = Markup('<span class="swatch" style="background:{}"></span>{}')
+    each = [
+        swatch.format(colour, name_of(k, content.names))
+        for k, colour in zip(range(views.width()), COLOURS, strict=False)
+    ]
+    none = swatch.format(IGNORED, "no label")
+    return [Note(Markup("Colours of the maps:") + Markup("").join([*each, none]))]
 
 
 def _highest(ranking: Ranking) -> list[int]:
@@ -73,4 +94,4 @@ def _rows(rows: list[int], said: list[str], shown: list[Shown]) -> PlainTable:
         Row(str(row), [Cell(words, style="words"), *(Cell(one.cells.get(n, "")) for n in names)])
         for row, words, one in zip(rows, said, shown, strict=True)
     ]
-    return PlainTable("examples", ["example", "prediction", *names], found, "results")
+    return PlainTable("examples", ["example", "prediction", *names], found, "results examples")

@@ -130,7 +130,7 @@ def _shrink(x: Tensor) -> Tensor:
 def _image(pixels: Tensor, label: str = "input") -> Image:
     content = io.BytesIO()
     array = (255 * pixels.movedim(0, -1)).round().to(torch.uint8).numpy()
-    imsave(content, np.ascontiguousarray(array), format="png", metadata={"Software": None})
+    imsave(content, np.ascontiguousarray(array), format="png")
     uri = "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
     return Image(uri, label, max(pixels.shape[1:]) <= SMALL)
 

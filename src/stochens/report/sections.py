@@ -8,6 +8,7 @@ from torch import Tensor
 
 from stochens.comparison import compare
 from stochens.figures.plots import IN, OUT
+from stochens.figures.views import PartTable, Reliability
 from stochens.likelihoods import Predicted
 from stochens.metrics import Interval
 from stochens.report import drawings
@@ -20,7 +21,6 @@ from stochens.report.text import DASH
 from stochens.report.words import MEANINGS
 
 MOST_PARTS = 200  # rows of a table of classes
-MOST_CONFUSED = 12  # classes of a confusion matrix
 
 
 def measure(content: Content) -> dict[str, Interval]:
@@ -29,27 +29,30 @@ def measure(content: Content) -> dict[str, Interval]:
     p, far = content.p, content.far
     stated = far is not None and type(p).apart is not Predicted.apart
     ood = {"p": far} if far is not None and stated else None
-    options = {"resamples": content.resamples, "seed": content.seed}
-    return compare({"p": p}, content.y, ood=ood, show=False, **options).rows["p"]
+    found = compare(
+        {"p": p}, content.y, ood=ood, resamples=content.resamples, seed=content.seed, show=False
+    )
+    return found.rows["p"]
 
 
 def list_sections(content: Content, rows: dict[str, Interval]) -> list[Section]:
     """Those that have something to show."""
+    reliability = content.p.views.reliability(content.y)
+    table = content.p.views.parts(content.y, content.names)
     made = [
-        ("Measures", show_measures(rows)),
-        ("Calibration", show_calibration(content)),
+        ("Measures", show_measures(rows, reliability)),
+        ("Calibration", show_calibration(content, reliability)),
         ("Uncertainty", show_uncertainty(content)),
         ("Examples", show_examples(content)),
-        ("Parts", show_parts(content)),
+        ("Parts", show_parts(table)),
         ("Members", show_members(content, rows)),
         ("Training", show_training(content)),
     ]
-    table = content.p.views.parts(content.y, content.names)
     titles = {"Parts": "By class" if table is None else f"By {table.kind}"}
     return [Section(titles.get(name, name), parts, name.lower()) for name, parts in made if parts]
 
 
-def show_measures(rows: dict[str, Interval]) -> list[object]:
+def show_measures(rows: dict[str, Interval], kept: Reliability | None) -> list[object]:
     found = [
         Row(
             name,
@@ -61,21 +64,21 @@ def show_measures(rows: dict[str, Interval]) -> list[object]:
         )
         for name, interval in rows.items()
     ]
-    note = (
-        "Intervals are 95 % bootstrap intervals over the examples; that of ECE allows for what "
-        "chance adds to it, and begins at 0 where the model may be calibrated."
-        if "ECE" in rows
-        else "Intervals are 95 % bootstrap intervals over the examples."
-    )
+    note = "Intervals are 95 % bootstrap intervals over the examples."
+    if "ECE" in rows and kept is not None and kept.ends is not None:  # by metrics.ece_interval
+        note += (
+            " That of ECE allows for what chance adds to it, and begins at 0 where the model may "
+            "be calibrated."
+        )
     heads = ["measure", "value", "95 % interval", "what it says"]
     return [PlainTable("measures", heads, found, "results measures"), Note(note)]
 
 
-def show_calibration(content: Content) -> list[object]:
+def show_calibration(content: Content, kept: Reliability | None) -> list[object]:
     """Reliability, risk and coverage, and numbers beside the truth."""
     views, y = content.p.views, content.y
     columns: list[list[object]] = []
-    if (kept := views.reliability(y)) is not None:
+    if kept is not None:
         label = f"{kept.outcome} over {kept.promise}"
         columns.append(
             [
@@ -125,7 +128,7 @@ def show_uncertainty(content: Content) -> list[object]:
         figure = drawings.figure_amounts(both)
         columns.append(
             [
-                Heading(name[:1].upper() + name[1:], 3),
+                Heading(_sentence(amount.label.split(",")[0]), 3),
                 *show_figure(figure, key=f"amount{k}", label=f"histogram of {name}"),
                 Note(reading),
             ]
@@ -133,8 +136,11 @@ def show_uncertainty(content: Content) -> list[object]:
     return [SideBySide(columns)] if columns else []
 
 
-def show_parts(content: Content) -> list[object]:
-    table = content.p.views.parts(content.y, content.names)
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def show_parts(table: PartTable | None) -> list[object]:
     if table is None:
         return []
     shown = range(min(len(table.names), MOST_PARTS))
@@ -148,12 +154,11 @@ def show_parts(content: Content) -> list[object]:
     ]
     if len(table.names) > MOST_PARTS:
         parts.append(Note(f"The first {MOST_PARTS} of {len(table.names)}."))
-    confusion = content.p.views.confusion(content.y)
-    if confusion is not None and len(confusion) <= MOST_CONFUSED:
+    if table.confusion is not None:
         parts += [
             Heading("Confusion", 3),
             Note("How often the label of a row was predicted as the class of a column."),
-            _confusion(confusion, table.names),
+            _confusion(table.confusion, table.names),
         ]
     return parts
 

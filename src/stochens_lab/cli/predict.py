@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from stochens.errors import InputError
+from stochens.posterior.reporting import check_place
 from stochens_lab.cli.app import app, printable
 from stochens_lab.cli.shared import (
     AsJson,
@@ -150,6 +151,10 @@ def evaluate(
     draws: Draws = 1,
     seed: Seed = 0,
     resamples: Resamples = RESAMPLES,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="HTML file to write: the same numbers, with figures and examples."),
+    ] = None,
     device: Device = None,
     json: AsJson = False,
 ) -> None:
@@ -161,18 +166,29 @@ def evaluate(
     Labels: exact match, F1 and the like. Numbers and counts: RMSE, NLL,
     CRPS, and coverage, width and score of the 95 % intervals, in the
     target's own units.
+
+    --report writes one page that opens from disk: calibration, risk and
+    coverage, histograms of uncertainty, the examples that are most uncertain
+    or most confidently wrong, tables by class, members, training curves.
     """
     place = choose_device(device)
+    page = None if report is None else check_place(report, overwrite=True)
     with warnings_as_notes():
         found = load_run(run, find_model(run, model, same_model), place)
         task = evaluation.Task(data, reference, ood, draws, seed, resamples)
         rows, size = evaluation.evaluate(found, task)
+        if page is not None:
+            evaluation.write_page(found, task, page)
     if json:
         measures = {name: interval._asdict() for name, interval in rows.items()}
-        print_json({"run": str(run), "data": str(data), "examples": size, "metrics": measures})
+        about: dict[str, Any] = {"run": str(run), "data": str(data), "examples": size}
+        written = {} if page is None else {"report": str(page)}
+        print_json({**about, "metrics": measures, **written})
         return
     print_table({run.resolve().name: rows})
     print_line(f"{size} examples of {data}")
+    if page is not None:
+        print_line(f"Report: {page}")
 
 
 @app.command()

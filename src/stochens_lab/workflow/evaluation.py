@@ -1,5 +1,6 @@
 """Runs measured on data: one alone, or several side by side."""
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from stochens.errors import InputError
 from stochens.files.storage import reading
 from stochens.metrics import Interval
 from stochens.posterior.predictive import Predicted
+from stochens.posterior.reporting import Wishes, write_report
 from stochens_lab.data.columns import list_names
 from stochens_lab.report.run_folder import Run
 from stochens_lab.workflow.fitted_run import FittedRun, read_about
@@ -45,6 +47,32 @@ def evaluate(run: FittedRun, task: Task) -> tuple[Measures, int]:
     far = _predict(run, run.inputs(task.ood), task) if task.ood else None
     rows = measure(_predict(run, x, task), y, reference=near, ood=far, resamples=task.resamples)
     return rows, len(x)
+
+
+def write_page(run: FittedRun, task: Task, path: Path) -> None:
+    """The same as one page, with figures and examples; predictions and rows in the data's own
+    units."""
+    examples, schema = run.read(task.data, with_targets=True), run.schema
+    y = schema.truth(examples, task.data)
+    wishes = Wishes(
+        title=f"{run.path.resolve().name} on {task.data.name}",
+        names=schema.classes or schema.names(y.shape[1]),
+        features=schema.layout.features,
+        draws=task.draws,
+        seed=task.seed,
+        resamples=task.resamples,
+    )
+    raw = dataclasses.replace(schema, inputs_scale=None).inputs(examples)
+    write_report(
+        run.posterior,
+        schema.inputs(examples),
+        y,
+        run.inputs(task.ood) if task.ood else None,
+        path,
+        wishes,
+        convert=schema.in_units,
+        shown=raw,
+    )
 
 
 def _predict(run: FittedRun, x: Tensor, task: Task) -> Predicted:

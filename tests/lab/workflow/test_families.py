@@ -172,6 +172,25 @@ def test_from_a_file_to_measures_as_in_python(typed, here, tmp_path, family):
     assert measured[about.measure]["value"] == rows[about.measure].value
 
 
+@pytest.mark.parametrize("family", long_but(["quantiles"], ["multilabel", "quantiles", "poisson"]))
+def test_a_report_in_the_targets_own_units(typed, here, tmp_path, family):
+    """Of one array with several columns, which have no names."""
+    about, run = FAMILIES[family], tmp_path / "run"
+    x = np.stack([columns(ROWS, 0)[name] for name in "ab"], 1)
+    data = tmp_path / "it.npz"
+    np.savez(data, x=x, y=truth(family, 0, ROWS).numpy())
+    options = [word for option in about.options for word in ("--option", option)]
+    given = ("--model", f"days_nets:n{about.outputs}", "--data", data, "--likelihood", family)
+    said = typed("fit", *given, *options, "--normalise", *SMALL, "--out", run)
+    assert said.code == 0, said.err
+    said = typed("evaluate", run, data, "--same-model", "--report", tmp_path / "page.html")
+    assert said.code == 0, said.err
+    text = (tmp_path / "page.html").read_text()
+    measured = [line.split() for line in said.out.splitlines() if about.measure in line]
+    assert float(measured[0][len(about.measure.split())]) > 0
+    assert about.measure in text
+
+
 def test_the_classes_of_texts_in_the_order_that_was_said(typed, here, tmp_path):
     model = ("--model", "days_nets:n2", "--feature", "a", "--feature", "b")
     given = (*model, "--data", "train.csv", "--target", "kind", "--likelihood", "ordinal", *SMALL)

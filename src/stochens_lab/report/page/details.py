@@ -216,4 +216,4 @@ def show_steps(view: View) -> list[Part]:
 
 def show_calibration(view: View) -> list[Part]:
     label = "Accuracy over confidence"
-    return show_figure(draw_calibration(view), key=view.id("calibration"), label=label)
+    return [*show_figure(draw_calibration(view), key=view.id("calibration"), label=label)]
