@@ -109,7 +109,8 @@ def make_panels(
         MARGIN + columns * (width + across),
         above + lines * (height + down) - down + bottom,
     )
-    figure = Figure(figsize=size, layout="none")  # whatever the user's settings say
+    figure = Figure(figsize=size)
+    figure.set_layout_engine("none")  # whatever the user's settings say
     axes = list(figure.subplots(lines, columns, squeeze=False, sharex=share, sharey=share).flat)
     figure.subplots_adjust(
         left=MARGIN / size[0],

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, distributions
-from torch.distributions import Distribution
 
 from stochens.errors import InputError
 from stochens.likelihoods.base import Likelihood, limited, mean_over_examples, wide
@@ -42,10 +41,6 @@ class LocationScale(Likelihood):
             return outputs, torch.full_like(outputs, self.scale)
         loc, log_square = outputs.chunk(2, dim=-1)
         return loc, (limited(log_square) / 2).exp()
-
-    def numbers(self, family: type[Distribution], **parameters: Tensor) -> Numbers:
-        """Draws of this family."""
-        return Numbers(family, missing=self.missing, rescaled=location_scale, **parameters)
 
     @abc.abstractmethod
     def terms(self, z: Tensor) -> Tensor:
@@ -90,7 +85,13 @@ class Laplace(LocationScale):
     def distribution(self, outputs: Tensor) -> Numbers:
         """Laplace(loc, scale)"""
         loc, scale = self.both(outputs)
-        return self.numbers(distributions.Laplace, loc=loc, scale=scale)
+        return Numbers(
+            distributions.Laplace,
+            loc=loc,
+            scale=scale,
+            missing=self.missing,
+            rescaled=location_scale,
+        )
 
     def terms(self, z: Tensor) -> Tensor:
         return z.abs() + math.log(2)
@@ -136,7 +137,14 @@ class StudentT(LocationScale):
         """loc + scale t"""
         loc, scale = self.both(outputs)
         df = torch.full_like(loc, self.df)
-        return self.numbers(StudentTNumbers, df=df, loc=loc, scale=scale)
+        return Numbers(
+            StudentTNumbers,
+            df=df,
+            loc=loc,
+            scale=scale,
+            missing=self.missing,
+            rescaled=location_scale,
+        )
 
     def terms(self, z: Tensor) -> Tensor:
         """(df + 1) / 2 log(1 + z^2 / df) + log sqrt(df pi) Gamma(df / 2) / Gamma((df + 1) / 2)"""

@@ -184,21 +184,23 @@ class MultilabelPredictive(Predicted):
         return (torch.rand(probs.shape, generator=generator) < probs.cpu()).long()
 
     def measures(self, y: Tensor) -> dict[str, Measure]:
-        """Of labels y [B, L]."""
+        """Of labels y [B, L]; examples of which none is known are left out."""
         own, there = present(self._targets(y).double().cpu())
-        there, mean = there.double(), self.mean.double().cpu()
+        rows = there.any(1)
+        if not bool(rows.any()):
+            raise InputError("no label is left to measure by: all are NaN")
+        nll, both = -self.log_prob(y).cpu()[rows], (self.entropy, self.mutual_information)
+        own, there, mean = own[rows], there[rows].double(), self.mean.double().cpu()[rows]
         said, count = (mean > 0.5).double(), there.sum(1)
         hit, wrong = said * own * there, (said != own).double() * there
         tables = torch.stack([hit, said * there, own * there], -1)  # [B, L, 3]
-        unsure = [
-            (t.double().cpu() * there).sum(1) for t in (self.entropy, self.mutual_information)
-        ]
+        unsure = [(t.double().cpu()[rows] * there).sum(1) for t in both]
         return {
             "exact match": (torch.mean, (wrong.sum(1) == 0).double()),
             "accuracy": (dense.ratio, count - wrong.sum(1), count),
             "macro F1": (_macro_f1, tables),
             "micro F1": (_micro_f1, tables),
-            "NLL": (torch.mean, -self.log_prob(y).cpu()),
+            "NLL": (torch.mean, nll),
             "Brier": (dense.ratio, ((mean - own).square() * there).sum(1), count),
             "ECE": (dense.binned_ece, _bins(mean, own, there)),
             "entropy": (dense.ratio, unsure[0], count),

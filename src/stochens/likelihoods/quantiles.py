@@ -21,6 +21,7 @@ from stochens.likelihoods.targets import (
     present,
     real_targets,
 )
+from stochens.metrics import dense
 
 NARROWEST = 1e-6  # of the distance between the outermost quantiles: how near two of them may be
 
@@ -190,9 +191,12 @@ def _rescaled(named: dict[str, Tensor], shift: Tensor, scale: Tensor) -> dict[st
 def pinball_measures(
     p: NumberPredictive, y: Tensor, *, levels: tuple[float, ...]
 ) -> dict[str, Measure]:
-    """The pinball loss of the prediction's own quantiles, the mean over the levels."""
-    rows = ~y.isnan().flatten(1).any(1)
-    own = y[rows].to(p.mean)
-    errors = [(t, own - p.quantile(t)[rows]) for t in levels]
-    terms = [torch.maximum(t * e, (t - 1) * e).flatten(1).double().mean(1) for t, e in errors]
-    return {"pinball": (torch.mean, torch.stack(terms).mean(0))}
+    """The pinball loss of the prediction's own quantiles, the mean over the levels and over the
+    targets that are there."""
+    own, there = present(y.to(p.mean))
+    errors = [(t, own - p.quantile(t)) for t in levels]
+    terms = torch.stack([torch.maximum(t * e, (t - 1) * e).double() for t, e in errors]).mean(0)
+    if bool(there.all()):
+        return {"pinball": (torch.mean, terms.flatten(1).mean(1))}
+    sums = terms.where(there, 0.0).flatten(1).sum(1)
+    return {"pinball": (dense.ratio, sums, there.flatten(1).sum(1).double())}

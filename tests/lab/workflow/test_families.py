@@ -3,7 +3,7 @@
 import csv
 import json
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -62,7 +62,7 @@ FAMILIES = {
 KEPT = ("binary", "multilabel", "ordinal", "soft-labels", "mixture", "quantiles", "poisson")
 
 
-def columns(rows: int, seed: int) -> dict[str, list]:
+def columns(rows: int, seed: int) -> dict[str, list[Any]]:
     rng = np.random.default_rng(seed)
     a, b = rng.normal(size=(2, rows))
     shares = np.round(rng.dirichlet([1, 1, 1], rows), 6)
@@ -162,14 +162,14 @@ def test_from_a_file_to_measures_as_in_python(typed, here, tmp_path, family):
     found = json.loads(said.out)
     assert about.column in found[0]
     stated, k = about.stated
-    wanted = p.columns(0.95)[stated][:, k]
-    assert [row[about.column] for row in found] == wanted.tolist()
+    column = p.columns(0.95)[stated][:, k]
+    assert [row[about.column] for row in found] == column.tolist()
     said = typed("evaluate", run, "new.csv", "--same-model", "--json")
     assert said.code == 0, said.err
-    rows = stochens.compare({"p": p}, y, show=False).rows["p"]
+    wanted = stochens.compare({"p": p}, y, show=False).rows["p"]
     measured = json.loads(said.out)["metrics"]
-    assert set(measured) == set(rows)
-    assert measured[about.measure]["value"] == rows[about.measure].value
+    assert set(measured) == set(wanted)
+    assert measured[about.measure]["value"] == wanted[about.measure].value
 
 
 @pytest.mark.parametrize("family", long_but(["quantiles"], ["multilabel", "quantiles", "poisson"]))
