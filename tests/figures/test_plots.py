@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
-from tests.figures.test_views import flat, predicted, truth
+from tests.figures.samples import flat, predicted, truth
 from tests.likelihoods.table import ROWS
 
 from stochens import GaussianPredictive, InputError, metrics

@@ -7,38 +7,17 @@ import pytest
 import torch
 from scipy import stats
 from sklearn.metrics import precision_recall_fscore_support
-from tests.likelihoods.table import ROWS, Row, outputs_of
+from tests.figures.samples import DRAWS, EXAMPLES, flat, predicted, truth
+from tests.likelihoods.table import ROWS, outputs_of
 from tests.long import long_but
 from tests.tolerance import close
-from torch import Tensor
 
-from stochens import GaussianPredictive, InputError, Predictive, metrics
+from stochens import GaussianPredictive, InputError, metrics
 from stochens.figures.views import few, means_of_surest, wilson
-from stochens.likelihoods import Predicted, draws_of
+from stochens.likelihoods import draws_of
 from stochens.likelihoods.numbers import Moments, has_cdf
 
 SUMS = close(torch.float64, terms=100)
-DRAWS, EXAMPLES = 4, 50
-
-
-def predicted(row: Row, like: object = None, seed: int = 0) -> Predicted:
-    """S = 4 draws at 50 examples, in float64."""
-    outputs = outputs_of(row, DRAWS, EXAMPLES, seed=seed)
-    draws = draws_of(row.like if like is None else like, outputs)
-    centre = draws.centre()
-    averages = tuple(t.double().mean(0, keepdim=True) for t in draws.terms(*centre))
-    return draws.averaged(averages, centre, draws.parameters)
-
-
-def truth(row: Row, seed: int = 1) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return row.like.check_targets(row.targets(EXAMPLES, generator))
-
-
-def flat(classes: int = 3, seed: int = 0) -> tuple[Predictive, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    draws = torch.randn(DRAWS, EXAMPLES, classes, generator=generator).double().softmax(-1)
-    return Predictive.of(draws), torch.randint(classes, (EXAMPLES,), generator=generator)
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -3,6 +3,7 @@
 A kind of prediction states its `Views`; nothing that draws asks which kind it is.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -128,6 +129,19 @@ def percent(share: Any) -> str:
     '93 %'
     """
     return f"{100 * float(share):.0f} %"
+
+
+def to_spread(value: Any, std: Any) -> str:
+    """A number with the digits that its standard deviation leaves it: two of that one's.
+
+    >>> to_spread(1004312.7, 9800.0), to_spread(0.12345, 0.021), to_spread(1e30, 1e28)
+    ('1,004,313', '0.123', '1e+30')
+    """
+    value, std = float(value), float(std)
+    if not (0 < std < math.inf and abs(value) < 1e12):
+        return f"{value:.4g}"
+    places = 1 - math.floor(math.log10(std))
+    return f"{value:.4g}" if places > 6 else f"{value:,.{max(0, places)}f}"
 
 
 def wilson(share: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:

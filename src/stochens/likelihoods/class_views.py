@@ -155,12 +155,12 @@ class ClassViews(Views):
         unsure = self.p.entropy.double().cpu().reshape(found.kept.shape)
         wrong = found.confidence * (1 - found.right)
         mean = [(t * found.kept).sum(1) / count for t in (unsure, wrong)]
-        at = "its places" if self.dense else "the example"
+        of = "mean entropy of their places" if self.dense else "entropy"
         return [
             Ranking(
                 "Most uncertain",
                 mean[0],
-                f"Those with the largest entropy of {at}: are they hard, or foreign?",
+                f"Those with the largest {of}: are they hard, or foreign?",
             ),
             Ranking(
                 "Most confidently wrong",

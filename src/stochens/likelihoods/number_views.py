@@ -17,6 +17,7 @@ from stochens.figures.views import (
     few,
     means_of_surest,
     name_of,
+    to_spread,
     wilson,
 )
 from stochens.likelihoods.number_measures import LEVEL, PERCENT
@@ -191,6 +192,7 @@ class NumberViews(Views):
         said = []
         for k in range(min(self.width(), MOST_TARGETS)):
             of = "" if self.width() == 1 else f"{name_of(k, names)}: "
-            truth = "unknown" if own[k].isnan() else f"{float(own[k]):.4g}"
-            said.append(f"{of}{float(mean[k]):.4g} ± {float(std[k]):.2g}, true {truth}")
+            numbers = [to_spread(t[k], std[k]) for t in (mean, std, own)]
+            truth = "unknown" if own[k].isnan() else numbers[2]
+            said.append(f"{of}{numbers[0]} ± {numbers[1]}, true {truth}")
         return "; ".join(said)

@@ -1,5 +1,6 @@
 """`posterior.report`: what is predicted, gathered for one HTML page."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from stochens.trees import InputTree
 from stochens.version import __version__
 
 KEPT = 2 << 30  # bytes of draws, up to which members can be shown each by itself
-MOST_MEMBERS = 32  # that are
+MOST_MEMBERS = 16  # that are; of more, some that lie equally far apart
 
 
 class Wishes(NamedTuple):
@@ -42,6 +43,9 @@ def check_place(out: Any, *, overwrite: bool) -> Path:
         raise InputError(f"{path} is a folder; name a file in it")
     if path.exists() and not overwrite:
         raise InputError(f"{path} exists; pass overwrite=True")
+    above = next(one for one in path.absolute().parents if one.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise InputError(f"cannot write {path}: {above} is no folder that can be written to")
     return path
 
 

@@ -203,8 +203,8 @@ def show_members(content: Content, together: dict[str, Interval]) -> list[object
     alone = [Row(name, [number(own[n]) for n in names]) for name, own in each.items()]
     kind = next(iter(each)).split()[0]
     reading = (
-        f"What all predict together, beside each {kind} by itself: the mean of many is mostly "
-        "better than most of them, in NLL above all."
+        f"What all predict together, beside each {kind} alone. Together they are usually better "
+        "than almost all of them, most of all in NLL."
     )
     heads = ["", *names]
     return [
