@@ -1,13 +1,18 @@
 """What a likelihood states of tables: classes, columns of predictions, other units."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from tests.likelihoods.table import ROWS, Row, outputs_of
 from tests.likelihoods.test_conformance import NUMBERS, prediction, targets
 
-from stochens import InputError
-from stochens.likelihoods import draws_of
+import stochens
+from stochens import InputError, likelihoods
+from stochens.likelihoods import Draws, Likelihood, Predicted, draws_of
 
+SOURCE = Path(stochens.__file__).parents[1]
 FLAT = [name for name, row in ROWS.items() if len(row.outputs) == 1]
 UNITS = [name for name in NUMBERS if ROWS[name].like.in_units]
 # float64 on both sides; a quantile has the rounding of its cdf, 1e-16, over the density there, 1e-4
@@ -104,3 +109,28 @@ def test_what_a_kind_of_prediction_has_not_is_one_sentence():
     ):
         with pytest.raises(InputError, match=said):
             ask()
+
+
+def test_nobody_asks_which_likelihood_it_is():
+    """Beside the likelihoods themselves, which may; experiments choose theirs."""
+    kinds = [
+        name
+        for name, thing in vars(likelihoods).items()
+        if isinstance(thing, type) and issubclass(thing, (Draws, Likelihood, Predicted))
+    ]
+    concrete = sorted({*kinds, "Moments"} - {"Draws", "Likelihood", "Predicted"})
+    assert {"Categorical", "Classes", "GaussianPredictive"} <= set(concrete)
+    names = "|".join(concrete)
+    asks = re.compile(
+        rf"isinstance\([^()]*\b({names})\b|type\([^()]*\) (is|==) ({names})\b"
+        r"|likelihood(\.name)? (==|!=|in) |hasattr\((p|like|likelihood|predictive)\b"
+    )
+    found = [
+        f"{file.relative_to(SOURCE)}:{number}: {line.strip()}"
+        for part in ("stochens", "stochens_lab")
+        for file in sorted((SOURCE / part).rglob("*.py"))
+        if not {"likelihoods", "experiments"} & set(file.parts)
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if asks.search(line)
+    ]
+    assert found == []
