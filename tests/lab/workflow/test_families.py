@@ -59,7 +59,7 @@ FAMILIES = {
     "poisson": Family(2, ("count", "grade"), "high_grade", ("high", 1), "CRPS"),
     "negative-binomial": Family(2, ("count",), "low", ("low", 0), "95 % width"),
 }
-KEPT = ("binary", "multilabel", "ordinal", "soft-labels", "mixture", "quantiles", "poisson")
+KEPT = ("binary", "multilabel", "soft-labels", "mixture", "poisson")
 
 
 def columns(rows: int, seed: int) -> dict[str, list[Any]]:
