@@ -2,7 +2,9 @@
 
 import math
 import re
+import warnings
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -13,9 +15,11 @@ from tests.page_parser import Page
 
 import stochens
 from stochens import metrics
+from stochens.figures.style import embed_figure
 from stochens.figures.views import Map
 from stochens.report.build import build_report
 from stochens.report.content import Content
+from stochens.report.drawings import figure_reliability, figure_training
 from stochens.report.examples import SHOWN
 from stochens.report.images import LARGEST, show_input, show_map
 from stochens.trees import InputTree
@@ -80,6 +84,18 @@ def test_the_same_content_is_the_same_page_and_asks_nothing_of_a_network():
     assert page.tags.count("img") == 2 * SHOWN
 
 
+def test_figures_do_not_depend_on_what_a_user_has_set():
+    p, y = flat()
+    found = p.views.reliability(y)
+    with matplotlib.rc_context():
+        plain = embed_figure(figure_reliability(found), key="a", label="")
+        matplotlib.rcParams.update(
+            {"figure.constrained_layout.use": True, "lines.linewidth": 9, "font.family": "serif"}
+        )
+        with warnings.catch_warnings(action="error"):
+            assert embed_figure(figure_reliability(found), key="a", label="") == plain
+
+
 def test_names_from_anybody_stay_text():
     p, y = flat()
     names = [HOSTILE, '"', "$x^2$"]
@@ -117,8 +133,6 @@ class Course:
 
 
 def test_training_is_the_mean_over_members_that_are_left():
-    from stochens.report.drawings import figure_training
-
     figure = figure_training(Course())
     assert figure is not None
     (line,) = figure.axes[0].lines

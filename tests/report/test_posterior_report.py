@@ -7,8 +7,8 @@ import pytest
 import torch
 from tests.long import long_but
 from tests.page_parser import Page
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import stochens
 from stochens import InputError
@@ -68,7 +68,7 @@ def test_a_member_alone_has_the_measures_of_its_network(posterior, written):
             assert any(value == pytest.approx(wanted, rel=1e-5) for value in numbers)
 
 
-class Rows(torch.utils.data.Dataset):
+class Rows(Dataset[dict[str, Tensor]]):
     def __len__(self):
         return len(X)
 

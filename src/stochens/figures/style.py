@@ -37,7 +37,13 @@ LEGEND_COLUMNS, LEGEND_LINE = 4, 0.18  # inches
 FONT = "DejaVu Sans"  # comes with matplotlib; a page has its own
 FEW_LABELS = 3  # that any axis has room for beside its first
 SALT = "stochens"
+# matplotlib's own settings, so that a figure does not depend on what its user has set; not those of
+# the program that shows figures
+THEIRS = ("animation", "backend", "date", "docstring", "figure.hooks", "interactive", "savefig.dir")
+THEIRS += ("timezone", "tk.", "toolbar", "webagg")
 STYLE: dict[Any, Any] = {
+    name: value for name, value in matplotlib.rcParamsDefault.items() if not name.startswith(THEIRS)
+} | {
     "axes.axisbelow": True,
     "axes.edgecolor": RULE,
     "axes.facecolor": "none",

@@ -86,8 +86,8 @@ def test_a_page_of_numbers_is_in_the_units_of_the_data(typed, here, tmp_path):
     words = ("--data", tmp_path / "big.npz", "--target", "y", "--likelihood", "gaussian")
     said = typed("fit", "--model", "trees_nets:real", *words, *SMALL, "--normalise", "--out", out)
     assert said.code == 0, said.err
-    words = ("evaluate", out, tmp_path / "big.npz", "--same-model", "--resamples", 5)
-    said = typed(*words, "--report", page, "--json")
+    asked = ("evaluate", out, tmp_path / "big.npz", "--same-model", "--resamples", 5)
+    said = typed(*asked, "--report", page, "--json")
     values = [interval["value"] for interval in metrics(said)["metrics"].values()]
     shown = Page(page.read_text())
     assert shown.numbers[: len(values)] == values
