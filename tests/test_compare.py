@@ -7,8 +7,8 @@ import torch
 
 import stochens
 from stochens import GaussianPredictive, InputError, Predictive, metrics
+from stochens.figures.style import save_figure
 from stochens_lab.report.figures.courses import draw_uncertainty
-from stochens_lab.report.figures.style import save_figure
 
 
 def predictive(seed: int, classes: int = 3, sharp: float = 1.0) -> Predictive:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from stochens.errors import InputError, did_you_mean
+from stochens.likelihoods import Predicted
 from stochens.metrics import Interval, bootstrap
-from stochens.posterior.predictive import Predicted
 from stochens.reference_noise import stand_ins
 from stochens.text_table import GAP, folded, text_table
 

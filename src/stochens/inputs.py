@@ -1,8 +1,9 @@
 """Inputs alone, for prediction: of tensors, a Dataset or a DataLoader, with or without y."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
@@ -16,6 +17,7 @@ from stochens.data import (
     refuse_empty,
     shapes_of,
     source,
+    target_of,
 )
 from stochens.errors import InputError
 from stochens.trees import Input, InputTree, cat, form, match, named
@@ -105,6 +107,57 @@ def _without_y(batch: Any, like: Input | None) -> Any:
     tree = like.tree if isinstance(like, InputTree) else None
     whole = isinstance(tree, (tuple, list)) and len(tree) == len(batch)
     return batch if whole and isinstance(batch[0], Tensor) else batch[0]
+
+
+def targets(given: Any, like: Input | None = None, *, target: str | None = None) -> Tensor:
+    """y of data that hold it, in order: a Dataset or a DataLoader of (x, y), a dictionary with y by
+    its name, a Data, or (x, y).
+
+    >>> import torch
+    >>> targets({"x": torch.zeros(2, 1), "labels": torch.tensor([0, 1])})
+    tensor([0, 1])
+    """
+    if isinstance(given, Data):
+        given, target = given.data, given.target or target
+    if isinstance(given, DataLoader):
+        _refuse_disorder(given)
+    batches: Iterable[Any] = [columns_of(given)]
+    if isinstance(given, (Dataset, DataLoader)):
+        batches = given if isinstance(given, DataLoader) else in_order(given)
+    found = [torch.as_tensor(_target(batch, like, target)) for batch in batches]
+    if not found:
+        raise InputError("the data set is empty")
+    return torch.cat(found)
+
+
+def _target(batch: Any, like: Input | None, target: str | None) -> Any:
+    if isinstance(batch, Mapping):
+        return batch[target_of(batch, target)]
+    if isinstance(batch, (tuple, list)) and len(batch) == 2 and _without_y(batch, like) is batch[0]:
+        return batch[1]
+    raise InputError(f"y is not given, and x, a {type(batch).__name__}, does not hold it; give y")
+
+
+def pick_rows(
+    given: Any, rows: Sequence[int], like: Input | None = None, *, target: str | None = None
+) -> list[Input]:
+    """The inputs of some rows, each [1, ...]; of a Dataset or a DataLoader no others are held.
+
+    >>> import torch
+    >>> pick_rows(torch.arange(5), [3, 0])
+    [tensor([3]), tensor([0])]
+    """
+    if not isinstance(given, (Dataset, DataLoader)):
+        x = inputs(given, like, target=target)
+        return [x[k : k + 1] for k in rows]
+    found: dict[int, Input] = {}
+    first = 0
+    for block in input_blocks(given, like, target=target):
+        found |= {k: block[k - first : k - first + 1] for k in rows if 0 <= k - first < len(block)}
+        first += len(block)
+        if len(found) == len(set(rows)):
+            break
+    return [found[k] for k in rows]
 
 
 def first_input(given: Any, like: Input | None = None, *, target: str | None = None) -> Input:

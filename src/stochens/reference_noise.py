@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import torch
 
-from stochens.posterior.predictive import Predicted
+from stochens.likelihoods import Predicted
 
 P = TypeVar("P", bound=Predicted)
 

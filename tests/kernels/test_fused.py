@@ -12,7 +12,7 @@ from stochens.likelihoods import Categorical
 from stochens.members import builder, forward_each, init
 from stochens.program.fusions import fused_nll, fused_outputs
 from stochens.program.graph import graph_of
-from stochens.program.mlp_fusion import chain, likelihood_for
+from stochens.program.mlp_fusion import chain
 from stochens.program.program import Noise
 
 needs_compiler = pytest.mark.skipif(not mlp.available(), reason="no C++ compiler here")
@@ -99,8 +99,8 @@ class Smoothed(Categorical):
 
 
 def test_likelihoods_of_ones_own_are_left_to_vmap():
-    assert likelihood_for(Categorical()) == "categorical"
-    assert likelihood_for(Smoothed()) is None
+    assert Categorical().kernel() == "categorical"
+    assert Smoothed().kernel() is None
 
 
 @needs_compiler

@@ -169,7 +169,7 @@ def test_work_that_fails_is_one_line_and_another_code(monkeypatch, capsys):
 
 def test_what_takes_seconds_to_import_waits_until_it_is_needed():
     code = "import stochens_lab.cli, sys; print(*(m for m in sys.argv[1:] if m in sys.modules))"
-    slow = ["matplotlib", "scipy.stats", "sklearn", "pyarrow", "ray", "onnx", "arviz"]
+    slow = ["matplotlib", "jinja2", "scipy.stats", "sklearn", "pyarrow", "ray", "onnx", "arviz"]
     found = subprocess.run([sys.executable, "-c", code, *slow], capture_output=True, text=True)
     assert (found.stdout, found.stderr) == ("\n", "")
 

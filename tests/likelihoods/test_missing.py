@@ -10,7 +10,6 @@ from torch import nn
 import stochens
 from stochens import InputError
 from stochens.likelihoods import LIKELIHOODS
-from stochens.program.mlp_fusion import likelihood_for
 
 
 @pytest.mark.parametrize(
@@ -80,7 +79,7 @@ def test_labels_that_nobody_gave():
 def test_kernels_take_no_likelihood_whose_options_they_do_not_know():
     """Was: the C++ kernel would have read the label -100 as an address."""
     plain = [stochens.Categorical(), stochens.Homoscedastic(0.1), stochens.Heteroscedastic()]
-    assert all(likelihood_for(like) is not None for like in plain)
+    assert all(like.kernel() is not None for like in plain)
     for like in (
         stochens.Categorical(ignore_index=-100),
         stochens.Categorical(class_weights=[1.0, 2.0]),
@@ -89,7 +88,7 @@ def test_kernels_take_no_likelihood_whose_options_they_do_not_know():
         stochens.Homoscedastic(),
         *(kind() for name, kind in LIKELIHOODS.items() if name not in KERNELS),
     ):
-        assert likelihood_for(like) is None, like
+        assert like.kernel() is None, like
 
 
 KERNELS = ("categorical", "gaussian", "heteroscedastic")

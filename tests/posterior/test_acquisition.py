@@ -228,7 +228,7 @@ def test_a_prediction_for_botorch():
     # its variance is the unbiased one
     torch.testing.assert_close(found.variance, p.epistemic * 5 / 4)
     assert found.rsample(torch.Size([6])).shape == (6, 7, 1)
-    with pytest.raises(InputError, match="is of numbers, got a Predictive"):
+    with pytest.raises(InputError, match=r"this is for numbers.* got a Predictive"):
         botorch_posterior(Predictive.of(random_draws(2, 3, 2)))
 
 

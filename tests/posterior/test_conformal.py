@@ -302,7 +302,7 @@ class Given:
 @pytest.mark.parametrize("score", ["lac", "aps", "aps-randomized"])
 def test_sets_are_those_of_mapie(score, monkeypatch):
     classification = pytest.importorskip(
-        "mapie.classification", reason="needs MAPIE, an oracle that no extra installs"
+        "mapie.classification", reason="needs MAPIE: pip install mapie"
     )
     from sklearn.base import BaseEstimator, ClassifierMixin
 
@@ -327,7 +327,7 @@ def test_sets_are_those_of_mapie(score, monkeypatch):
 
 def test_penalties_are_those_of_mapie():
     raps = pytest.importorskip(
-        "mapie.conformity_scores.sets.raps", reason="needs MAPIE, an oracle that no extra installs"
+        "mapie.conformity_scores.sets.raps", reason="needs MAPIE: pip install mapie"
     )
     held, y = miscalibrated(50)
     score = raps.RAPSConformityScore()
@@ -340,9 +340,7 @@ def test_penalties_are_those_of_mapie():
 
 
 def test_intervals_are_those_of_mapie():
-    regression = pytest.importorskip(
-        "mapie.regression", reason="needs MAPIE, an oracle that no extra installs"
-    )
+    regression = pytest.importorskip("mapie.regression", reason="needs MAPIE: pip install mapie")
     from sklearn.base import BaseEstimator, RegressorMixin
 
     class Same(RegressorMixin, BaseEstimator):  # type: ignore[misc]

@@ -140,6 +140,20 @@ def write_folder(
         shutil.rmtree(part, ignore_errors=True)
 
 
+def write_whole(path: Path, content: bytes) -> None:
+    """One file, beside its place first, so that a reader never sees half of it."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(content)
+        sync(part)
+        part.replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or a folder's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

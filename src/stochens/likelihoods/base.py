@@ -4,13 +4,19 @@ import abc
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from stochens.errors import InputError
 from stochens.likelihoods.draws import Draws
+from stochens.likelihoods.targets import Missing
+
+# What y is in a table: one column with names of classes, a column of yes or no for each label, one
+# with the share of each class, or one for each number.
+Targets = Literal["classes", "labels", "shares", "numbers"]
+Kernel = Literal["categorical", "gaussian-heteroscedastic"] | tuple[Literal["gaussian"], float]
 
 
 class Likelihood(abc.ABC):
@@ -44,6 +50,9 @@ class Likelihood(abc.ABC):
     logits: ClassVar[bool] = False  # whether outputs are logits, which a temperature divides
     usual_method: ClassVar[str] = "dropout"  # of `fit`, where none is named
     least_squares: ClassVar[bool] = False  # whether a learned noise is the root of squared errors
+    targets: ClassVar[Targets] = "numbers"  # of a file with columns
+    ordered: ClassVar[bool] = False  # whether classes have an order, which names may not tell
+    missing: Missing = "refuse"  # what is done with targets that are NaN
 
     @abc.abstractmethod
     def nll(self, outputs: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -87,6 +96,25 @@ class Likelihood(abc.ABC):
     def width(self, targets: int) -> int:
         """How many outputs the user's network needs for D targets [N, D]."""
         raise InputError(f"the likelihood {self.name!r} does not say how many outputs it needs")
+
+    def classes(self, outputs: Tensor) -> int:
+        """How many classes a network with outputs [B, ...] tells apart, where targets are classes.
+
+        >>> from stochens.likelihoods import Ordinal
+        >>> Ordinal().classes(torch.zeros(5, 3))
+        4
+        """
+        raise InputError(f"the likelihood {self.name!r} has no classes")
+
+    def kernel(self) -> Kernel | None:
+        """What the kernels for whole networks call it; None where they know nothing of it, as of
+        ignored labels, weights of classes, missing targets, or a subclass."""
+        return None
+
+    @property
+    def learns_noise(self) -> bool:
+        """Whether the spread of y may be learned: not where it was given."""
+        return True
 
     def noise_parameter(self) -> str | None:
         """Which of the parameters that it `adds` is the log variance of Gaussian noise, [D]."""

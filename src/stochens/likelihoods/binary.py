@@ -10,6 +10,7 @@ from torch.nn.functional import softplus
 from stochens.errors import InputError
 from stochens.likelihoods.base import (
     Likelihood,
+    Targets,
     constant,
     mean_over_examples,
     over_places,
@@ -38,6 +39,7 @@ class Binary(Likelihood):
     name: ClassVar[str] = "binary"
     coarse: ClassVar[bool] = True
     logits: ClassVar[bool] = True
+    targets: ClassVar[Targets] = "classes"
 
     def __post_init__(self) -> None:
         checked = Categorical(ignore_index=self.ignore_index, class_weights=self.class_weights)
@@ -80,6 +82,14 @@ class Binary(Likelihood):
                 "more classes use 'categorical', and for places without a label ignore_index"
             )
         return y.long()
+
+    def classes(self, outputs: Tensor) -> int:
+        if outputs.dim() > 1 and outputs.shape[1] != 1:
+            raise InputError(
+                f"the network must return one logit [B, 1] or [B], got {tuple(outputs.shape)}; for "
+                "one logit for each class use 'categorical'"
+            )
+        return 2
 
     def check_outputs(self, outputs: Tensor, y: Tensor) -> None:
         if _one(outputs, 0).shape[1:] != y.shape[1:]:

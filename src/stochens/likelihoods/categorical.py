@@ -7,7 +7,15 @@ from typing import ClassVar
 from torch import Tensor
 
 from stochens.errors import InputError
-from stochens.likelihoods.base import Likelihood, constant, mean_over_examples, over_places, wide
+from stochens.likelihoods.base import (
+    Kernel,
+    Likelihood,
+    Targets,
+    constant,
+    mean_over_examples,
+    over_places,
+    wide,
+)
 from stochens.likelihoods.classes import Classes
 
 IMAGE = 4  # axes of outputs from which on the classes are the second one, as convolutions have them
@@ -46,6 +54,7 @@ class Categorical(Likelihood):
     name: ClassVar[str] = "categorical"
     coarse: ClassVar[bool] = True
     logits: ClassVar[bool] = True
+    targets: ClassVar[Targets] = "classes"
 
     def __post_init__(self) -> None:
         if self.class_weights is not None:
@@ -98,18 +107,24 @@ class Categorical(Likelihood):
         return y.long()
 
     def check_outputs(self, outputs: Tensor, y: Tensor) -> None:
-        if outputs.dim() < 2:
-            raise InputError(f"the network must return logits [B, C], got {tuple(outputs.shape)}")
-        last = self._classes_last(outputs, 0)
+        classes, last = self.classes(outputs), self._classes_last(outputs, 0)
         if last.shape[1:-1] != y.shape[1:]:
             raise InputError(_wrong_places(outputs, y, last))
-        classes, count = last.shape[-1], len(self.class_weights or ())
+        count = len(self.class_weights or ())
         if count not in (0, classes):
             raise InputError(f"class_weights are {count}, and the network has {classes} classes")
         real = y if self.ignore_index is None else y[y != self.ignore_index]
         low, high = (int(real.min()), int(real.max())) if real.numel() else (0, 0)
         if low < 0 or high >= classes:
             raise InputError(_out_of_range(low if low < 0 else high, classes))
+
+    def classes(self, outputs: Tensor) -> int:
+        if outputs.dim() < 2:
+            raise InputError(f"the network must return logits [B, C], got {tuple(outputs.shape)}")
+        return self._classes_last(outputs, 0).shape[-1]
+
+    def kernel(self) -> Kernel | None:
+        return "categorical" if self == Categorical() else None  # of this very class
 
     def advice(self, outputs: Tensor) -> str | None:
         """Of outputs that are probabilities already."""
@@ -133,6 +148,7 @@ class SoftLabels(Likelihood):
     name: ClassVar[str] = "soft-labels"
     coarse: ClassVar[bool] = True
     logits: ClassVar[bool] = True
+    targets: ClassVar[Targets] = "shares"
 
     def distribution(self, outputs: Tensor) -> Classes:
         """softmax(outputs)"""

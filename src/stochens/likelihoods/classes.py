@@ -15,7 +15,15 @@ from stochens.likelihoods.class_measures import (
     soft_measures,
     told_apart,
 )
-from stochens.likelihoods.draws import Draws, Measure, Parameters, Predicted, how_many
+from stochens.likelihoods.class_views import ClassViews
+from stochens.likelihoods.draws import (
+    Draws,
+    Measure,
+    Parameters,
+    Predicted,
+    central_interval,
+    how_many,
+)
 from stochens.metrics.information import entropy
 
 FEW_PLACES = 256  # of dense predictions, which chains of a sampler must agree about
@@ -109,6 +117,19 @@ class Predictive(Predicted):
         """The likeliest class of each input, or of each of its places: [B, ...]."""
         return self.mean.argmax(-1)
 
+    def columns(self, level: float = 0.95) -> dict[str, Tensor]:
+        """The likeliest class, the probability of each, an interval of what the draws say of it,
+        and both uncertainties in nats."""
+        low, high = central_interval(self.probs, level)
+        return {
+            "label": self.labels,
+            "prob": self.mean,
+            "low": low,
+            "high": high,
+            "entropy": self.entropy,
+            "mutual_information": self.mutual_information,
+        }
+
     def log_prob(self, y: Tensor) -> Tensor:
         """log of the mean probability of the labels y [B], in nats and float64: [B].
 
@@ -178,6 +199,19 @@ class Predictive(Predicted):
             aleatoric=aleatoric.to(self.aleatoric),
             draws=None,
             chains=(),
+        )
+
+    @property
+    def views(self) -> ClassViews:
+        """What figures and reports show of it."""
+        return ClassViews(self, self._targets)
+
+    def of_draws(self, rows: slice) -> "Predictive":
+        """What some of its draws say alone."""
+        probs = self.probs[rows]
+        aleatoric = entropy(probs).mean(0).to(probs)
+        return dataclasses.replace(
+            self, mean=probs.mean(0), aleatoric=aleatoric, draws=probs, chains=()
         )
 
     def beside(self, reference: "Predictive") -> dict[str, Tensor]:

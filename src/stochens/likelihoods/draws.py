@@ -4,11 +4,15 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from stochens.errors import InputError
+from stochens.figures.plots import Plots
+from stochens.figures.views import Views
 
 Parameters = tuple[Tensor, ...]
+MOST_QUANTILE = 1 << 24  # elements that torch.quantile takes at once
 Measure = tuple[Callable[..., Any], *tuple[Tensor, ...]]  # a metric, and what it is a function of
 
 
@@ -46,6 +50,65 @@ class Predicted(abc.ABC):
         """How well inputs of another kind, predicted as `far`, are told from these."""
         kind = type(self).__name__
         raise InputError(f"ood is for classes, and these are {kind}s; leave it out")
+
+    def columns(self, level: float = 0.95) -> dict[str, Tensor]:
+        """What a table says of each input, by name: [B], or [B, K] for K classes or targets.
+
+        level: of the intervals.
+        """
+        return {"mean": self.mean}
+
+    def moved(self, shift: Tensor, scale: Tensor) -> Self:
+        """The prediction of  shift + scale y  in float64, both [D], of numbers in units."""
+        raise InputError(f"a {type(self).__name__} has no units that could be changed")
+
+    @property
+    def entropy(self) -> Tensor:
+        """The whole uncertainty in nats, [B, ...]."""
+        raise InputError(f"a {type(self).__name__} does not say its entropy")
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """What the parameters are unsure of, in nats: [B, ...]."""
+        raise InputError(f"a {type(self).__name__} does not say its mutual information")
+
+    @property
+    def probs(self) -> Tensor:
+        """Of classes: the probabilities of each draw, [S, B, ..., C]."""
+        raise InputError(
+            f"this is for classes: a prediction or probs [S, B, C], got {type(self).__name__}"
+        )
+
+    def draw_moments(self) -> tuple[Tensor, Tensor]:
+        """Of numbers: mean and variance of y by each draw, [S, B, D]."""
+        raise InputError(
+            "this is for numbers: a prediction of a regression with its draws, got a "
+            f"{type(self).__name__}"
+        )
+
+    @property
+    def std(self) -> Tensor:
+        """Of numbers: the standard deviation of y, [B, D]."""
+        raise InputError(_no_numbers(self))
+
+    def quantile(self, level: float) -> Tensor:
+        """Of numbers: y with P(Y <= y) = level, [B, D]."""
+        raise InputError(_no_numbers(self))
+
+    @property
+    def views(self) -> Views:
+        """What figures and reports show of it; nothing, unless its kind states more."""
+        return Views()
+
+    @property
+    def plot(self) -> Plots:
+        """Figures, as matplotlib's axes: `p.plot.reliability(y)`, `risk_coverage(y)` and
+        `uncertainty(ood)`."""
+        return Plots(self)
+
+    def of_draws(self, rows: slice) -> Self:
+        """What some of its draws say alone, as a member's; the draws must have been kept."""
+        raise InputError(f"a {type(self).__name__} cannot be taken apart into draws")
 
     @abc.abstractmethod
     def quantities(self) -> Tensor:
@@ -116,6 +179,28 @@ class Draws(abc.ABC):
     def exported(self) -> dict[str, Tensor]:
         """The same averages by name, each [B, ...], for a file that needs no stochens: in the
         network's own precision, by operations that ONNX has."""
+
+
+def central_interval(values: Tensor, level: float) -> tuple[Tensor, Tensor]:
+    """The central interval that holds a share `level` of the draws: [S, B, ...] -> [B, ...] each.
+
+    >>> low, high = central_interval(torch.linspace(0, 1, 101).view(101, 1), 0.9)
+    >>> round(low.item(), 2), round(high.item(), 2)
+    (0.05, 0.95)
+    """
+    if not 0 < level < 1:
+        raise InputError(f"an interval's level must be in (0, 1), got {level!r}")
+    at = torch.tensor([(1 - level) / 2, (1 + level) / 2]).to(values)
+    rows = max(1, MOST_QUANTILE // max(1, values[:, :1].numel()))
+    low, high = torch.cat([part.quantile(at, 0) for part in values.split(rows, 1)], 1)
+    return low, high
+
+
+def _no_numbers(p: Predicted) -> str:
+    return (
+        "this needs a prediction of numbers, as posterior.predict(x) gives it for a regression; "
+        f"got a {type(p).__name__}"
+    )
 
 
 def how_many(draws: int | None) -> str:

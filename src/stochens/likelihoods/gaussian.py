@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Normal
 
 from stochens.errors import InputError
-from stochens.likelihoods.base import Likelihood, limited, mean_over_examples, wide
+from stochens.likelihoods.base import Kernel, Likelihood, limited, mean_over_examples, wide
 from stochens.likelihoods.draws import Draws, Measure, Parameters, how_many
 from stochens.likelihoods.number_measures import LEVEL, number_measures
 from stochens.likelihoods.numbers import Moments, exported_moments, moments_of
@@ -98,6 +98,24 @@ class GaussianPredictive(Moments):
             draw_variances=None if variances is None else scale**2 * variances,
         )
 
+    def moved(self, shift: Tensor, scale: Tensor) -> "GaussianPredictive":
+        """The prediction of  shift + scale y  in float64: a float32 has no digits left for a spread
+        of 1 around 1e8, and no variance of what is of the size 1e-24 or 1e24."""
+        shift, scale = (t.to(self.mean.device, torch.float64) for t in (shift, scale))
+        means, variances = self.draw_means, self.draw_variances
+        return dataclasses.replace(
+            self,
+            mean=self.mean.double() * scale + shift,
+            aleatoric=self.aleatoric.double() * scale**2,
+            epistemic=self.epistemic.double() * scale**2,
+            draw_means=None if means is None else means.double() * scale + shift,
+            draw_variances=None if variances is None else variances.double() * scale**2,
+        )
+
+    def draw_moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of y by each draw, [S, B, D]."""
+        return self.components()
+
     def components(self) -> tuple[Tensor, Tensor]:
         """The mixture's means and variances, each [S, B, D]."""
         if self.draw_means is None or self.draw_variances is None:
@@ -152,6 +170,11 @@ class GaussianPredictive(Moments):
         """Of targets y [B] or [B, D]."""
         y = self._targets(y)
         return number_measures(self.mean, y, -self.log_prob(y), self.crps(y), self.interval(LEVEL))
+
+    def of_draws(self, rows: slice) -> "GaussianPredictive":
+        """What some of its draws say alone."""
+        found = GaussianPredictive.of(*(t[rows] for t in self.components()))
+        return dataclasses.replace(found, missing=self.missing)
 
     def quantities(self) -> Tensor:
         """The means of the draws, [S, K]."""
@@ -293,6 +316,15 @@ class Homoscedastic(GaussianLikelihood):
     def noise_parameter(self) -> str | None:
         return LOG_VARIANCE if self.noise is None else None
 
+    @property
+    def learns_noise(self) -> bool:
+        return self.noise is None
+
+    def kernel(self) -> Kernel | None:
+        if self.noise is None or self != Homoscedastic(self.noise):
+            return None
+        return "gaussian", self.noise
+
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         if self.noise is None:
             return Heteroscedastic().moments(outputs)
@@ -339,3 +371,6 @@ class Heteroscedastic(GaussianLikelihood):
 
     def width(self, targets: int) -> int:
         return 2 * targets
+
+    def kernel(self) -> Kernel | None:
+        return "gaussian-heteroscedastic" if self == Heteroscedastic() else None

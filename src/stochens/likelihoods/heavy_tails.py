@@ -10,7 +10,7 @@ from torch import Tensor, distributions
 
 from stochens.errors import InputError
 from stochens.likelihoods.base import Likelihood, limited, mean_over_examples, wide
-from stochens.likelihoods.numbers import Numbers
+from stochens.likelihoods.numbers import Numbers, location_scale
 from stochens.likelihoods.special import betainc
 from stochens.likelihoods.targets import (
     Missing,
@@ -62,6 +62,10 @@ class LocationScale(Likelihood):
     def width(self, targets: int) -> int:
         return targets if self.scale is not None else 2 * targets
 
+    @property
+    def learns_noise(self) -> bool:
+        return self.scale is None
+
 
 @dataclasses.dataclass(frozen=True)
 class Laplace(LocationScale):
@@ -81,7 +85,13 @@ class Laplace(LocationScale):
     def distribution(self, outputs: Tensor) -> Numbers:
         """Laplace(loc, scale)"""
         loc, scale = self.both(outputs)
-        return Numbers(distributions.Laplace, loc=loc, scale=scale, missing=self.missing)
+        return Numbers(
+            distributions.Laplace,
+            loc=loc,
+            scale=scale,
+            missing=self.missing,
+            rescaled=location_scale,
+        )
 
     def terms(self, z: Tensor) -> Tensor:
         return z.abs() + math.log(2)
@@ -127,7 +137,14 @@ class StudentT(LocationScale):
         """loc + scale t"""
         loc, scale = self.both(outputs)
         df = torch.full_like(loc, self.df)
-        return Numbers(StudentTNumbers, df=df, loc=loc, scale=scale, missing=self.missing)
+        return Numbers(
+            StudentTNumbers,
+            df=df,
+            loc=loc,
+            scale=scale,
+            missing=self.missing,
+            rescaled=location_scale,
+        )
 
     def terms(self, z: Tensor) -> Tensor:
         """(df + 1) / 2 log(1 + z^2 / df) + log sqrt(df pi) Gamma(df / 2) / Gamma((df + 1) / 2)"""

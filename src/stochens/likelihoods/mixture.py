@@ -10,7 +10,7 @@ from torch.distributions import Distribution, constraints
 
 from stochens.errors import InputError
 from stochens.likelihoods.base import Likelihood, limited, mean_over_examples, wide
-from stochens.likelihoods.numbers import Numbers
+from stochens.likelihoods.numbers import Numbers, location_scale
 from stochens.likelihoods.targets import (
     Missing,
     check_missing,
@@ -106,7 +106,14 @@ class MixtureDensity(Likelihood):
     def distribution(self, outputs: Tensor) -> Numbers:
         """The mixture over components of each draw."""
         logits, loc, scale = self._parts(outputs)
-        return Numbers(GaussianMixture, logits=logits, loc=loc, scale=scale, missing=self.missing)
+        return Numbers(
+            GaussianMixture,
+            logits=logits,
+            loc=loc,
+            scale=scale,
+            missing=self.missing,
+            rescaled=location_scale,
+        )
 
     def nll(self, outputs: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         """-log sum_k w_k prod_d N(y_d; m_kd, s_kd^2)"""

@@ -10,8 +10,16 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 from stochens.errors import InputError
-from stochens.likelihoods.base import Likelihood, mean_over_examples, wide
-from stochens.likelihoods.draws import Draws, Measure, Parameters, Predicted, how_many
+from stochens.likelihoods.base import Likelihood, Targets, mean_over_examples, wide
+from stochens.likelihoods.draws import (
+    Draws,
+    Measure,
+    Parameters,
+    Predicted,
+    central_interval,
+    how_many,
+)
+from stochens.likelihoods.label_views import LabelViews
 from stochens.likelihoods.targets import Missing, check_missing, present
 from stochens.metrics import dense
 from stochens.metrics.information import entropy
@@ -36,6 +44,7 @@ class Multilabel(Likelihood):
     name: ClassVar[str] = "multilabel"
     coarse: ClassVar[bool] = True
     logits: ClassVar[bool] = True
+    targets: ClassVar[Targets] = "labels"
 
     def __post_init__(self) -> None:
         check_missing(self.missing)
@@ -147,6 +156,19 @@ class MultilabelPredictive(Predicted):
         """Which labels are likelier than not, as 0 and 1: [B, L]."""
         return (self.mean > 0.5).long()
 
+    def columns(self, level: float = 0.95) -> dict[str, Tensor]:
+        """Of each label: whether it is likelier than not, its probability, an interval of what the
+        draws say of that, and both uncertainties in nats."""
+        low, high = central_interval(self.logits.sigmoid(), level)
+        return {
+            "label": self.labels,
+            "prob": self.mean,
+            "low": low,
+            "high": high,
+            "entropy": self.entropy,
+            "mutual_information": self.mutual_information,
+        }
+
     def log_prob(self, y: Tensor) -> Tensor:
         """log 1/S sum_s prod_l p_s(y_l) of labels y [B, L], in nats and float64: [B]. NaN in y is
         left out where the likelihood has missing="mask"."""
@@ -162,31 +184,38 @@ class MultilabelPredictive(Predicted):
         return (torch.rand(probs.shape, generator=generator) < probs.cpu()).long()
 
     def measures(self, y: Tensor) -> dict[str, Measure]:
-        """Of labels y [B, L]."""
+        """Of labels y [B, L]; examples of which none is known are left out."""
         own, there = present(self._targets(y).double().cpu())
-        there, mean = there.double(), self.mean.double().cpu()
+        rows = there.any(1)
+        if not bool(rows.any()):
+            raise InputError("no label is left to measure by: all are NaN")
+        nll, both = -self.log_prob(y).cpu()[rows], (self.entropy, self.mutual_information)
+        own, there, mean = own[rows], there[rows].double(), self.mean.double().cpu()[rows]
         said, count = (mean > 0.5).double(), there.sum(1)
         hit, wrong = said * own * there, (said != own).double() * there
         tables = torch.stack([hit, said * there, own * there], -1)  # [B, L, 3]
-        place = (mean * BINS).ceil().long().clamp(1, BINS) - 1
-        one_hot = torch.nn.functional.one_hot(place, BINS).double() * there.unsqueeze(-1)
-        bins = torch.stack(
-            [(one_hot * t.unsqueeze(-1)).sum(1) for t in (torch.ones_like(mean), mean, own)], -1
-        )  # [B, BINS, 3]
-        unsure = [
-            (t.double().cpu() * there).sum(1) for t in (self.entropy, self.mutual_information)
-        ]
+        unsure = [(t.double().cpu()[rows] * there).sum(1) for t in both]
         return {
             "exact match": (torch.mean, (wrong.sum(1) == 0).double()),
             "accuracy": (dense.ratio, count - wrong.sum(1), count),
             "macro F1": (_macro_f1, tables),
             "micro F1": (_micro_f1, tables),
-            "NLL": (torch.mean, -self.log_prob(y).cpu()),
+            "NLL": (torch.mean, nll),
             "Brier": (dense.ratio, ((mean - own).square() * there).sum(1), count),
-            "ECE": (dense.binned_ece, bins),
+            "ECE": (dense.binned_ece, _bins(mean, own, there)),
             "entropy": (dense.ratio, unsure[0], count),
             "MI": (dense.ratio, unsure[1], count),
         }
+
+    @property
+    def views(self) -> LabelViews:
+        """What figures and reports show of it."""
+        return LabelViews(self, self._targets, _bins)
+
+    def of_draws(self, rows: slice) -> "MultilabelPredictive":
+        """What some of its draws say alone."""
+        found = MultilabelPredictive.of(self.logits[rows])
+        return dataclasses.replace(found, missing=self.missing)
 
     def quantities(self) -> Tensor:
         """The probabilities of each draw, [S, K]."""
@@ -233,6 +262,15 @@ class Labels(Draws):
         each = _plain_entropy(self.logits.sigmoid()).mean(0)
         unsure = (total - each).clamp_min(0.0)
         return {"probs": mean, "entropy": total, "mutual_information": unsure}
+
+
+def _bins(mean: Tensor, own: Tensor, there: Tensor) -> Tensor:
+    """By P(yes), in equally wide bins: how many labels, their probability, how many are yes; mean,
+    own and there [B, L] -> [B, BINS, 3]."""
+    place = (mean * BINS).ceil().long().clamp(1, BINS) - 1
+    one_hot = torch.nn.functional.one_hot(place, BINS).double() * there.unsqueeze(-1)
+    each = (torch.ones_like(mean), mean, own)
+    return torch.stack([(one_hot * t.unsqueeze(-1)).sum(1) for t in each], -1)
 
 
 def _entropies(logits: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from stochens import metrics
+from stochens.errors import InputError
 from stochens.likelihoods.draws import Measure
 from stochens.metrics import dense
 
@@ -26,6 +27,8 @@ def number_measures(
     y = y.where(y == y, mean)
     if bool((count == 0).any()):  # rows of which nothing is known
         some = count > 0
+        if not bool(some.any()):
+            raise InputError("no target is left to measure by: all are NaN")
         mean, y, crps, there, count, nll = (t[some] for t in (mean, y, crps, there, count, nll))
         interval = interval and (_columns(interval[0])[some], _columns(interval[1])[some])
     whole = bool((there == 1).all())

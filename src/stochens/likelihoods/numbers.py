@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from stochens.errors import InputError
+from stochens.likelihoods.crossing import crossing, first_whole
 from stochens.likelihoods.draws import Draws, Measure, Parameters, Predicted, how_many
 from stochens.likelihoods.information import MOST_COUNTS, discrete_crps, information
 from stochens.likelihoods.number_measures import LEVEL, number_measures
+from stochens.likelihoods.number_views import NumberViews
 from stochens.likelihoods.targets import Missing, check_missing, present
 from stochens.metrics.numbers import crps, gaussian_crps_terms, laplace_crps_terms
 from stochens.metrics.terms import per_example
@@ -22,8 +24,7 @@ from stochens.randomness.seeds import seeded
 CRPS_DRAWS = 1000  # of y, where the CRPS has no closed form
 CRPS_PAIRS = 100_000_000  # of draws and targets, from which on it is by draws of y too
 ALMOST_ALL = 1 - 1e-12  # of the probability of counts, which are added up that far
-HALVINGS = 60  # of the bracket of a quantile: beyond float64's precision
-DOUBLINGS = 60  # of a first guess of that bracket
+DOUBLINGS = 60  # of a first guess of a quantile's bracket
 CLASSES = (torch.distributions.Categorical, torch.distributions.OneHotCategorical)
 
 
@@ -44,6 +45,18 @@ class Moments(Predicted):
     def std(self) -> Tensor:
         """The root of `variance`."""
         return self.variance.sqrt()
+
+    def columns(self, level: float = LEVEL) -> dict[str, Tensor]:
+        """Mean, standard deviation, the interval where the family has a cdf, and the two parts of
+        the standard deviation, whose squares add up to its square: [B, D] each."""
+        ends = self.interval(level) if has_cdf(self.each()) else ()
+        return {
+            "mean": self.mean,
+            "std": self.std,
+            **dict(zip(("low", "high"), ends, strict=False)),
+            "epistemic_std": self.epistemic.sqrt(),
+            "aleatoric_std": self.aleatoric.sqrt(),
+        }
 
     @abc.abstractmethod
     def each(self) -> Distribution:
@@ -90,6 +103,22 @@ class Moments(Predicted):
             each_column = [per_example(crps, d[..., None], v[:, None]) for d, v in columns]
             found = torch.stack(each_column, 1).reshape(y.shape)
         return found.where(there, math.nan)
+
+    @property
+    def views(self) -> NumberViews:
+        """What figures and reports show of it."""
+        return NumberViews(self, self._targets, self._cumulative)
+
+    def _cumulative(self, y: Tensor) -> tuple[Tensor, Tensor] | None:
+        """P(Y < y) and P(Y <= y) under the mixture, each [B, D] in float64; None where the family
+        has no cdf."""
+        each = self.each()
+        if not has_cdf(each):
+            return None
+        y = present(y.to(self.mean.device, torch.float64))[0]
+        up_to = each.cdf(y).mean(0)
+        whole = getattr(each.support, "is_discrete", False)
+        return (each.cdf(y - 1).mean(0) if whole else up_to), up_to
 
     def _counts(self) -> Tensor | None:
         """0, 1, ... as far as they have any probability; None for other numbers, and for many."""
@@ -189,6 +218,22 @@ class NumberPredictive(Moments):
         draws = kept[0].at(tuple(torch.cat(p, 1) for p in each))
         return cls(mean, aleatoric, epistemic, draws, *also)
 
+    def moved(self, shift: Tensor, scale: Tensor) -> "NumberPredictive":
+        """The prediction of  shift + scale y  in float64, with draws where they were kept."""
+        draws = None if self.draws is None else self.draws.moved(shift, scale)
+        shift, scale = (t.to(self.mean.device, torch.float64) for t in (shift, scale))
+        return dataclasses.replace(
+            self,
+            mean=self.mean.double() * scale + shift,
+            aleatoric=self.aleatoric.double() * scale**2,
+            epistemic=self.epistemic.double() * scale**2,
+            draws=draws,
+        )
+
+    def draw_moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of y by each draw, [S, B, D]."""
+        return self.components().moments()
+
     def components(self) -> "Numbers":
         """The mixture's distributions; `.each` is one of torch's, of [S, B, D]."""
         if self.draws is None:
@@ -222,30 +267,27 @@ class NumberPredictive(Moments):
             return draws.at(tuple(p[rows] for p in draws.parameters)).each.sample()
 
     def quantile(self, level: float) -> Tensor:
-        """The smallest y with P(Y <= y) >= level under the mixture, by bisection: [B, D]."""
+        """The smallest y with P(Y <= y) >= level under the mixture: [B, D]."""
         if not 0 < level < 1:
             raise InputError(f"a quantile's level must be in (0, 1), got {level!r}")
         each, mean = self.each(), self.mean.double()
 
-        def is_reached(y: Tensor) -> Tensor:  # NaN, as below the support, is not
-            return _cdf(each, y).mean(0) >= level
+        def above(y: Tensor) -> Tensor:  # NaN, as below the support, is not
+            return (_cdf(each, y).mean(0) - level).nan_to_num(-1.0)
 
         reach = ((each.mean - mean).abs() + each.stddev).amax(0)
-        reach = reach.nan_to_num(1.0, 1.0).clamp_min(1e-9)  # a guess, which need not be good
+        # a guess, which need not be good; of the size of y, which may be 1e-24
+        reach = reach.nan_to_num(1.0, 1.0).maximum(1e-9 * mean.abs().nan_to_num(1.0, 1.0))
         low, high = mean - reach, mean + reach
         for _ in range(DOUBLINGS):
-            over, under = is_reached(low), ~is_reached(high)
+            over, under = above(low) >= 0, above(high) < 0
             if not bool((over | under).any()):
                 break
             reach = 2 * reach
             low = torch.where(over, mean - reach, low)
             high = torch.where(under, mean + reach, high)
-        for _ in range(HALVINGS):
-            middle = (low + high) / 2
-            up = is_reached(middle)
-            low, high = torch.where(up, low, middle), torch.where(up, middle, high)
         whole = getattr(each.support, "is_discrete", False)
-        found = high.floor() if whole else high  # a jump is at or just below `high`
+        found = (first_whole if whole else crossing)(above, low, high)
         return torch.where(mean.isfinite(), found, math.nan).to(self.mean)
 
     def measures(self, y: Tensor) -> dict[str, Measure]:
@@ -254,6 +296,11 @@ class NumberPredictive(Moments):
         interval = self.interval(LEVEL) if has_cdf(self.each()) else None
         found = number_measures(self.mean, y, -self.log_prob(y), self.crps(y), interval)
         return found if self.more is None else found | self.more(self, y)
+
+    def of_draws(self, rows: slice) -> "NumberPredictive":
+        """What some of its draws say alone."""
+        draws = self.components()
+        return NumberPredictive.of(draws.at(tuple(p[rows] for p in draws.parameters)))
 
     def quantities(self) -> Tensor:
         """The means of the draws, [S, K]."""
@@ -278,6 +325,20 @@ def _cdf(each: Distribution, y: Tensor) -> Tensor:
         ) from None
 
 
+Named = dict[str, Tensor]
+Rescaled = Callable[[Named, Tensor, Tensor], Named]
+
+
+def location_scale(named: Named, shift: Tensor, scale: Tensor) -> Named:
+    """shift + scale y  of  y = loc + scale z:  loc and scale [..., D].
+
+    >>> one = torch.ones(1)
+    >>> location_scale({"loc": one, "scale": one}, 3 * one, 2 * one)
+    {'loc': tensor([5.]), 'scale': tensor([2.])}
+    """
+    return {"loc": shift + scale * named["loc"], "scale": scale * named["scale"]}
+
+
 class Numbers(Draws):
     """Each draw's distribution of y, by a family of torch.distributions and its parameters.
 
@@ -285,6 +346,8 @@ class Numbers(Draws):
     They make a `NumberPredictive`.
 
     missing="mask": NaN among targets is left out. more(p, y): what is measured beside the usual.
+    rescaled(parameters, shift, scale): the parameters by name of shift + scale y, both [D], where
+    such a y is of the same family (`location_scale`); a table with scaled targets needs it.
 
     >>> draws = Numbers(torch.distributions.Poisson, rate=torch.ones(3, 5, 1))
     >>> draws.each.mean.shape  # [S, B, D]
@@ -297,6 +360,7 @@ class Numbers(Draws):
         *,
         missing: Missing = "refuse",
         more: Measures | None = None,
+        rescaled: "Rescaled | None" = None,
         **parameters: Tensor,
     ) -> None:
         check_missing(missing)
@@ -305,7 +369,7 @@ class Numbers(Draws):
         if family in CLASSES:
             raise InputError("Numbers is for numbers; for classes return Classes(probs)")
         self.family, self.named = family, parameters
-        self.missing, self.more = missing, more
+        self.missing, self.more, self.rescaled = missing, more, rescaled
 
     @property
     def each(self) -> Distribution:
@@ -335,7 +399,20 @@ class Numbers(Draws):
 
     def at(self, parameters: Parameters) -> "Numbers":
         named = dict(zip(self.named, parameters, strict=True))
-        return Numbers(self.family, missing=self.missing, more=self.more, **named)
+        also = {"missing": self.missing, "more": self.more, "rescaled": self.rescaled}
+        return Numbers(self.family, **also, **named)  # type: ignore[arg-type]
+
+    def moved(self, shift: Tensor, scale: Tensor) -> "Numbers":
+        """The distributions of  shift + scale y,  in float64; both [D]."""
+        if self.rescaled is None:
+            raise InputError(
+                f"{type(self.each).__name__} in other units is not known: give Numbers "
+                "rescaled=..., which says what becomes of its parameters"
+            )
+        wide = {name: p.double() for name, p in self.named.items()}
+        ends = (t.to(self.parameters[0].device, torch.float64) for t in (shift, scale))
+        changed = wide | self.rescaled(wide, *ends)
+        return self.at(tuple(changed[name] for name in self.named))
 
     def double(self) -> "Numbers":
         """In float64."""

@@ -9,7 +9,7 @@ from torch.nn.functional import logsigmoid, softplus
 
 from stochens import metrics
 from stochens.errors import InputError
-from stochens.likelihoods.base import Likelihood, mean_over_examples, wide
+from stochens.likelihoods.base import Likelihood, Targets, mean_over_examples, wide
 from stochens.likelihoods.classes import Classes, Predictive
 from stochens.likelihoods.draws import Measure
 
@@ -29,6 +29,8 @@ class Ordinal(Likelihood):
 
     name: ClassVar[str] = "ordinal"
     coarse: ClassVar[bool] = True
+    targets: ClassVar[Targets] = "classes"
+    ordered: ClassVar[bool] = True
 
     def distribution(self, outputs: Tensor) -> Classes:
         """P(y <= k) - P(y <= k - 1)"""
@@ -49,12 +51,15 @@ class Ordinal(Likelihood):
             )
         return y.long()
 
-    def check_outputs(self, outputs: Tensor, y: Tensor) -> None:
+    def classes(self, outputs: Tensor) -> int:
         if outputs.dim() != 2:
             raise InputError(
                 f"the network must return [B, C - 1] for C classes, got {tuple(outputs.shape)}"
             )
-        low, high, classes = int(y.min()), int(y.max()), outputs.shape[1] + 1
+        return outputs.shape[1] + 1
+
+    def check_outputs(self, outputs: Tensor, y: Tensor) -> None:
+        classes, low, high = self.classes(outputs), int(y.min()), int(y.max())
         if low < 0 or high >= classes:
             raise InputError(
                 f"label {low if low < 0 else high} is out of range: the network has "

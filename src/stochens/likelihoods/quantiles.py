@@ -21,8 +21,9 @@ from stochens.likelihoods.targets import (
     present,
     real_targets,
 )
+from stochens.metrics import dense
 
-NARROWEST = 1e-6  # of the size of a quantile: how near two of them may be
+NARROWEST = 1e-6  # of the distance between the outermost quantiles: how near two of them may be
 
 
 class QuantileSpline(Distribution):
@@ -43,7 +44,8 @@ class QuantileSpline(Distribution):
         between = [b - a for a, b in itertools.pairwise(levels)]
         self.masses = constant(tuple(between), values.dtype, values.device)  # [Q - 1]
         values = values.sort(-1).values
-        least = NARROWEST * values.abs().amax(-1, keepdim=True) + torch.finfo(values.dtype).tiny
+        kind, size = torch.finfo(values.dtype), values.abs().amax(-1, keepdim=True)
+        least = NARROWEST * (values[..., -1:] - values[..., :1]) + 8 * kind.eps * size + kind.tiny
         self.widths = values.diff(dim=-1).maximum(least)  # [..., Q - 1]
         self.knots = values[..., :1] + torch.nn.functional.pad(self.widths.cumsum(-1), (1, 0))
         self.density = self.masses / self.widths
@@ -160,6 +162,7 @@ class Quantiles(Likelihood):
             values=self._by_target(outputs),
             missing=self.missing,
             more=functools.partial(pinball_measures, levels=self.levels),
+            rescaled=_rescaled,
         )
 
     def nll(self, outputs: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -180,12 +183,20 @@ class Quantiles(Likelihood):
         return len(self.levels) * targets
 
 
+def _rescaled(named: dict[str, Tensor], shift: Tensor, scale: Tensor) -> dict[str, Tensor]:
+    """Quantiles [..., D, Q] of shift + scale y."""
+    return {"values": shift.unsqueeze(-1) + scale.unsqueeze(-1) * named["values"]}
+
+
 def pinball_measures(
     p: NumberPredictive, y: Tensor, *, levels: tuple[float, ...]
 ) -> dict[str, Measure]:
-    """The pinball loss of the prediction's own quantiles, the mean over the levels."""
-    rows = ~y.isnan().flatten(1).any(1)
-    own = y[rows].to(p.mean)
-    errors = [(t, own - p.quantile(t)[rows]) for t in levels]
-    terms = [torch.maximum(t * e, (t - 1) * e).flatten(1).double().mean(1) for t, e in errors]
-    return {"pinball": (torch.mean, torch.stack(terms).mean(0))}
+    """The pinball loss of the prediction's own quantiles, the mean over the levels and over the
+    targets that are there."""
+    own, there = present(y.to(p.mean))
+    errors = [(t, own - p.quantile(t)) for t in levels]
+    terms = torch.stack([torch.maximum(t * e, (t - 1) * e).double() for t, e in errors]).mean(0)
+    if bool(there.all()):
+        return {"pinball": (torch.mean, terms.flatten(1).mean(1))}
+    sums = terms.where(there, 0.0).flatten(1).sum(1)
+    return {"pinball": (dense.ratio, sums, there.flatten(1).sum(1).double())}

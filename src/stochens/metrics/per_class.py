@@ -38,7 +38,12 @@ def scores_of(confusion: Tensor) -> ClassScores:
     tensor([0.6667, 1.0000], dtype=torch.float64)
     """
     total = confusion.double()
-    hit, labelled, predicted = total.diagonal(), total.sum(1), total.sum(0)
+    return scores_from(total.diagonal(), total.sum(1), total.sum(0))
+
+
+def scores_from(hit: Tensor, labelled: Tensor, predicted: Tensor) -> ClassScores:
+    """From how often each class was rightly predicted, is there, and was predicted; all [C]."""
+    hit, labelled, predicted = hit.double(), labelled.double(), predicted.double()
     nowhere = (labelled + predicted) == 0
 
     def share(of: Tensor) -> Tensor:

@@ -48,9 +48,8 @@ def bald(p: Predicted | Tensor) -> Tensor:
     >>> bald(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))  # two draws that contradict each other
     tensor([0.6931], dtype=torch.float64)
     """
-    if not isinstance(p, Tensor) and hasattr(p, "mutual_information"):
-        found: Tensor = p.mutual_information
-        return found.detach().cpu().double()
+    if isinstance(p, Predicted):
+        return p.mutual_information.detach().cpu().double()
     return mutual_information(_draws(p))
 
 
@@ -137,7 +136,7 @@ def thompson(p: Predicted, count: int, *, goal: Goal = "max", seed: int = 0) -> 
 
 def _draws(p: Any) -> Tensor:
     """Probabilities of each draw, [S, B, C] in float64."""
-    if not isinstance(p, Tensor) and not hasattr(p, "probs"):
+    if not isinstance(p, (Predicted, Tensor)):
         raise InputError(
             f"this is for classes: a prediction or probs [S, B, C], got {type(p).__name__}"
         )

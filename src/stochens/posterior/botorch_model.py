@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from stochens.checks import whole, whole_seed
-from stochens.errors import InputError
 from stochens.likelihoods import Predicted, draws_of
 from stochens.members import forward
 from stochens.posterior.low_rank import params_of_draw
@@ -26,13 +25,7 @@ def botorch_posterior(p: Predicted) -> Any:
     torch.Size([4, 1])
     """
     posterior = _needed("botorch.posteriors.ensemble").EnsemblePosterior
-    if not hasattr(p, "components"):
-        raise InputError(
-            f"BoTorch's EnsemblePosterior is of numbers, got a {type(p).__name__}; a prediction of "
-            "a regression has them"
-        )
-    found = p.components()
-    return posterior(values=found[0] if isinstance(found, tuple) else found.moments()[0])
+    return posterior(values=p.draw_moments()[0])
 
 
 def botorch_model(posterior: Posterior, *, draws: int = 1, seed: int = 0) -> Any:

@@ -104,7 +104,7 @@ def ends(p: Any, score: Score, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
     if score == "absolute":
         mean = _numbers(p if isinstance(p, Tensor) else p.mean, "the mean")
         return mean, mean, torch.ones_like(mean)
-    if not hasattr(p, "std") or not hasattr(p, "quantile") or isinstance(p, Tensor):
+    if not isinstance(p, Predicted):
         raise InputError(
             f"score={score!r} needs a prediction of numbers, as posterior.predict(x) gives it, got "
             f"{type(p).__name__}; score='absolute' takes the mean [B, D]"

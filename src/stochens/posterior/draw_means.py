@@ -5,17 +5,14 @@ from typing import Any
 from torch import Tensor
 
 from stochens.errors import InputError
+from stochens.likelihoods import Predicted
 
 
 def draw_moments(p: Any) -> tuple[Tensor, Tensor]:
     """Mean and variance of y by each draw of a prediction of one target, each [S, B] in float64."""
-    if not hasattr(p, "components"):
-        raise InputError(
-            "this is for numbers: a prediction of a regression with its draws, got "
-            f"{type(p).__name__}"
-        )
-    found = p.components()
-    means, variances = found if isinstance(found, tuple) else found.moments()
+    if not isinstance(p, Predicted):
+        raise InputError(f"this is for what posterior.predict(x) gives, got a {type(p).__name__}")
+    means, variances = p.draw_moments()
     if means.dim() != 3 or means.shape[2] != 1:
         raise InputError(
             f"this is for one target, and the prediction has draws {tuple(means.shape)}; "

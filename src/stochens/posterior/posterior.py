@@ -2,7 +2,8 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from stochens.posterior.low_rank import params_of_draw
 from stochens.posterior.machines import predict_on_machines, refuse_unfit
 from stochens.posterior.of import fields_of
 from stochens.posterior.reading import PIECE, Ahead, predict_blocks
+from stochens.posterior.reporting import Wishes, check_place, write_report
 from stochens.posterior.shared_noise import noise_by_name, noise_requests
 from stochens.posterior.streaming import Ask, bytes_of_one, plan, predictive
 from stochens.posterior.temperature import temperature_of
@@ -187,6 +189,49 @@ class Posterior(PosteriorFields):
 
         with matmul_precision(run):
             return predict_blocks(blocks, planned, predicted, piece=PIECE if streamed else None)
+
+    def report(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        ood: Any = None,
+        out: Any = "report.html",
+        title: str | None = None,
+        names: Sequence[str] = (),
+        features: Sequence[str] = (),
+        show: Callable[[Any], Any] | None = None,
+        draws: int = 1,
+        seed: int = 0,
+        resamples: int = 300,
+        overwrite: bool = False,
+    ) -> Path:
+        """Write one HTML page on what this posterior predicts, and return where it is.
+
+        It has every measure with its 95 % interval, the figures and tables that the likelihood
+        states (reliability, risk and coverage, histograms of uncertainty, scores by class), the
+        most uncertain and the most confidently wrong examples, members beside the ensemble, and
+        the training curves. It opens from disk, in light and dark, and asks nothing of a network.
+        It needs `stochens[report]`.
+
+        x, y: inputs as `predict` takes them, and the truth; y may be in x, as in a Dataset or a
+            DataLoader of (x, y), or a dictionary with "labels".
+        ood: inputs of another kind, of which it should be less sure.
+        names: of classes, labels or targets, in their order; features: of the columns of x.
+        show: a function of one input that gives what to show of it: an array [H, W] or [H, W, 3],
+            or a text. If not given, [C, H, W] and [H, W] are pictures, and other inputs rows.
+        draws, seed: as in `predict`; resamples: of the bootstrap behind the intervals.
+
+        >>> import stochens, tempfile
+        >>> x, y = stochens.toy_set("a", n=40)
+        >>> posterior = stochens.fit(stochens.MLP(2, 5, 2), (x, y), members=3, epochs=1)
+        >>> posterior.report(x, y, out=tempfile.mkdtemp() + "/report.html").name
+        'report.html'
+        """
+        path = check_place(out, overwrite=overwrite)
+        wishes = Wishes(title, names, features, show, draws, seed, resamples)
+        write_report(self, x, y, ood, path, wishes)
+        return path
 
     def export(
         self,

@@ -58,13 +58,12 @@ def ood_score(p: Predicted | Tensor, score: Score = "entropy") -> Tensor:
         return entropy(probs)
     if score == "max_prob":
         return 1 - probs.amax(-1)
-    if isinstance(p, Tensor) or not hasattr(p, "mutual_information"):
+    if isinstance(p, Tensor):
         raise InputError(
             "mutual information is of a prediction, posterior.predict(x); probs [B, C] are the "
             "mean of its members, which does not tell how they differ"
         )
-    found: Tensor = p.mutual_information
-    return found.detach().cpu().double()
+    return p.mutual_information.detach().cpu().double()
 
 
 def energy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stochens.kernels import mlp, nuts
-from stochens.likelihoods import Categorical, Heteroscedastic, Homoscedastic, Likelihood
+from stochens.likelihoods import Likelihood
 from stochens.members import Params
 from stochens.methods.gaussian import GaussianLayer
 from stochens.program.draw_weights import draw_weights
@@ -83,7 +83,7 @@ def nll(
     seed: int,
 ) -> Callable[[Params, Any, int | Tensor], Tensor] | None:
     """A function (params, rows [M, B] or None, step) -> mean NLL [M], or None where none fits."""
-    found, code = _chain_for(graph, likelihood, x), likelihood_for(likelihood)
+    found, code = _chain_for(graph, likelihood, x), likelihood.kernel()
     if found is None or code is None:
         return None
     layers = found.layers
@@ -161,7 +161,7 @@ def flat_layers(
 def _chain_for(graph: Graph, likelihood: Likelihood | None, x: Tensor) -> Chain | None:
     if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
         return None
-    if likelihood is not None and likelihood_for(likelihood) is None:
+    if likelihood is not None and likelihood.kernel() is None:
         return None
     found = chain(graph)
     return found if found is not None and found.takes(x) and mlp.available() else None
@@ -229,14 +229,3 @@ def _variance(node: Node, params: Params) -> mlp.Variance | None:
     own = {n.removeprefix(node.prefix): p for n, p in params.items() if n.startswith(node.prefix)}
     variances = {name: s.square() for name, s in node.layer.stacked_sigmas(own).items()}
     return variances["weight"], variances.get("bias")
-
-
-def likelihood_for(likelihood: Likelihood) -> mlp.Likelihood | None:
-    """As the kernel names it, or None where it has none."""
-    # not isinstance: a subclass may have an nll of its own; and without ignored labels, weights of
-    # classes or missing targets, which kernels know nothing of
-    if likelihood == Categorical():
-        return "categorical"
-    if type(likelihood) is Homoscedastic and likelihood == Homoscedastic(likelihood.noise):
-        return None if likelihood.noise is None else ("gaussian", likelihood.noise)
-    return "gaussian-heteroscedastic" if likelihood == Heteroscedastic() else None

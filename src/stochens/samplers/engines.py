@@ -13,7 +13,7 @@ from stochens.kernels.graphs import record_graph
 from stochens.kernels.nuts import CpuChains, CudaChains, kernel_for
 from stochens.private_names import copy_all
 from stochens.program.graph import graph_of
-from stochens.program.mlp_fusion import flat_layers, likelihood_for
+from stochens.program.mlp_fusion import flat_layers
 from stochens.samplers import fixed, nuts
 from stochens.samplers.adaptation import Adaptation
 from stochens.samplers.problem import Problem
@@ -161,7 +161,7 @@ def _compiled(problem: Problem, state: State, rules: Rules, record: Record) -> C
     if not problem.coordinates.plain:  # kernels know one precision, and no mean
         return None
     layers = flat_layers(graph_of(problem.net), x, problem.shapes)
-    code = likelihood_for(problem.likelihood)
+    code = problem.likelihood.kernel()
     if layers is None or code is None:
         return None
     kind = kernel_for(layers, code, x, state.tree_q.shape[1])

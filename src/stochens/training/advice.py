@@ -73,15 +73,15 @@ def advise_after(
         return  # of targets that are missing: what is left of the errors is not known by the loss
     said = None
     noisy = bool(stochastic_layers(net))
-    given = getattr(like, "noise", None) is not None
-    if like.least_squares and not (given or noisy) and len(trained.history.nll) >= EPOCHS:
+    learned = like.learns_noise
+    if like.least_squares and learned and not noisy and len(trained.history.nll) >= EPOCHS:
         # first: where the network follows the noise, a learned one that is on its way down to what
         # is left of it is not too large, and more epochs would make it worse
         said = _followed(settings, like, trained, data, net, prior)
     last = len(trained.history.nll) - 1
     if said is None and bool((trained.history.kept == last).all()):  # not where validation chose
         said = _not_arrived(settings, steps, like, trained, data.examples, prior)
-    if said is None and noisy and not given:
+    if said is None and noisy and learned:
         said = _counted_twice(settings, like, trained, data, net, rules)
     if said is not None:
         warnings.warn(said, TrainingAdvice, stacklevel=outside())

@@ -88,6 +88,7 @@ def _print_outcome(config: FitConfig, as_json: bool) -> None:
                 "members": members,
                 "features": list(schema.layout.features),
                 "target": list(schema.layout.targets),
+                "likelihood": config.likelihood,
                 "classes": list(schema.classes),
                 "seconds": found.about["seconds"],
                 "validation": measures,
@@ -99,7 +100,8 @@ def _print_outcome(config: FitConfig, as_json: bool) -> None:
             {"held out": {name: read_interval(numbers) for name, numbers in measures.items()}}
         )
     inputs = "x".join(map(str, schema.layout.shape))
-    classes = f", {len(schema.classes)} classes" if schema.classes else ""
+    width = schema.width or 1
+    classes = f", {width} {schema.kind}" if schema.classes or width > 1 else ""
     print_line(
         f"{members} members of {method_name(config)}: {inputs} inputs{classes}, "
         f"{found.about['seconds']:.1f} s"

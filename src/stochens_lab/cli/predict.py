@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from stochens.errors import InputError
+from stochens.posterior.reporting import check_place
 from stochens_lab.cli.app import app, printable
 from stochens_lab.cli.shared import (
     AsJson,
@@ -34,6 +35,15 @@ from stochens_lab.workflow.measures import RESAMPLES
 
 SHOWN = 10  # rows on a terminal
 MOST_COLUMNS = 8
+# of columns for each class or target, as long as there are more than that
+LEFT_OUT = (
+    "mutual_information_",
+    "entropy_",
+    "aleatoric_std_",
+    "epistemic_std_",
+    "label_",
+    "prob_",
+)
 
 
 @app.command()
@@ -57,9 +67,11 @@ def predict(
     Columns: label (the likeliest class), prob_CLASS (mean over members),
     low_CLASS and high_CLASS (an interval of the members' probabilities),
     entropy (all uncertainty) and mutual_information (what the members
-    disagree on), in nats. Regression: mean, std, low and high (an interval
-    of the target), epistemic_std and aleatoric_std (the two parts of std,
-    as standard deviations: their squares add up to its square).
+    disagree on), in nats. Labels of yes or no: the same for each,
+    label_NAME (1 or 0), prob_NAME, entropy_NAME and so on. Numbers and
+    counts: mean, std, low and high (an interval of the target),
+    epistemic_std and aleatoric_std (the two parts of std, as standard
+    deviations: their squares add up to its square).
 
     Without --out the first rows are shown. A run holds no code, so the
     model is named again.
@@ -92,8 +104,9 @@ def predict(
 def _print_rows(flat: prediction.Table, rows: int) -> None:
     """The first rows, and of many columns those that matter."""
     names = [name for name in flat if not name.startswith(("low_", "high_"))]
-    if len(names) > MOST_COLUMNS:
-        names = [name for name in names if not name.startswith("prob_")]
+    for beginning in LEFT_OUT:
+        if len(names) > MOST_COLUMNS:
+            names = [name for name in names if not name.startswith(beginning)]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     for name in names:
         heading = escape(printable(name.replace("mutual_information", "MI")))
@@ -138,6 +151,10 @@ def evaluate(
     draws: Draws = 1,
     seed: Seed = 0,
     resamples: Resamples = RESAMPLES,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="HTML file to write: the same numbers, with figures and examples."),
+    ] = None,
     device: Device = None,
     json: AsJson = False,
 ) -> None:
@@ -146,20 +163,32 @@ def evaluate(
     Classes: accuracy, NLL, Brier score, ECE, AURC, mean entropy and mutual
     information; closeness to a reference; AUROC of telling other data apart,
     by the largest mean probability and by mutual information (MI).
-    Regression: RMSE, NLL, CRPS, and coverage, width and score of the 95 %
-    intervals, in the target's own units.
+    Labels: exact match, F1 and the like. Numbers and counts: RMSE, NLL,
+    CRPS, and coverage, width and score of the 95 % intervals, in the
+    target's own units.
+
+    --report writes one page that opens from disk: calibration, risk and
+    coverage, histograms of uncertainty, the examples that are most uncertain
+    or most confidently wrong, tables by class, members, training curves.
     """
     place = choose_device(device)
+    page = None if report is None else check_place(report, overwrite=True)
     with warnings_as_notes():
         found = load_run(run, find_model(run, model, same_model), place)
         task = evaluation.Task(data, reference, ood, draws, seed, resamples)
         rows, size = evaluation.evaluate(found, task)
+        if page is not None:
+            evaluation.write_page(found, task, page)
     if json:
         measures = {name: interval._asdict() for name, interval in rows.items()}
-        print_json({"run": str(run), "data": str(data), "examples": size, "metrics": measures})
+        about: dict[str, Any] = {"run": str(run), "data": str(data), "examples": size}
+        written = {} if page is None else {"report": str(page)}
+        print_json({**about, "metrics": measures, **written})
         return
     print_table({run.resolve().name: rows})
     print_line(f"{size} examples of {data}")
+    if page is not None:
+        print_line(f"Report: {page}")
 
 
 @app.command()

@@ -9,6 +9,7 @@ import numpy as np
 
 from stochens.errors import InputError, did_you_mean
 
+BLANK = ""  # a target without a value, where such are let through
 MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}  # as people and programs write it
 MOST_LETTERS = 200  # of a label; a column of essays is no target
 WHOLE = re.compile(r"-?\d+\.0*")
@@ -74,11 +75,14 @@ def is_number(text: str) -> bool:
 
 
 def parse_numbers(values: Values, column: str, file: Path) -> np.ndarray:
-    """Every value as a number, [N] float64."""
+    """Every value as a number, [N] float64; NaN where there is none, and readers let that be."""
     if not isinstance(values, list):
         return values.astype(np.float64)
     out = np.empty(len(values))
     for row, value in enumerate(values):
+        if value == BLANK:
+            out[row] = np.nan
+            continue
         try:
             out[row] = float(value)
         except ValueError:
@@ -88,13 +92,47 @@ def parse_numbers(values: Values, column: str, file: Path) -> np.ndarray:
     return out
 
 
+YES, NO = {"1", "true", "yes", "y", "t"}, {"0", "false", "no", "n", "f"}
+
+
+def parse_yes_or_no(values: Values, column: str, file: Path) -> np.ndarray:
+    """Every value as 1 or 0, [N] float64; NaN as in `parse_numbers`.
+
+    >>> parse_yes_or_no(["yes", "No", "1.0", ""], "rain", Path("days.csv"))
+    array([ 1.,  0.,  1., nan])
+    """
+    if not isinstance(values, list):
+        found = values.astype(np.float64)
+        wrong = ~np.isin(found, (0, 1)) & ~np.isnan(found)
+        if wrong.any():
+            row = int(wrong.reshape(len(found), -1).any(1).argmax())
+            raise _neither(file, column, row, f"{found[row].tolist()}")
+        return found
+    out = np.empty(len(values))
+    for row, value in enumerate(values):
+        text = parse_label(value).lower()
+        if text not in YES | NO | {BLANK}:
+            raise _neither(file, column, row, repr(value[:30]))
+        out[row] = np.nan if text == BLANK else text in YES
+    return out
+
+
+def _neither(file: Path, column: str, row: int, value: str) -> InputError:
+    return InputError(
+        f"{file}: column {column!r} has {value} in row {row + 1}; a label is yes or no: 1 or 0, "
+        "true or false"
+    )
+
+
 def not_a_number(
     file: Path, column: str, where: str, value: str, *, target: bool = False
 ) -> InputError:
     shown = value if len(value) <= 30 else value[:30] + " ..."
     if value.strip().lower() in MISSING:
         return missing_value(file, column, where)
-    remedy = "" if target else f"; make numbers of it, or leave it out: --drop {column}"
+    remedy = f"; make numbers of it, or leave it out: --drop {column}"
+    if target:
+        remedy = "; classes are for --likelihood categorical"
     return InputError(f"{file}: column {column!r} has {shown!r} in {where}, no number{remedy}")
 
 
@@ -110,6 +148,8 @@ def find_columns(names: Sequence[str], wanted: Sequence[str], file: Path) -> lis
         if name not in names:
             others = [other for other in names if other not in wanted]  # those have their use
             hint = did_you_mean(name, others) or f"; it has {list_names(names)}"
+            if all(part.strip() in names for part in name.split(",")):
+                hint = "; name several one by one, each after its own --target or --feature"
             raise InputError(f"{file} has no column {name!r}{hint}")
     return [names.index(name) for name in wanted]
 

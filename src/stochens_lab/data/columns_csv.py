@@ -14,6 +14,7 @@ import numpy as np
 
 from stochens.errors import InputError
 from stochens_lab.data.columns import (
+    BLANK,
     MISSING,
     Columns,
     Values,
@@ -35,8 +36,10 @@ def read_names(file: Path) -> list[str]:
         return header
 
 
-def read(file: Path, features: Sequence[str], targets: Sequence[str]) -> Columns:
-    """The columns asked for, row by row as they stand."""
+def read(
+    file: Path, features: Sequence[str], targets: Sequence[str], *, blanks: bool = False
+) -> Columns:
+    """The columns asked for, row by row as they stand. blanks: targets may have no value."""
     blocks: list[np.ndarray] = []
     labels: list[list[str]] = [[] for _ in targets]
     with _open(file) as (header, rows):
@@ -45,7 +48,7 @@ def read(file: Path, features: Sequence[str], targets: Sequence[str]) -> Columns
         while block := list(itertools.islice(rows, ROWS_AT_A_TIME)):
             blocks.append(_parse_numbers(block, at, header, file))
             for column, place in zip(labels, wanted, strict=True):
-                column.extend(_read_label(row, place, header, file) for row in block)
+                column.extend(_read_label(row, place, header, file, blanks) for row in block)
     if not blocks:
         raise InputError(f"{file} has no rows below its line of names")
     kept: list[Values] = list(labels)
@@ -73,8 +76,10 @@ def _find_wrong(
                 yield not_a_number(file, header[i], f"line {line}", row[i])
 
 
-def _read_label(row: Row, place: int, header: list[str], file: Path) -> str:
+def _read_label(row: Row, place: int, header: list[str], file: Path, blanks: bool) -> str:
     text = row[1][place].strip()
+    if blanks and text.lower() in MISSING:
+        return BLANK
     if text.lower() in MISSING - {"none", "na", "?"}:  # these may be the name of a class
         raise missing_value(file, header[place], f"line {row[0]}")
     return text

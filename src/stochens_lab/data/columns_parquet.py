@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 
 from stochens.errors import InputError
-from stochens_lab.data.columns import Columns, Values, check_names, find_columns, missing_value
+from stochens_lab.data.columns import (
+    BLANK,
+    MISSING,
+    Columns,
+    Values,
+    check_names,
+    find_columns,
+    missing_value,
+)
 from stochens_lab.data.image_parquet import import_parquet, reading_parquet
 
 MOST_BYTES = 1 << 34  # of all numbers read; a small file can state any number of equal rows
@@ -20,8 +28,10 @@ def read_names(file: Path) -> list[str]:
     return found
 
 
-def read(file: Path, features: Sequence[str], targets: Sequence[str]) -> Columns:
-    """The columns asked for, row by row as they stand."""
+def read(
+    file: Path, features: Sequence[str], targets: Sequence[str], *, blanks: bool = False
+) -> Columns:
+    """The columns asked for, row by row as they stand. blanks: targets may have no value."""
     opened = _open(file, targets)
     schema, rows = opened.schema_arrow, opened.metadata.num_rows
     find_columns(schema.names, [*features, *targets], file)
@@ -33,7 +43,10 @@ def read(file: Path, features: Sequence[str], targets: Sequence[str]) -> Columns
         raise InputError(f"{file} has {rows} rows; that is more than {MOST_BYTES >> 30} GiB")
     with reading_parquet(file):
         numbers = [_read_numbers(_read_column(opened, name, file), name, file) for name in features]
-        values = [_read_values(_read_column(opened, name, file), name, file) for name in targets]
+        values = [
+            _read_values(_read_column(opened, name, file, blanks), name, file, blanks)
+            for name in targets
+        ]
     return Columns(np.stack(numbers, 1) if numbers else np.empty((rows, 0)), values)
 
 
@@ -46,10 +59,10 @@ def _open(file: Path, targets: Sequence[str]) -> Any:
         )
 
 
-def _read_column(opened: Any, name: str, file: Path) -> Any:
-    """All of its rows, none of which is empty."""
+def _read_column(opened: Any, name: str, file: Path, blanks: bool = False) -> Any:
+    """All of its rows, none of which is empty unless that was asked for."""
     column = opened.read(columns=[name]).column(name).combine_chunks()
-    if column.null_count:
+    if column.null_count and not blanks:
         row = column.is_null().to_pylist().index(True)
         raise missing_value(file, name, f"row {row + 1}")
     return column
@@ -77,11 +90,13 @@ def _read_numbers(column: Any, name: str, file: Path) -> np.ndarray:
     return values
 
 
-def _read_values(column: Any, name: str, file: Path) -> Values:
+def _read_values(column: Any, name: str, file: Path, blanks: bool) -> Values:
     """Texts as they stand, numbers as numbers."""
     import pyarrow as pa
 
     kind = column.type
+    if blanks:
+        return _read_with_blanks(column, name, file)
     if pa.types.is_dictionary(kind):
         distinct = column.dictionary
         if pa.types.is_string(distinct.type) or pa.types.is_large_string(distinct.type):
@@ -96,4 +111,22 @@ def _read_values(column: Any, name: str, file: Path) -> Values:
         return whole
     if pa.types.is_floating(kind):
         return _read_numbers(column, name, file)
+    raise InputError(f"{file}: column {name!r} is of type {kind}, neither labels nor numbers")
+
+
+def _read_with_blanks(column: Any, name: str, file: Path) -> Values:
+    """Likewise; a text that is missing is blank, and a number NaN."""
+    import pyarrow as pa
+
+    column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        texts = (text or "" for text in column.to_pylist())
+        return [BLANK if text.strip().lower() in MISSING else text for text in texts]
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        values: np.ndarray = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        if np.isinf(values).any():
+            row = int(np.isinf(values).argmax())
+            raise InputError(f"{file}: column {name!r} is {values[row]} in row {row + 1}")
+        return values
     raise InputError(f"{file}: column {name!r} is of type {kind}, neither labels nor numbers")

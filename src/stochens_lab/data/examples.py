@@ -27,7 +27,9 @@ SUFFIXES = ".parquet, .csv, .npz, .npy or a folder of images"
 
 class TableReader(Protocol):
     def read_names(self, file: Path) -> list[str]: ...
-    def read(self, file: Path, features: Sequence[str], targets: Sequence[str]) -> Columns: ...
+    def read(
+        self, file: Path, features: Sequence[str], targets: Sequence[str], *, blanks: bool = ...
+    ) -> Columns: ...
 
 
 TABLES: dict[str, TableReader] = {".csv": columns_csv, ".parquet": columns_parquet}
@@ -68,8 +70,12 @@ def read_first(
     targets: Sequence[str] = (),
     features: Sequence[str] = (),
     drop: Sequence[str] = (),
+    blanks: bool = False,
 ) -> tuple[Layout, Examples]:
-    """Data to learn from, and how they lie in their file. What is not named is found by itself."""
+    """Data to learn from, and how they lie in their file. What is not named is found by itself.
+
+    blanks: whether targets may have no value.
+    """
     kind = find_kind(file)
     if kind != "columns" and (drop or (features and kind == "images")):
         raise InputError(f"{file} has no columns, so --feature and --drop do not fit it")
@@ -86,15 +92,17 @@ def read_first(
         wanted = _find_targets(list(arrays), targets, file)
         name = _find_inputs(list(arrays), features, wanted, file)
         layout = Layout(kind, (name,), wanted, arrays[name].shape[1:])
-        return layout, _from_arrays(arrays, file, layout, wanted)
+        return layout, _from_arrays(arrays, file, layout, wanted, blanks)
     names = TABLES[file.suffix.lower()].read_names(file)
     wanted = _find_targets(names, targets, file)
     chosen = _find_features(names, features, drop, wanted, file)
     layout = Layout(kind, chosen, wanted, (len(chosen),))
-    return layout, read(file, layout)
+    return layout, read(file, layout, blanks=blanks)
 
 
-def read(file: Path, layout: Layout, *, with_targets: bool = True) -> Examples:
+def read(
+    file: Path, layout: Layout, *, with_targets: bool = True, blanks: bool = False
+) -> Examples:
     """Data that lie as the layout says; other columns are not looked at."""
     kind = find_kind(file)
     if kind != layout.kind:
@@ -111,8 +119,8 @@ def read(file: Path, layout: Layout, *, with_targets: bool = True) -> Examples:
         labels: list[Values] = [found.labels] if with_targets and found.labels else []
         return Examples(found.x, labels, found.classes)
     if kind == "array":
-        return _from_arrays(_read_arrays(file), file, layout, wanted)
-    columns = TABLES[file.suffix.lower()].read(file, layout.features, wanted)
+        return _from_arrays(_read_arrays(file), file, layout, wanted, blanks)
+    columns = TABLES[file.suffix.lower()].read(file, layout.features, wanted, blanks=blanks)
     return Examples(columns.x, columns.targets, [])
 
 
@@ -186,7 +194,11 @@ def _find_inputs(
 
 
 def _from_arrays(
-    arrays: dict[str, np.ndarray], file: Path, layout: Layout, targets: Sequence[str]
+    arrays: dict[str, np.ndarray],
+    file: Path,
+    layout: Layout,
+    targets: Sequence[str],
+    blanks: bool,
 ) -> Examples:
     name = layout.features[0]
     if name not in arrays:
@@ -207,22 +219,23 @@ def _from_arrays(
                 f"{file}: {target} must have a row for each of the {len(x)} examples in {name}, "
                 f"got {list(y.shape)}"
             )
-        found.append(_read_values(y, target, file))
+        found.append(_read_values(y, target, file, blanks))
     return Examples(x, found, [])
 
 
-def _read_values(y: np.ndarray, name: str, file: Path) -> Values:
+def _read_values(y: np.ndarray, name: str, file: Path, blanks: bool) -> Values:
     if y.dtype.kind == "U" and y.ndim == 1:
         texts: list[str] = y.tolist()
         return texts
     if y.dtype.kind not in "fiub":
         raise InputError(f"{file}: {name} must hold labels or numbers, got {y.dtype} {y.shape}")
-    _check_finite(y, name, file)
+    _check_finite(y, name, file, blanks)
     return y
 
 
-def _check_finite(array: np.ndarray, name: str, file: Path) -> None:
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        at = np.unravel_index(int(np.argmin(np.isfinite(array))), array.shape)
+def _check_finite(array: np.ndarray, name: str, file: Path, blanks: bool = False) -> None:
+    good = np.isfinite(array) | (blanks & np.isnan(array)) if array.dtype.kind == "f" else None
+    if good is not None and not good.all():
+        at = np.unravel_index(int(np.argmin(good)), array.shape)
         place: list[Any] = [int(i) for i in at]
         raise InputError(f"{file}: {name}{place} is {array[at]}; fill it in, or leave the row out")

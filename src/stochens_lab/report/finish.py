@@ -11,18 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from stochens.errors import InputError
+from stochens.files.storage import write_whole
 from stochens_lab.report import markdown
 from stochens_lab.report.cifar.markdown import build_terminal_tables, cifar_metrics
 from stochens_lab.report.cifar.rows import gather, is_cifar
-from stochens_lab.report.run_folder import (
-    FIGURES,
-    METRICS,
-    PAGE,
-    RUN,
-    TABLES,
-    SavedRun,
-    write_whole,
-)
+from stochens_lab.report.run_folder import FIGURES, METRICS, PAGE, RUN, TABLES, SavedRun
 from stochens_lab.report.tables import build_terminal
 from stochens_lab.report.view import RunView
 

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from stochens.errors import InputError
-from stochens.files.storage import CHECKSUMS, DAMAGE, LOCK, format_of, new_folder, reading, sync
+from stochens.files.storage import CHECKSUMS, DAMAGE, LOCK, format_of, new_folder, reading
 from stochens.files.sums import read_files, replace_files
 from stochens.metrics import Interval
 from stochens.posterior.predictive import Predictive
@@ -187,15 +187,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Beside its place first, so that a reader never sees half a file."""
-    part = path.with_name(f".{path.name}")
-    with _writing(path):
-        part.write_bytes(content)
-        sync(part)
-        part.replace(path)
 
 
 @contextlib.contextmanager

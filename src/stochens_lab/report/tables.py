@@ -7,7 +7,7 @@ from typing import ClassVar
 from rich import box
 from rich.table import Table as TerminalTable
 
-from stochens_lab.report.text import DASH
+from stochens.report.text import DASH
 
 BEST = "best"
 

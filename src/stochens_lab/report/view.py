@@ -10,8 +10,8 @@ import numpy as np
 
 from stochens.comparison import OWN_NOISE
 from stochens.metrics import Interval
+from stochens.report.text import MINUS
 from stochens_lab.report.run_folder import SavedRun
-from stochens_lab.report.text import MINUS
 
 HALVES = ", chain to chain"  # half of the chains against the other half: of older runs
 CONTROL_SUFFIX = ", early"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from stochens.errors import InputError, check_known, did_you_mean
-from stochens.likelihoods import LIKELIHOODS
+from stochens.likelihoods import LIKELIHOODS, Likelihood
 from stochens.methods import METHODS
 from stochens.methods.registry import PAPER_NAMES
 from stochens.prior import SCALES
@@ -24,10 +24,10 @@ from stochens_lab.experiments.configs import (
     read_fields,
 )
 from stochens_lab.experiments.runs import check_device, engine_of
+from stochens_lab.workflow.likelihood import make_named, option_names
 from stochens_lab.workflow.model import check_name
 
 EXPERIMENT = "fit"
-KNOWN = ("categorical", "gaussian", "heteroscedastic")  # likelihoods of data in files
 TAILS = ("multiswa", "multiswag")  # averages of a plain training's tail
 RATED = ("dropout", "dropconnect")
 # without those that leave a network's own weights as they are, which are drawn anew here
@@ -47,7 +47,10 @@ class FitConfig:
     out: Annotated[Path, typer.Option(help="Folder of the run, new or empty.")]
     target: Annotated[
         tuple[str, ...],
-        typer.Option(help=f"Column to predict; the one called {LIKELY} if not given."),
+        typer.Option(
+            help=f"Column to predict; the one called {LIKELY} if not given. Repeatable, for "
+            "several labels or numbers."
+        ),
     ] = ()
     feature: Annotated[
         tuple[str, ...],
@@ -57,14 +60,27 @@ class FitConfig:
     likelihood: Annotated[
         str,
         typer.Option(
-            help="{default} (if not given), gaussian or heteroscedastic.",
-            autocompletion=complete_from(KNOWN),
+            help=f"What the target is: {', '.join(LIKELIHOODS)}. {{default}} if not given.",
+            autocompletion=complete_from(LIKELIHOODS),
         ),
     ] = "categorical"
+    option: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            help="NAME=VALUE of the likelihood, as in Python: missing=mask, components=5, "
+            "levels=0.1,0.5,0.9. Repeatable.",
+            autocompletion=complete_from(f"{name}=" for name in option_names()),
+        ),
+    ] = ()
+    order: Annotated[
+        tuple[str, ...],
+        typer.Option(help="Class, from the lowest to the highest, for ordinal. Repeatable."),
+    ] = ()
     normalise: Annotated[
         bool,
         typer.Option(
-            help="Bring inputs (and a regression's target) to mean 0 and sd 1; kept with the run."
+            help="Bring inputs (and targets that are numbers, not counts) to mean 0 and sd 1; kept "
+            "with the run."
         ),
     ] = False
     validation: Annotated[
@@ -73,8 +89,8 @@ class FitConfig:
     method: Annotated[
         str | None,
         typer.Option(
-            help="regular (if not given, for regression), dropout (likewise, for classes), "
-            "dropconnect, np-dropout, gaussian, multiswa or multiswag.",
+            help="dropout (if not given, for classes, labels and counts), regular (likewise, for "
+            "other numbers), dropconnect, np-dropout, gaussian, multiswa or multiswag.",
             autocompletion=complete_from(NAMES),
         ),
     ] = None
@@ -111,10 +127,6 @@ class FitConfig:
     ] = "auto"
     address: Address = None
 
-    @property
-    def regression(self) -> bool:
-        return self.likelihood != "categorical"
-
 
 def configure(
     model: str | None = None, data: Path | None = None, out: Path | None = None, **given: Any
@@ -144,7 +156,7 @@ def reconfigure(path: Path, *, data: Path | None = None, **changes: Any) -> FitC
 def check(config: FitConfig) -> None:
     """Everything that is wrong with the options alone."""
     check_name(config.model)
-    check_known("--likelihood", config.likelihood, KNOWN)
+    make_likelihood(config)
     if method_name(config) not in NAMES:
         hint = did_you_mean(method_name(config), [*NAMES, *PAPER_NAMES])
         raise InputError(
@@ -164,6 +176,11 @@ def check(config: FitConfig) -> None:
     check_known("--prior-scale", config.prior_scale, SCALES)
     check_device(config.device, config.engine)
     engine_of(config.engine, config.address)
+
+
+def make_likelihood(config: FitConfig) -> Likelihood:
+    """What the outputs mean."""
+    return make_named(config.likelihood, config.option)
 
 
 def method_name(config: FitConfig) -> str:

@@ -1,5 +1,6 @@
 """Runs measured on data: one alone, or several side by side."""
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,8 @@ from torch import Tensor
 from stochens.errors import InputError
 from stochens.files.storage import reading
 from stochens.metrics import Interval
-from stochens.posterior.predictive import GaussianPredictive, Predictive
+from stochens.posterior.predictive import Predicted
+from stochens.posterior.reporting import Wishes, write_report
 from stochens_lab.data.columns import list_names
 from stochens_lab.report.run_folder import SavedRun
 from stochens_lab.workflow.fitted_run import FittedRun, read_about
@@ -38,14 +40,42 @@ def evaluate(run: FittedRun, task: Task) -> tuple[Measures, int]:
     x, y = run.schema.inputs(examples), run.schema.truth(examples, task.data)
     classes = run.schema.classes
     if not classes and (task.reference or task.ood):
-        raise InputError("--reference and --ood are for classes, and this run is a regression")
+        raise InputError(
+            f"--reference and --ood are for classes, and this run predicts {run.schema.kind}"
+        )
     near = read_reference(task.reference, classes, len(x)) if task.reference else None
     far = _predict(run, run.inputs(task.ood), task) if task.ood else None
     rows = measure(_predict(run, x, task), y, reference=near, ood=far, resamples=task.resamples)
     return rows, len(x)
 
 
-def _predict(run: FittedRun, x: Tensor, task: Task) -> Predictive | GaussianPredictive:
+def write_page(run: FittedRun, task: Task, path: Path) -> None:
+    """The same as one page, with figures and examples; predictions and rows in the data's own
+    units."""
+    examples, schema = run.read(task.data, with_targets=True), run.schema
+    y = schema.truth(examples, task.data)
+    wishes = Wishes(
+        title=f"{run.path.resolve().name} on {task.data.name}",
+        names=schema.classes or schema.names(y.shape[1]),
+        features=schema.layout.features,
+        draws=task.draws,
+        seed=task.seed,
+        resamples=task.resamples,
+    )
+    raw = dataclasses.replace(schema, inputs_scale=None).inputs(examples)
+    write_report(
+        run.posterior,
+        schema.inputs(examples),
+        y,
+        run.inputs(task.ood) if task.ood else None,
+        path,
+        wishes,
+        convert=schema.in_units,
+        shown=raw,
+    )
+
+
+def _predict(run: FittedRun, x: Tensor, task: Task) -> Predicted:
     return predict(run.posterior, run.schema, x, draws=task.draws, seed=task.seed)
 
 
@@ -55,7 +85,12 @@ def evaluate_side_by_side(
     """The measures of each, on the same data."""
     first = runs[0].schema
     for run, name in zip(runs, names, strict=True):
-        if run.schema.classes != first.classes or run.schema.layout.targets != first.layout.targets:
+        own = run.schema
+        if (own.kind, own.classes, own.layout.targets) != (
+            first.kind,
+            first.classes,
+            first.layout.targets,
+        ):
             raise InputError(
                 f"{names[0]} and {name} predict other things: {_describe_target(runs[0])}, and "
                 f"{_describe_target(run)}"
@@ -68,7 +103,7 @@ def evaluate_side_by_side(
 
 def _describe_target(run: FittedRun) -> str:
     target = ", ".join(run.schema.layout.targets)
-    return f"{target} ({list_names(run.schema.classes, 4) or 'a number'})"
+    return f"{target} ({list_names(run.schema.classes, 4) or run.schema.kind})"
 
 
 def read_held_out(runs: Sequence[Path], names: Sequence[str]) -> tuple[dict[str, Measures], int]:

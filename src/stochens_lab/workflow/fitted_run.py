@@ -24,7 +24,8 @@ class FittedRun(NamedTuple):
 
     def read(self, file: Path, *, with_targets: bool) -> Examples:
         """Data that lie as those of the run did."""
-        return examples.read(file, self.schema.layout, with_targets=with_targets)
+        blanks = self.posterior.likelihood.missing == "mask"
+        return examples.read(file, self.schema.layout, with_targets=with_targets, blanks=blanks)
 
     def inputs(self, file: Path) -> Tensor:
         return self.schema.inputs(self.read(file, with_targets=False))

@@ -14,7 +14,7 @@ from stochens.files.storage import reading
 from stochens.metrics import Interval
 from stochens.metrics.information import entropy
 from stochens.metrics.inputs import checked_probs
-from stochens.posterior.predictive import GaussianPredictive, Predictive
+from stochens.posterior.predictive import Predicted, Predictive
 from stochens_lab.data import columns_csv, columns_parquet
 from stochens_lab.npz import NUMBERS_AND_TEXT, read_file
 
@@ -22,17 +22,14 @@ RESAMPLES = 300
 
 
 def measure(
-    p: Predictive | GaussianPredictive,
+    p: Predicted,
     y: Tensor,
     *,
     reference: Predictive | None = None,
-    ood: Predictive | GaussianPredictive | None = None,
+    ood: Predicted | None = None,
     resamples: int = RESAMPLES,
 ) -> dict[str, Interval]:
     """Every measure of one prediction."""
-    if isinstance(p, GaussianPredictive):
-        return compare({"p": p}, y, resamples=resamples, show=False).rows["p"]
-    assert ood is None or isinstance(ood, Predictive)
     far = None if ood is None else {"p": ood}
     rows = compare({"p": p}, y, ood=far, resamples=resamples, show=False).rows["p"]
     if reference is None:

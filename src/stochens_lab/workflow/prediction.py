@@ -2,49 +2,45 @@
 
 import csv
 import io
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from stochens.errors import InputError
+from stochens.files.storage import write_whole
+from stochens.likelihoods import Predicted
+from stochens.posterior.outputs import outputs_of
 from stochens.posterior.posterior import Posterior
-from stochens.posterior.predictive import DRAWS_BUDGET, GaussianPredictive, Predictive
+from stochens.posterior.predictive import DRAWS_BUDGET
 from stochens_lab.data.image_parquet import import_parquet
-from stochens_lab.report.run_folder import write_whole
-from stochens_lab.workflow.schema import Schema, whole_classes
+from stochens_lab.workflow.schema import Schema
+from stochens_lab.workflow.targets import whole_classes
 
 SUFFIXES = (".parquet", ".csv", ".npz")
-MOST_QUANTILE = 1 << 24  # elements that torch.quantile takes at once
 
 Table = dict[str, np.ndarray]  # [B] each, or [B, C]: one number for each class or target
 
 
 def predict(
     posterior: Posterior, schema: Schema, x: Tensor, *, draws: int = 1, seed: int = 0
-) -> Predictive | GaussianPredictive:
+) -> Predicted:
     """As `Posterior.predict` has it, in the target's own units; for measures."""
-    keep = not schema.classes  # measures of numbers need all draws
+    keep = not schema.classes  # measures of labels and numbers need all draws
     return _predict_checked(posterior, schema, x, draws=draws, seed=seed, keep_draws=keep)
 
 
-def _predict_checked(
-    posterior: Posterior, schema: Schema, x: Tensor, **options: Any
-) -> Predictive | GaussianPredictive:
+def _predict_checked(posterior: Posterior, schema: Schema, x: Tensor, **options: Any) -> Predicted:
     """A schema may come from anybody: it must fit what the network gives."""
     p = posterior.predict(x, **options)
-    assert isinstance(p, Predictive | GaussianPredictive)  # all that `stochens fit` makes
-    gaussian, outputs = isinstance(p, GaussianPredictive), p.mean.shape[1]
-    scale = schema.target_scale
-    if gaussian == bool(schema.classes) or outputs != (
-        len(schema.classes) or (outputs if scale is None else scale.mean.numel())
-    ):
-        what = f"{len(schema.classes)} classes" if schema.classes else "numbers"
-        raise InputError(f"the run is damaged: it says {what}, and the network has {outputs}")
-    return schema.in_units(p) if isinstance(p, GaussianPredictive) else p
+    outputs = p.mean.shape[1:].numel()
+    if schema.kind != posterior.likelihood.targets or schema.width not in (None, outputs):
+        raise InputError(
+            f"the run is damaged: it says {schema.width or ''} {schema.kind}, and the network has "
+            f"{outputs} {posterior.likelihood.targets}"
+        )
+    return schema.in_units(p)
 
 
 def make_table(
@@ -56,65 +52,25 @@ def make_table(
     draws: int = 1,
     seed: int = 0,
 ) -> Table:
-    """Everything that is written of each example.
+    """Everything that is written of each example: what the prediction states as its columns.
 
     Intervals need all draws. Where those do not fit into memory the examples go in blocks, and the
     noise of a method is another draw for each block.
     """
     if not 0 < level < 1:
         raise InputError(f"--level must be in (0, 1), got {level}")
-    width = len(schema.classes) or 2 * _count_targets(schema)
-    rows = max(1, DRAWS_BUDGET // (4 * width * draws * len(posterior)))
+    one = outputs_of(posterior, x[:1])  # [S, 1, ...]
+    rows = max(1, DRAWS_BUDGET // (4 * draws * one.numel()))
     blocks = []
     for first in range(0, len(x), rows):
         part = x[first : first + rows]
         p = _predict_checked(posterior, schema, part, draws=draws, seed=seed, keep_draws=True)
-        if isinstance(p, GaussianPredictive):
-            blocks.append(_list_numbers(p, level))
-        else:
-            blocks.append(_list_classes(p, level))
+        blocks.append({name: t.numpy() for name, t in p.columns(level).items()})
     columns = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
-    if not schema.classes:
-        return columns
-    names = np.array(whole_classes(schema.classes) or schema.classes)
-    return {"label": names[columns["prob"].argmax(1)], **columns}
-
-
-def _count_targets(schema: Schema) -> int:
-    scale = schema.target_scale
-    return len(schema.layout.targets) if scale is None else len(scale.mean)
-
-
-def _list_classes(p: Predictive, level: float) -> Table:
-    low, high = class_interval(p.probs, level)
-    return {
-        "prob": p.mean.numpy(),
-        "low": low.numpy(),
-        "high": high.numpy(),
-        "entropy": p.entropy.numpy(),
-        "mutual_information": p.mutual_information.numpy(),
-    }
-
-
-def class_interval(probs: Tensor, level: float) -> tuple[Tensor, Tensor]:
-    """The central interval that holds a share `level` of the draws' probabilities: each [B, C]."""
-    at = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=probs.dtype)
-    rows = max(1, MOST_QUANTILE // (probs.shape[0] * probs.shape[2]))
-    parts = [part.quantile(at, 0) for part in probs.split(rows, 1)]  # [2, b, C]
-    low, high = torch.cat(parts, 1)
-    return low, high
-
-
-def _list_numbers(p: GaussianPredictive, level: float) -> Table:
-    low, high = p.interval(level)
-    return {
-        "mean": p.mean.numpy(),
-        "std": p.std.numpy(),
-        "low": low.numpy(),
-        "high": high.numpy(),
-        "epistemic_std": p.epistemic.sqrt().numpy(),
-        "aleatoric_std": p.aleatoric.sqrt().numpy(),
-    }
+    if schema.classes:
+        names = np.array(whole_classes(schema.classes) or schema.classes)
+        columns["label"] = names[columns["label"]]
+    return columns
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -165,14 +121,6 @@ def flatten_table(columns: Table, schema: Schema) -> Table:
         elif not schema.classes and values.shape[1] == 1:
             flat[name] = values[:, 0]
         else:
-            flat |= {
-                f"{name}_{part}": values[:, k]
-                for k, part in enumerate(_name_columns(schema, values.shape[1]))
-            }
+            parts = schema.names(values.shape[1])
+            flat |= {f"{name}_{part}": values[:, k] for k, part in enumerate(parts)}
     return flat
-
-
-def _name_columns(schema: Schema, width: int) -> Sequence[str]:
-    """What the columns of [B, width] are called."""
-    named = schema.classes or schema.layout.targets
-    return named if len(named) == width else [str(k) for k in range(width)]

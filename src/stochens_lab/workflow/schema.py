@@ -14,11 +14,19 @@ from torch import Tensor
 
 from stochens.errors import InputError
 from stochens.files.storage import read_folder, reading, write_folder
-from stochens.posterior.predictive import GaussianPredictive
-from stochens_lab.data.columns import list_names, parse_label, parse_labels, parse_numbers
+from stochens.likelihoods import Likelihood, Predicted
+from stochens.likelihoods.base import Targets
 from stochens_lab.data.examples import Examples, Layout
+from stochens_lab.workflow.targets import KINDS as TARGET_KINDS
+from stochens_lab.workflow.targets import (
+    choose_classes,
+    name_columns,
+    read_targets,
+    refuse_unfit,
+)
 
 FORMAT = "stochens schema 1"
+TARGETS = "target kind"  # of older runs it is told by whether there are classes
 KINDS = ("columns", "array", "images")
 PIXEL = 255.0
 
@@ -36,6 +44,9 @@ class Scale:
         axes = {2: (0,), 4: (0, 2, 3)}.get(values.dim(), tuple(range(values.dim())))
         mean = values.mean(axes)
         sd = values.var(axes, correction=0).sqrt()
+        if bool(mean.isnan().any()):  # of targets that are missing
+            mean = values.nanmean(axes)
+            sd = (values - mean).square().nanmean(axes).sqrt()
         # what does not vary has no size; rounding may leave a trace of one
         still = sd <= 1e-9 * mean.abs()
         sd = torch.where(still | (sd == 0), torch.ones_like(sd), sd)
@@ -53,9 +64,10 @@ class Scale:
 @dataclasses.dataclass(frozen=True)
 class Schema:
     layout: Layout
-    classes: tuple[str, ...]  # name of class k; none in regression
+    classes: tuple[str, ...]  # name of class k; none where targets are labels or numbers
     inputs_scale: Scale | None = None
     target_scale: Scale | None = None
+    kind: Targets = "classes"  # of the targets, as the likelihood states it
 
     def inputs(self, examples: Examples) -> Tensor:
         """x [N, ...] as the network takes it: float32, or whole numbers as they are."""
@@ -67,42 +79,30 @@ class Schema:
     def targets(self, examples: Examples, file: Path) -> Tensor:
         """y as the likelihood takes it: [N] classes, or [N, D] numbers, scaled like those learned
         from."""
-        if self.classes:
-            return self.encode(read_labels(examples, self.layout, file), file)
-        y = read_numbers(examples, self.layout, file)
-        return (y if self.target_scale is None else self.target_scale(y)).float()
+        y = self.truth(examples, file)
+        y = y if self.target_scale is None else self.target_scale(y)
+        return y.float() if y.is_floating_point() else y
 
     def truth(self, examples: Examples, file: Path) -> Tensor:
         """y to measure predictions by: [N] classes, or [N, D] in the targets' own units."""
-        if self.classes:
-            return self.targets(examples, file)
-        return read_numbers(examples, self.layout, file)
+        return read_targets(self.kind, examples, self.layout, self.classes, file)
 
-    def encode(self, found: Sequence[str], file: Path) -> Tensor:
-        """Class numbers [N]."""
-        number = {name: k for k, name in enumerate(self.classes)}
-        for row, name in enumerate(found):
-            if name not in number:
-                raise InputError(
-                    f"{file}: row {row + 1} is of the class {name[:40]!r}, and the run knows "
-                    f"{list_names(self.classes)}"
-                )
-        return torch.tensor([number[name] for name in found])
+    def names(self, width: int) -> tuple[str, ...]:
+        """What the columns of [N, width] predictions are called."""
+        return self.classes if len(self.classes) == width else name_columns(self.layout, width)
 
-    def in_units(self, p: GaussianPredictive) -> GaussianPredictive:
-        """The prediction in the target's own units, in float64: a float32 has no digits left for a
-        spread of 1 around 1e8, and no variance of what is of the size 1e-24 or 1e24."""
+    @property
+    def width(self) -> int | None:
+        """How many classes, labels or numbers there are; None where the data did not say."""
+        if self.classes or self.layout.kind == "columns":
+            return len(self.classes or self.layout.targets)
+        return None if self.target_scale is None else self.target_scale.mean.numel()
+
+    def in_units(self, p: Predicted) -> Predicted:
+        """The prediction in the target's own units, in float64."""
         if self.target_scale is None:
             return p
-        mean, sd = (t.to(p.mean.device) for t in (self.target_scale.mean, self.target_scale.sd))
-        draws = p.draw_means, p.draw_variances
-        return GaussianPredictive(
-            p.mean.double() * sd + mean,
-            p.aleatoric.double() * sd**2,
-            p.epistemic.double() * sd**2,
-            None if draws[0] is None else draws[0].double() * sd + mean,
-            None if draws[1] is None else draws[1].double() * sd**2,
-        )
+        return p.moved(self.target_scale.mean, self.target_scale.sd)
 
     # -- on disk ----------------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class Schema:
         for name, scale in (("inputs", self.inputs_scale), ("target", self.target_scale)):
             if scale is not None:
                 tensors |= {f"{name}/mean": scale.mean, f"{name}/sd": scale.sd}
-        about = {**self.layout._asdict(), "classes": list(self.classes)}
+        about = {**self.layout._asdict(), "classes": list(self.classes), TARGETS: self.kind}
         write_folder(path, FORMAT, tensors, about, overwrite=True)
 
     @classmethod
@@ -126,11 +126,19 @@ class Schema:
             )
             if layout.kind == "columns" and layout.shape != (len(layout.features),):
                 raise InputError(f"{path} is damaged: its features are not {layout.shape}")
+            classes = _check_texts(about["classes"])
+            older = "classes" if classes else "numbers"
+            kind: Any = _check_one_of(about.get(TARGETS, older), TARGET_KINDS)
+            if bool(classes) != (kind in ("classes", "shares")) or not layout.targets:
+                raise InputError(f"{path} is damaged: it says {kind}, and {len(classes)} classes")
+            if kind == "classes" and len(layout.targets) != 1:
+                raise InputError(f"{path} is damaged: it has classes, and several targets")
             return cls(
                 layout,
-                _check_texts(about["classes"]),
+                classes,
                 _read_scale(tensors, "inputs", _stat_shape(layout.shape)),
                 _read_scale(tensors, "target", None),
+                kind,
             )
 
 
@@ -139,79 +147,37 @@ def learn_schema(
     examples: Examples,
     file: Path,
     *,
-    outputs: Callable[[Tensor], int],
-    regression: bool,
+    like: Likelihood,
+    outputs: Callable[[Tensor], Tensor],
+    order: Sequence[str],
     normalise: bool,
     rows: Tensor,
 ) -> Schema:
     """What the training data say; scales are of the rows that will be learned from alone.
 
-    `outputs` tells how many the network has for some x.
+    `outputs` are those of the network for some x; `order` names classes, where it is given.
     """
+    refuse_unfit(layout, like, file)
+    if order and like.targets != "classes":
+        raise InputError(f"--order is for classes, and --likelihood {like.name} has none")
     scale = None
     if normalise:
         scale = Scale.of(_to_tensor(examples.x[rows.numpy()], layout.kind).double())
-    if regression:
-        y = read_numbers(examples, layout, file)
-        return Schema(layout, (), scale, Scale.of(y[rows]) if normalise else None)
-    found = read_labels(examples, layout, file)
-    few = Schema(layout, (), scale).inputs(examples._replace(x=examples.x[:4]))
-    return Schema(layout, _choose_classes(found, examples, layout, outputs(few), file), scale)
-
-
-def read_labels(examples: Examples, layout: Layout, file: Path) -> list[str]:
-    if len(layout.targets) != 1:
-        raise InputError(
-            f"classes need one target, got {', '.join(layout.targets)}; for regression say "
-            "--likelihood gaussian"
-        )
-    values = examples.targets[0]
-    if isinstance(values, np.ndarray) and values.ndim != 1:
-        one_hot = values.ndim == 2 and np.isin(values, (0, 1)).all() and (values.sum(1) == 1).all()
-        instead = "they are one-hot: save their argmax" if one_hot else "one for each example"
-        raise InputError(f"{file}: labels must be [N], got {list(values.shape)}; {instead}")
-    return parse_labels(values, layout.targets[0], file)
-
-
-def read_numbers(examples: Examples, layout: Layout, file: Path) -> Tensor:
-    """[N, D] float64, in the targets' own units."""
-    columns = []
-    for values, name in zip(examples.targets, layout.targets, strict=True):
-        found = torch.from_numpy(parse_numbers(values, name, file))
-        columns.append(found.unsqueeze(1) if found.dim() == 1 else found)
-    return torch.cat(columns, 1)
-
-
-def _choose_classes(
-    found: list[str], examples: Examples, layout: Layout, outputs: int, file: Path
-) -> tuple[str, ...]:
-    """Whole numbers that fit the outputs stay what they are; other labels are sorted."""
-    known = set(found) | {parse_label(name) for name in examples.classes}
-    whole = all(_is_whole(name) for name in known)
-    if whole and all(0 <= int(name) < outputs for name in known):
-        return tuple(str(k) for k in range(outputs))
-    classes = sorted(known, key=int) if whole else sorted(known)
-    if len(classes) != outputs:
-        of = (
-            f"{file} has {len(classes)} classes"
-            if layout.kind == "images"
-            else (f"{file}: column {layout.targets[0]!r} has {len(classes)} classes")
-        )
-        raise InputError(
-            f"{of} ({list_names(classes, 5)}), and the network has {outputs} outputs; they must be "
-            "as many"
-        )
-    return tuple(classes)
-
-
-def _is_whole(name: str) -> bool:
-    digits = name.removeprefix("-")
-    return digits.isascii() and digits.isdigit() and str(int(digits)) == digits
-
-
-def whole_classes(classes: Sequence[str]) -> list[int] | None:
-    """The classes as numbers, where all are."""
-    return [int(name) for name in classes] if all(map(_is_whole, classes)) else None
+    plain = Schema(layout, (), scale, kind=like.targets)
+    if like.targets == "classes":
+        few = outputs(plain.inputs(examples._replace(x=examples.x[:4])))
+        classes = choose_classes(examples, layout, file, like=like, outputs=few, order=order)
+        return dataclasses.replace(plain, classes=classes)
+    y = read_targets(like.targets, examples, layout, (), file)
+    if like.targets == "shares":
+        return dataclasses.replace(plain, classes=name_columns(layout, y.shape[1]))
+    if normalise and like.in_units:
+        empty = y[rows].isnan().all(0)
+        if bool(empty.any()):
+            name = name_columns(layout, y.shape[1])[int(empty.int().argmax())]
+            raise InputError(f"{file}: {name!r} has no value in any row that is learned from")
+        return dataclasses.replace(plain, target_scale=Scale.of(y[rows]))
+    return plain
 
 
 def _to_tensor(x: np.ndarray, kind: str) -> Tensor:

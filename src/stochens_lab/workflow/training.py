@@ -18,7 +18,8 @@ from torch import Tensor
 
 from stochens.checks import probe_outputs
 from stochens.errors import InputError
-from stochens.files.storage import CHECKSUMS, DESCRIPTION, LOCK
+from stochens.files.storage import CHECKSUMS, DESCRIPTION, LOCK, write_whole
+from stochens.likelihoods import Likelihood
 from stochens.members import builder
 from stochens.methods import METHODS, Regular
 from stochens.posterior.posterior import Posterior
@@ -48,9 +49,14 @@ from stochens_lab.report.run_folder import (
     TRAINING,
     RunFolder,
     SavedRun,
-    write_whole,
 )
-from stochens_lab.workflow.config import EXPERIMENT, TAILS, FitConfig, method_name
+from stochens_lab.workflow.config import (
+    EXPERIMENT,
+    TAILS,
+    FitConfig,
+    make_likelihood,
+    method_name,
+)
 from stochens_lab.workflow.measures import measure
 from stochens_lab.workflow.model import Model
 from stochens_lab.workflow.prediction import predict
@@ -88,23 +94,32 @@ class HeldOut(NamedTuple):
 
 def prepare(config: FitConfig, model: Model, note: Note) -> Prepared:
     """Read, check and scale the data; nothing is written."""
-    file = _shorten(config.data)
+    file, like = _shorten(config.data), make_likelihood(config)
     layout, examples = read_first(
-        file, targets=config.target, features=config.feature, drop=config.drop
+        file,
+        targets=config.target,
+        features=config.feature,
+        drop=config.drop,
+        blanks=like.missing == "mask",
     )
     rows, held = split(len(examples.x), config.validation, config.seed)
     schema = learn_schema(
         layout,
         examples,
         file,
-        outputs=lambda few: _count_outputs(model, few, config.seed),
-        regression=config.regression,
+        like=like,
+        outputs=lambda few: _try_network(model, few, config.seed),
+        order=config.order,
         normalise=config.normalise,
         rows=rows,
     )
     if not config.normalise:
         _advise(layout, examples, note)
+    elif config.option and schema.target_scale is not None:
+        sd = ", ".join(f"{float(s):.3g}" for s in schema.target_scale.sd)
+        note(f"--option {', '.join(config.option)}: of targets in units of their sd ({sd})")
     x, y = schema.inputs(examples), schema.targets(examples, file)
+    _check_targets(like, y, file)
     if not len(held):
         return Prepared(schema, x, y, None)
     truth = schema.truth(examples, file)
@@ -127,15 +142,19 @@ def split(size: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
     return order[count:].sort().values, order[:count].sort().values
 
 
-def _count_outputs(model: Model, few: Tensor, seed: int) -> int:
-    """How many outputs the network has."""
+def _try_network(model: Model, few: Tensor, seed: int) -> Tensor:
+    """The outputs of the network as it is at first, [B, ...]."""
     plain = fresh(builder(model), seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fit will say it
-        outputs = probe_outputs(plain, few)
-    if outputs.dim() != 2:
-        raise InputError(f"the network must return logits [B, C], got {tuple(outputs.shape)}")
-    return outputs.shape[1]
+        return probe_outputs(plain, few)
+
+
+def _check_targets(like: Likelihood, y: Tensor, file: Path) -> None:
+    try:
+        like.check_targets(y)
+    except InputError as error:
+        raise InputError(f"{file}: {error} (the first row is 0)") from None
 
 
 def _advise(layout: Layout, examples: Examples, note: Note) -> None:
@@ -210,7 +229,7 @@ def _trained(config: FitConfig, model: Model, data: Prepared, where: Path) -> Po
         "batch_size": config.batch_size or None,
         "lr": config.lr,
         "prior": Prior(config.prior_precision, scale=config.prior_scale),
-        "likelihood": config.likelihood,
+        "likelihood": make_likelihood(config),
         "seed": config.seed,
         "run": work_in(config, where),
     }

@@ -15,7 +15,8 @@ def visit(browser, path: Path, width: int = 1280, theme: str = "light") -> None:
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     browser.get(path.as_uri())
-    ready = "return document.documentElement.dataset.ready === 'yes'"
+    waits = "document.getElementById('data') && document.documentElement.dataset.ready !== 'yes'"
+    ready = f"return !({waits})"  # those with data have a script that unpacks them
     WebDriverWait(browser, 20).until(lambda b: b.execute_script(ready))
 
 

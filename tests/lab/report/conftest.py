@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """Chromium, driven by selenium. Tests are skipped where either is missing."""
+    """Chromium, driven by selenium; one for all, who are in the xdist group "browser". Tests are
+    skipped where either is missing."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     driver = shutil.which("chromedriver")

@@ -8,9 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 from tests.lab.report.sample import SIDE, sample_run
 
-from stochens_lab.report.figures.files import save_figures
-from stochens_lab.report.figures.planes import draw_maps, find_planes
-from stochens_lab.report.figures.style import (
+from stochens.figures.style import (
     VARIABLES,
     add_legend,
     embed_figure,
@@ -18,6 +16,8 @@ from stochens_lab.report.figures.style import (
     plot_line,
     style_figure,
 )
+from stochens_lab.report.figures.files import save_figures
+from stochens_lab.report.figures.planes import draw_maps, find_planes
 from stochens_lab.report.view import RunView
 
 NAMES = ["a < b & c", "$x^2$ $\\bad{", "方法", "<script>alert(1)</script>", '"', "fill: #1f5fb4"]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.lab.workflow.conftest import table
 
+from stochens.likelihoods import draws
 from stochens_lab.data import columns_csv, columns_parquet
 from stochens_lab.data.columns import parse_labels
 from stochens_lab.data.examples import Examples, Layout
@@ -121,9 +122,9 @@ def test_rows_in_blocks_say_the_same(typed, here, tmp_path, monkeypatch):
 
 def test_quantiles_of_many_draws_in_parts(monkeypatch):
     probs = torch.rand(20, 50, 3, generator=torch.Generator().manual_seed(0)).softmax(-1)
-    whole = prediction.class_interval(probs, 0.9)
-    monkeypatch.setattr(prediction, "MOST_QUANTILE", 20 * 3 * 4)
-    for one, other in zip(whole, prediction.class_interval(probs, 0.9), strict=True):
+    whole = draws.central_interval(probs, 0.9)
+    monkeypatch.setattr(draws, "MOST_QUANTILE", 20 * 3 * 4)
+    for one, other in zip(whole, draws.central_interval(probs, 0.9), strict=True):
         assert torch.equal(one, other)
 
 

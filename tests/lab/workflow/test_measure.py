@@ -1,16 +1,19 @@
 """evaluate and compare: the numbers of stochens.compare, for people and for machines."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 import torch
 from tests.lab.workflow.conftest import CLASSES, table
+from tests.page_parser import Page
 
 import stochens
 
 NET = ("--model", "trees_nets:make_net")
 SMALL = ("--members", 3, "--epochs", 3, "--batch-size", 16)
+THOUSANDS = r"true ((?:\d{1,3})(?:,\d{3})+)"
 
 
 @pytest.fixture
@@ -57,6 +60,40 @@ def test_every_measure_with_a_reference_and_other_data(typed, run, tmp_path):
     assert set(wanted) - set(alone) == {"MI error"}  # a mean does not tell it
     near = "total variation"
     assert alone[near]["value"] == pytest.approx(wanted[near].value, abs=1e-6)
+
+
+def test_a_page_has_the_same_numbers(typed, run, tmp_path):
+    out, _ = run
+    page = tmp_path / "new" / "report.html"
+    said = typed("evaluate", out, "test.csv", *NET, "--report", page, "--resamples", 5, "--json")
+    found = metrics(said)
+    assert found["report"] == str(page)
+    shown = Page(page.read_text())
+    values = [interval["value"] for interval in found["metrics"].values()]
+    assert shown.numbers[: len(values)] == values
+    for word in ("one on test.csv", *CLASSES, "member 2", "Training"):
+        assert word in shown.text
+    refused = typed("evaluate", out, "test.csv", *NET, "--report", tmp_path / "report.pdf")
+    assert (refused.code, refused.out) == (2, "")
+    assert "a report is one .html file" in refused.err
+
+
+def test_a_page_of_numbers_is_in_the_units_of_the_data(typed, here, tmp_path):
+    x, y = table(40, 1)
+    y = 1e6 + 1e4 * x[:, 0]
+    np.savez(tmp_path / "big.npz", x=100 * x, y=y)
+    out, page = tmp_path / "real", tmp_path / "report.html"
+    words = ("--data", tmp_path / "big.npz", "--target", "y", "--likelihood", "gaussian")
+    said = typed("fit", "--model", "trees_nets:real", *words, *SMALL, "--normalise", "--out", out)
+    assert said.code == 0, said.err
+    asked = ("evaluate", out, tmp_path / "big.npz", "--same-model", "--resamples", 5)
+    said = typed(*asked, "--report", page, "--json")
+    values = [interval["value"] for interval in metrics(said)["metrics"].values()]
+    shown = Page(page.read_text())
+    assert shown.numbers[: len(values)] == values
+    truths = [float(t.replace(",", "")) for t in re.findall(THOUSANDS, shown.text)]
+    assert len(truths) == 16
+    assert all(min(abs(y - truth)) <= 0.5 for truth in truths)  # rounded
 
 
 def test_predictions_are_a_reference(typed, run, tmp_path):

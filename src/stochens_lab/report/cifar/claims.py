@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from stochens.metrics import Interval
+from stochens.report.parts import Note
+from stochens.report.text import join_words
 from stochens_lab.report.cifar.paired import ENTROPY, MEASURES, RESAMPLES, Paired
 from stochens_lab.report.cifar.rows import (
     Row,
@@ -13,11 +15,10 @@ from stochens_lab.report.cifar.rows import (
     family,
     name_set,
 )
-from stochens_lab.report.page.parts import Note, Part
+from stochens_lab.report.page.parts import Part
 from stochens_lab.report.paper import CIFAR, TEST, paper_value
 from stochens_lab.report.tables import Cell, Head, Table
 from stochens_lab.report.tables import Row as TableRow
-from stochens_lab.report.text import join_words
 from stochens_lab.report.view import Metric
 
 METHOD = "SE1"

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from stochens.report.parts import Heading, Note, Section, SideBySide
+from stochens.report.pictures import show_figure
 from stochens_lab.report.cifar.claims import build_claims
 from stochens_lab.report.cifar.numbers import CURVES
 from stochens_lab.report.cifar.rows import Rows, gather, name_set
@@ -26,14 +28,13 @@ from stochens_lab.report.figures.cifar import (
     draw_entropies,
     draw_trades,
 )
-from stochens_lab.report.figures.style import show_figure
 from stochens_lab.report.page.details import (
     explain_words,
     show_sampler,
     show_timings,
     show_training,
 )
-from stochens_lab.report.page.parts import Heading, Note, Part, Section, SideBySide
+from stochens_lab.report.page.parts import Part
 from stochens_lab.report.view import RunView
 
 READING = (

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from stochens.metrics import Interval
+from stochens.report.text import DASH, join_words
 from stochens_lab.report.cifar.numbers import find_intensities, read_corrupted
 from stochens_lab.report.cifar.rows import (
     OOD,
@@ -28,7 +29,6 @@ from stochens_lab.report.paper import (
 )
 from stochens_lab.report.tables import BEST, Cell, Head, Table
 from stochens_lab.report.tables import Row as TableRow
-from stochens_lab.report.text import DASH, join_words
 from stochens_lab.report.view import unique
 
 FURTHER = ("entropy error", "Brier", "AURC", "entropy", "MI")

@@ -5,6 +5,22 @@ from collections.abc import Iterator, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from stochens.figures.style import (
+    AREA,
+    INK,
+    PAGE_WIDTH,
+    QUIET,
+    add_legend,
+    format_ticks,
+    label_below,
+    label_left,
+    make_panels,
+    pick_colour,
+    pick_dash,
+    plot_line,
+    set_tooltip,
+    style_figure,
+)
 from stochens_lab.report.cifar.numbers import (
     CURVES,
     choose_height,
@@ -21,22 +37,6 @@ from stochens_lab.report.cifar.numbers import (
 )
 from stochens_lab.report.cifar.rows import Row, Rows, describe_metric, gather
 from stochens_lab.report.cifar.trade import METRICS, find_trades
-from stochens_lab.report.figures.style import (
-    AREA,
-    INK,
-    PAGE_WIDTH,
-    QUIET,
-    add_legend,
-    format_ticks,
-    label_below,
-    label_left,
-    make_panels,
-    pick_colour,
-    pick_dash,
-    plot_line,
-    set_tooltip,
-    style_figure,
-)
 from stochens_lab.report.run_folder import SavedRun
 from stochens_lab.report.view import RunView
 

@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from stochens_lab.report.figures.style import (
+from stochens.figures.style import (
     add_legend,
     label_below,
     make_panels,

@@ -10,9 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from stochens.metrics import calibration_curve, risk_coverage
-from stochens.posterior.predictive import Predictive
-from stochens_lab.report.figures.style import (
+from stochens.figures.style import (
     AREA,
     COLOURS,
     MARGIN,
@@ -27,6 +25,8 @@ from stochens_lab.report.figures.style import (
     plot_line,
     style_figure,
 )
+from stochens.metrics import calibration_curve, risk_coverage
+from stochens.posterior.predictive import Predictive
 from stochens_lab.report.view import RunView, describe_metric, name_domain, unique
 
 SETTLED = 0.15  # the share of training after which the loss is worth its place on the axis

@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
+from stochens.figures.style import save_figure
 from stochens_lab.report.cifar.rows import is_cifar
 from stochens_lab.report.figures.cifar import draw_cifar_figures
 from stochens_lab.report.figures.costs import draw_costs
 from stochens_lab.report.figures.courses import draw_steps, draw_uncertainty
 from stochens_lab.report.figures.learning import draw_learning
 from stochens_lab.report.figures.planes import draw_plane_figures
-from stochens_lab.report.figures.style import save_figure
 from stochens_lab.report.run_folder import FIGURES, SavedRun
 from stochens_lab.report.view import RunView
 

@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from stochens_lab.report.figures.style import (
+from stochens.figures.style import (
     add_legend,
     label_below,
     label_left,

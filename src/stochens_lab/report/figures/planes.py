@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from stochens_lab.report.figures.style import (
+from stochens.figures.style import (
     COLOURS,
     PAGE_WIDTH,
     QUIET,
@@ -16,7 +16,7 @@ from stochens_lab.report.figures.style import (
     set_class,
     style_figure,
 )
-from stochens_lab.report.text import MINUS
+from stochens.report.text import MINUS
 from stochens_lab.report.view import RunView, name_domain, unique
 
 MAP = "map-"  # how the name of a grid of points begins

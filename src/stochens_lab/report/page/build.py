@@ -1,17 +1,10 @@
-"""One HTML page from one or several run folders: opens from disk and asks nothing of a network.
+"""One HTML page from one or several run folders."""
 
-Style, script and data are in the page; a content-security policy forbids everything else, and only
-the page's own script, by its hash, may run. Tables and figures are there without the script.
-"""
-
-import base64
-import hashlib
 from collections.abc import Sequence
-from importlib.resources import files
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-
+from stochens.report.parts import Note, Section
+from stochens.report.shell import dress, open_templates, read_asset
+from stochens.report.text import join_words
 from stochens_lab.report.cifar.page import show_cifar_run, show_cifar_runs, summarise_cifar
 from stochens_lab.report.cifar.rows import is_cifar
 from stochens_lab.report.page.details import (
@@ -24,34 +17,23 @@ from stochens_lab.report.page.details import (
     show_training,
 )
 from stochens_lab.report.page.maps import pack_maps, show_maps
-from stochens_lab.report.page.parts import Note, Part, Section
+from stochens_lab.report.page.parts import Part
 from stochens_lab.report.page.results import show_claims, show_results, show_runs, summarise
 from stochens_lab.report.run_folder import SavedRun
-from stochens_lab.report.text import join_words
 from stochens_lab.report.view import RunView, unique
 
 HERE = "stochens_lab.report.page"
 NAMES = {"cifar": "CIFAR"}
-TEMPLATES = Environment(
-    loader=PackageLoader(HERE),
-    autoescape=True,  # names come from anybody's file
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+TEMPLATES = open_templates(HERE)
 
 
 def build_page(runs: Sequence[SavedRun]) -> str:
     """The page of these runs, as text."""
     views = [RunView(run, f"run{i}") for i, run in enumerate(runs)]
-    script = _read_asset("page.js")
     packed = {view.key: pack_maps(view) for view in views}
     return TEMPLATES.get_template("page.html").render(
         title=_choose_title(views),
-        policy=_write_policy(script),
-        style=Markup(_read_asset("page.css")),
-        script=Markup(script),
+        **dress(styles=[read_asset(HERE, "runs.css")], scripts=[read_asset(HERE, "page.js")]),
         data={key: maps for key, maps in packed.items() if maps is not None},
         together=_show_together(views) if len(views) > 1 else [],
         runs=[(view.key, view.run.name, _open_run(view), _list_sections(view)) for view in views],
@@ -117,13 +99,3 @@ def _tell_state(view: RunView) -> str:
     elif not begun:
         words += "It has no results yet."
     return words
-
-
-def _read_asset(name: str) -> str:
-    return (files(HERE) / "assets" / name).read_text(encoding="utf-8")
-
-
-def _write_policy(script: str) -> str:
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    own = f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
-    return f"default-src 'none'; {own}"

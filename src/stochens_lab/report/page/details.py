@@ -6,11 +6,12 @@ from typing import Any
 
 from markupsafe import Markup
 
+from stochens.report.parts import Definitions, Heading, Note
+from stochens.report.pictures import show_figure
+from stochens.report.text import DASH, format_duration, format_number
 from stochens_lab.report.figures.courses import draw_calibration, draw_losses, draw_steps
-from stochens_lab.report.figures.style import show_figure
-from stochens_lab.report.page.parts import Definitions, Heading, Note, Part, Troubles
+from stochens_lab.report.page.parts import Part, Troubles
 from stochens_lab.report.tables import Cell, Head, Row, Table
-from stochens_lab.report.text import DASH, format_duration, format_number
 from stochens_lab.report.view import RunView, unique
 
 DIAGNOSTICS = {
@@ -215,4 +216,4 @@ def show_steps(view: RunView) -> list[Part]:
 
 def show_calibration(view: RunView) -> list[Part]:
     label = "Accuracy over confidence"
-    return show_figure(draw_calibration(view), key=view.id("calibration"), label=label)
+    return [*show_figure(draw_calibration(view), key=view.id("calibration"), label=label)]

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from stochens.report.parts import Note
+from stochens.report.pictures import show_figure
 from stochens_lab.report.figures.planes import KINDS, QUANTITIES, Plane, draw_maps, find_planes
-from stochens_lab.report.figures.style import show_figure
-from stochens_lab.report.page.parts import Map, Maps, Note, Part, Picture
+from stochens_lab.report.page.parts import Map, Maps, Part
 from stochens_lab.report.view import RunView, name_domain, unique
 
 UNIT = 1000
@@ -33,7 +34,6 @@ def show_maps(view: RunView) -> list[Part]:
             label = f"{plane.title}: {name} of every method, and its difference to the reference"
             figure = draw_maps(view, plane, quantity)
             (picture,) = show_figure(figure, key=view.id("map", i, quantity), label=label)
-            assert isinstance(picture, Picture)
             maps.append(Map(plane.set_name, plane.domain, quantity, picture))
     sets = [(name, name) for name in unique(plane.set_name for plane in planes)]
     domains = [(d, name_domain(d)) for d in unique(plane.domain for plane in planes)]

@@ -1,4 +1,4 @@
-"""What a page is made of, as plain data: each part names the template that shows it."""
+"""What a run's page has beside the parts of every page, which are in stochens/report/parts.py."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,40 +6,8 @@ from typing import ClassVar
 
 from markupsafe import Markup
 
+from stochens.report.parts import Definitions, Heading, Note, Picture, SideBySide
 from stochens_lab.report.tables import Table
-
-
-@dataclass(frozen=True)
-class Note:
-    """A paragraph; `style` is a class of the style sheet."""
-
-    template: ClassVar[str] = "note.html"
-    text: str | Markup
-    style: str = "note"
-
-
-@dataclass(frozen=True)
-class Heading:
-    template: ClassVar[str] = "heading.html"
-    text: str
-    level: int = 4
-
-
-@dataclass(frozen=True)
-class Picture:
-    template: ClassVar[str] = "picture.html"
-    svg: Markup
-    label: str
-
-
-@dataclass(frozen=True)
-class Definitions:
-    """Terms and what they mean or are; `summary` folds them away."""
-
-    template: ClassVar[str] = "definitions.html"
-    items: Sequence[tuple[str, str | Markup]]
-    style: str
-    summary: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,14 +17,6 @@ class Troubles:
     template: ClassVar[str] = "troubles.html"
     set_name: str
     troubles: Sequence[str]
-
-
-@dataclass(frozen=True)
-class SideBySide:
-    """Parts side by side, where there is room."""
-
-    template: ClassVar[str] = "side_by_side.html"
-    columns: Sequence[Sequence["Part"]]
 
 
 @dataclass(frozen=True)
@@ -80,13 +40,6 @@ class Maps:
 
 
 Part = Note | Heading | Picture | Definitions | Troubles | SideBySide | Maps | Table
-
-
-@dataclass(frozen=True)
-class Section:
-    title: str
-    parts: Sequence[Part]
-    id: str = ""
 
 
 def embolden(text: str) -> Markup:

@@ -7,10 +7,11 @@ from typing import Literal, NamedTuple
 from markupsafe import Markup
 
 from stochens.metrics import Interval
-from stochens_lab.report.page.parts import Heading, Note, Part, embolden
+from stochens.report.parts import Heading, Note
+from stochens.report.text import MINUS, join_words
+from stochens_lab.report.page.parts import Part, embolden
 from stochens_lab.report.paper import EXPERIMENT, paper_value
 from stochens_lab.report.tables import BEST, Cell, Group, Head, Row, Table
-from stochens_lab.report.text import MINUS, join_words
 from stochens_lab.report.view import (
     CONTROL_SUFFIX,
     HALVES,

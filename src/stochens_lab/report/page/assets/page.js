@@ -1,26 +1,12 @@
 "use strict";
-// The theme, the tabs, and the maps: which of them is seen, and what every method says at a point.
-// Without this script both themes follow the system, and all runs and all maps are shown.
+// The tabs and the maps: which of them is seen, and what every method says at a point.
+// Without this script all runs and all maps are shown.
 (() => {
   const root = document.documentElement;
-  root.classList.add("scripted");
   const data = JSON.parse(document.getElementById("data").textContent);
   const KINDS = ["mean", "entropy", "mi"]; // the order in which a method's values are packed
   const WIDEST = [1, Math.LN2, Math.LN2]; // of two classes
   const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] };
-
-  function startTheme() {
-    const button = document.getElementById("theme");
-    const system = matchMedia("(prefers-color-scheme: dark)");
-    const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
-    const name = () => (button.textContent = dark() ? "Light theme" : "Dark theme");
-    button.addEventListener("click", () => {
-      root.dataset.theme = dark() ? "light" : "dark";
-      name();
-    });
-    system.addEventListener("change", name);
-    name();
-  }
 
   function startTabs() {
     const list = document.querySelector(".tabs");
@@ -144,7 +130,6 @@
   }
 
   async function start() {
-    startTheme();
     await Promise.all(Object.values(data).map(unpack));
     for (const box of document.querySelectorAll(".maps")) startMaps(box, data[box.dataset.run]);
     startTabs(); // last: what is hidden has no size

@@ -1,7 +1,8 @@
 """One look for all figures, and the two ways out: a file, or SVG inside a page.
 
-The colours are those of the page's light theme (page.css). Inside a page each becomes the variable
-of that name, so that a figure follows the theme. The same figure always makes the same bytes.
+The colours are those of a page's light theme (report/assets/page.css). Inside a page each becomes
+the variable of that name, so that a figure follows the theme. The same figure always makes the same
+bytes.
 """
 
 import io
@@ -21,8 +22,6 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from stochens_lab.report.page.parts import Part, Picture
-
 COLOURS = (  # --c0 to --c7
     *("#1f5fb4", "#b4531a", "#00796b", "#7a4fb5"),
     *("#8a6d00", "#b0306a", "#4d5763", "#4f7a00"),
@@ -38,7 +37,13 @@ LEGEND_COLUMNS, LEGEND_LINE = 4, 0.18  # inches
 FONT = "DejaVu Sans"  # comes with matplotlib; a page has its own
 FEW_LABELS = 3  # that any axis has room for beside its first
 SALT = "stochens"
+# matplotlib's own settings, so that a figure does not depend on what its user has set; not those of
+# the program that shows figures
+THEIRS = ("animation", "backend", "date", "docstring", "figure.hooks", "interactive", "savefig.dir")
+THEIRS += ("timezone", "tk.", "toolbar", "webagg")
 STYLE: dict[Any, Any] = {
+    name: value for name, value in matplotlib.rcParamsDefault.items() if not name.startswith(THEIRS)
+} | {
     "axes.axisbelow": True,
     "axes.edgecolor": RULE,
     "axes.facecolor": "none",
@@ -111,6 +116,7 @@ def make_panels(
         above + lines * (height + down) - down + bottom,
     )
     figure = Figure(figsize=size)
+    figure.set_layout_engine("none")  # whatever the user's settings say
     axes = list(figure.subplots(lines, columns, squeeze=False, sharex=share, sharey=share).flat)
     figure.subplots_adjust(
         left=MARGIN / size[0],
@@ -291,10 +297,3 @@ def _add_titles(group: ElementTree.Element, name: str, *points: str) -> None:
     title = ElementTree.Element("title")
     title.text = name
     group.insert(0, title)
-
-
-def show_figure(figure: Figure | None, *, key: str, label: str) -> list[Part]:
-    """The figure as a part of the page; nothing where there is none."""
-    if figure is None:
-        return []
-    return [Picture(embed_figure(figure, key=key, label=label), label)]

@@ -1,0 +1,1 @@
+"""What predictions show of themselves, and how it is drawn."""

@@ -1,0 +1,1 @@
+"""One HTML page on what a model predicts. It needs the extra: `pip install 'stochens[report]'`."""

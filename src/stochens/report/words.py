@@ -1,0 +1,26 @@
+"""What the measures say, for those who meet them here; by their names, whoever states them."""
+
+MEANINGS = {
+    "accuracy": "share of right answers; higher is better",
+    "exact match": "share of examples with every label right; higher is better",
+    "NLL": "minus the log of the probability, or density, of the truth, in nats; lower is better",
+    "Brier": "squared distance of the probabilities from the truth; lower is better",
+    "ECE": "mean gap between confidence and accuracy; lower is better",
+    "AURC": "area under the risk-coverage curve; lower is better",
+    "RPS": "squared distance of cumulative probabilities, for classes in an order; lower is better",
+    "MAE": "mean distance from the truth; lower is better",
+    "mIoU": "mean over classes of intersection over union; higher is better",
+    "macro F1": "mean over classes of F1; higher is better",
+    "micro F1": "F1 of all labels together; higher is better",
+    "entropy": "mean of all the uncertainty, in nats",
+    "MI": "mean of what the members disagree on (mutual information), in nats",
+    "total variation": "mean distance from the true probabilities; lower is better",
+    "OOD AUROC": "how often an example in domain has the larger confidence; 0.5 is chance",
+    "OOD AUROC (MI)": "the same by mutual information; 0.5 is chance",
+    "RMSE": "root of the mean squared error, in the target's units; lower is better",
+    "CRPS": "distance of the whole prediction from the truth, in its units; lower is better",
+    "95 % coverage": "share of targets inside their 95 % interval; 0.95 is right",
+    "95 % width": "mean width of the 95 % intervals; narrower is better where coverage is right",
+    "95 % interval score": "width, and a penalty for targets outside; lower is better",
+    "pinball": "mean pinball loss of the quantiles; lower is better",
+}
