@@ -27,6 +27,7 @@ LIBRARY = [
     ["prior"],
     ["objective"],
     ["run"],
+    ["streams"],
     ["data"],
     ["inputs"],
     ["kernels"],

@@ -73,6 +73,17 @@ class GaussianPredictive(Moments):
         """The same without its draws."""
         return dataclasses.replace(self, draw_means=None, draw_variances=None)
 
+    def some(self, rows: slice) -> "GaussianPredictive":
+        """The same at some of the inputs."""
+        parts = (t[rows] for t in (self.mean, self.aleatoric, self.epistemic))
+        draws = (None if t is None else t[:, rows] for t in (self.draw_means, self.draw_variances))
+        return GaussianPredictive(*parts, *draws, self.missing)
+
+    def by_draw(self) -> dict[str, Tensor]:
+        """Mean and variance of every draw, each [B, S, D]."""
+        means, variances = self.components()
+        return {"draw_mean": means.transpose(0, 1), "draw_variance": variances.transpose(0, 1)}
+
     @classmethod
     def joined(cls, parts: "Sequence[GaussianPredictive]") -> "GaussianPredictive":
         """Predictions at some inputs and at others, as one, in order."""

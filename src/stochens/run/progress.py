@@ -66,7 +66,8 @@ class Bar:
 
 @contextlib.contextmanager
 def progress_bar(what: str, *, total: int, show: Show) -> Iterator[Bar]:
-    """On stderr: a bar when asked for or in a terminal, else lines for what takes long."""
+    """On stderr: a bar when asked for or in a terminal, else lines for what takes long. A total of
+    0 is one that nobody knows."""
     with contextlib.ExitStack() as held:
         if callable(show):
             bar = Bar(_counted(lambda done, note: show(done, total, note)))
@@ -74,7 +75,7 @@ def progress_bar(what: str, *, total: int, show: Show) -> Iterator[Bar]:
             bar = Bar(None)
         elif live(show) and (made := rich_progress()) is not None:
             progress = held.enter_context(made)
-            task = progress.add_task(what, total=total, note="")
+            task = progress.add_task(what, total=total or None, note="")
 
             def update(amount: int, text: str | None) -> None:
                 fields = {} if text is None else {"note": text}
@@ -129,7 +130,7 @@ class Lines:
         self._between = BETWEEN if between is None else between
         if multiprocessing.parent_process() is not None:
             what = f"{multiprocessing.current_process().name}: {what}"
-        self._what, self._total = what, max(total, 1)
+        self._what, self._total = what, total
         self._began = self._last = time.monotonic()
         self._first: tuple[float, float] | None = None  # a run before this one may have begun it
         self._share = 0.0
@@ -139,14 +140,16 @@ class Lines:
         print(f"{self._what}: {text}", file=sys.stderr, flush=True)
 
     def __call__(self, done: float, note: str | None) -> None:
-        now, share = time.monotonic(), done / self._total
+        now = time.monotonic()
+        share = done / self._total if self._total else 0.0
         self._note = self._note if note is None else note
         then, before = self._first = self._first or (now, done)
-        if now - self._last < self._between or share < self._share + 0.01:
+        if now - self._last < self._between or (self._total and share < self._share + 0.01):
             return
         self._last, self._share = now, share
-        said = f"{self._what}: {share:.0%} after {_clock(now - self._began)}"
-        if done > before:
+        far = f"{share:.0%}" if self._total else f"{done:,}"
+        said = f"{self._what}: {far} after {_clock(now - self._began)}"
+        if done > before and self._total:
             said += f", {_clock((now - then) * (self._total - done) / (done - before))} left"
         print(said + (f"; {self._note}" if self._note else ""), file=sys.stderr, flush=True)
 
