@@ -195,7 +195,7 @@ class Reader:
         """The next batches. The stream is read again when it ends."""
         for _ in range(count):
             batch = self._next()
-            if batch is None:
+            if batch is None and self._rows:
                 self._end()
                 batch = self._next()
             if batch is None:
