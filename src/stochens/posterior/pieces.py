@@ -145,7 +145,6 @@ def write_predictions(
     """What the likelihood says of each row, and each of its draws if they are kept, as a table."""
     path, draws = check_new(out), wanted.keep_draws is True
     about = {"posterior": repr(posterior), **wanted._asdict()}
-    wanted = wanted._replace(keep_draws=draws or None)
     each, rows = pieces_of(posterior, x, wanted, run, piece=PIECE, summed_up=True)
     shape: torch.Size | None = None
     with (

@@ -186,10 +186,10 @@ class Posterior(PosteriorFields):
         not depend on the inputs beside it.
 
         `out`: "preds.parquet" (needs `stochens[parquet]`) or "preds.zarr", where the predictions
-        are written as they are made, in bounded memory, and with keep_draws=True the draws too. A
-        row has what `Predicted.summaries` says, for classes probs, entropy and
-        mutual_information, for numbers mean, std, aleatoric, epistemic, low and high. The file is
-        there when it is whole, and its path is returned.
+        are written as they are made, in bounded memory. A row has what `Predicted.summaries` says,
+        for classes probs, entropy and mutual_information, for numbers mean, std, aleatoric,
+        epistemic, low and high; with keep_draws=True the draws too, and with False no low and high.
+        The file is there when it is whole, and its path is returned.
 
         `run`: its precision, and its engine where that is "ray" or Ray(...), for batches on many
         machines, which draw the same numbers where they have the same kind of device. `device` is
