@@ -49,7 +49,7 @@ from stochens.trees import (
 Augment = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 READ = 1024  # rows of a Dataset at a time
-LOOKED_AT = 16 << 20  # bytes of x at a time, in which numbers that are none are looked for
+LOOKED_AT = 4 << 20  # bytes of x at a time, in which numbers that are none are looked for
 TARGETS = ("labels", "label", "y")  # what y is called in a dictionary, unless `target` says
 
 

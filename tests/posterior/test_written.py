@@ -27,6 +27,7 @@ def small(monkeypatch):
     monkeypatch.setattr(streaming, "ACTIVATIONS", 6000)
     monkeypatch.setattr(pieces, "PIECE", 500)
     monkeypatch.setattr(tables, "GROUP", 300)
+    monkeypatch.setattr(tables, "CHUNK", 300)
 
 
 @pytest.fixture(scope="module")

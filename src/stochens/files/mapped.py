@@ -15,7 +15,7 @@ from torch import Tensor
 
 log = logging.getLogger("stochens")
 
-BLOCK = 16 << 20  # bytes that are copied at a time
+BLOCK = 4 << 20  # bytes that are copied at a time
 
 
 def mapped(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -15,7 +15,8 @@ from stochens.errors import InputError
 from stochens.files.storage import sync
 
 SUFFIXES = (".parquet", ".zarr")
-GROUP = 16 << 20  # bytes of a row group of a parquet file, or of a chunk of a zarr array, about
+GROUP = 16 << 20  # bytes of a row group of a parquet file, about
+CHUNK = 4 << 20  # of a chunk of a zarr array
 
 Columns = Mapping[str, np.ndarray]  # [b, ...] each
 
@@ -207,7 +208,7 @@ class _ZarrArray:
         folder.mkdir()
         of_row = max(1, like.itemsize * math.prod(like.shape[1:]))
         dtype = like.dtype.newbyteorder("<") if like.dtype.byteorder != "|" else like.dtype
-        self._chunk = np.zeros((max(1, GROUP // of_row), *like.shape[1:]), dtype)
+        self._chunk = np.zeros((max(1, CHUNK // of_row), *like.shape[1:]), dtype)
 
     def add(self, values: np.ndarray) -> None:
         while len(values):

@@ -9,7 +9,7 @@ import torch
 from stochens.errors import InputError
 from stochens.likelihoods import Predicted
 from stochens.posterior.predictive import join_rows
-from stochens.trees import Input, cat, form, row_bytes
+from stochens.trees import Input, form, leaves_of, like_leaves, row_bytes
 
 
 class Ahead:
@@ -39,10 +39,23 @@ class Ahead:
 
     def take(self, rows: int) -> Input:
         """The next rows, at most so many."""
-        self.available(rows)
-        whole: Input = cat(self._held) if len(self._held) > 1 else self._held[0]
-        self._held = [whole[rows:]] if len(whole) > rows else []
-        return whole[:rows]
+        rows = self.available(rows)
+        if len(self._held[0]) >= rows:
+            first = self._held.pop(0)
+            self._held = ([first[rows:]] if len(first) > rows else []) + self._held
+            return first[:rows]
+        like, filled = self._held[0][:0], 0
+        parts = [t.new_empty(rows, *t.shape[1:]) for t in leaves_of(like)]
+        while filled < rows:  # a batch goes as soon as it is copied
+            block = self._held.pop(0)
+            some = min(len(block), rows - filled)
+            for part, t in zip(parts, leaves_of(block), strict=True):
+                part[filled : filled + some] = t[:some]
+            filled += some
+            if some < len(block):
+                self._held.insert(0, block[some:])
+        taken: Input = like_leaves(like, parts)
+        return taken
 
 
 class Planned(NamedTuple):
