@@ -1,10 +1,10 @@
-"""Memory and time of predictions at a loader of 10 GB: in a file, batch by batch, and as one object.
+"""Memory and time of predictions at a loader of 10 GB: in a file, batch by batch, or all at once.
 
     python benchmarks/streaming.py [--gb 10] [--way parquet] [--json FILE]
 
-The loader makes its rows on the fly, 1000 numbers each. Memory is the peak of the resident set above
-what it was before the prediction, with the model, torch and pyarrow loaded. Each way is measured in
-a process of its own, since a peak only rises.
+The loader makes its rows on the fly, 1000 numbers each. Memory is the peak of the resident set
+above what it was before the prediction, with the model, torch and pyarrow loaded. Each way is
+measured in a process of its own, since a peak only rises.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def measure(way: str, size: float) -> dict[str, Any]:
     options: dict[str, Any] = {"method": "dropout", "members": 4, "epochs": 1, "progress": False}
     posterior = stochens.fit(net, data, device="cpu", **options)
     with tempfile.TemporaryDirectory() as folder:
-        use(posterior, way, DataLoader([*first], batch_size=ROWS), Path(folder))
+        use(posterior, way, loader(1), Path(folder))
         before, began = resident(), time.perf_counter()
         use(posterior, way, loader(size), Path(folder))
         seconds = time.perf_counter() - began

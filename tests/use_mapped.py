@@ -13,9 +13,9 @@ from torch import nn
 
 import stochens
 
-ROWS = 20_000
-# bytes: twice 16 MB for a piece and what it is read in, a third of that to predict it, 4 MB for each
-# of the columns that are written, 4 MB for a batch of each member and its gradients
+ROWS = 12_000
+# bytes: twice 16 MB for a piece and what it is read in, a third of that to predict it, 4 MB for
+# each of the columns that are written, 4 MB for a batch of each member and its gradients
 ROOM = 72 << 20
 OPTIONS = {"members": 2, "method": "regular", "epochs": 1, "batch_size": 500}
 
@@ -48,10 +48,8 @@ def main(folder: Path) -> None:
         except MemoryError:
             print("refused")
         net = nn.Linear(width, 2)
-        posterior = stochens.fit(net, (x, labels), run=run, **OPTIONS)
+        posterior = stochens.fit(net, (x, labels), run=run, validation=0.2, **OPTIONS)
         print("fit")
-        stochens.fit(net, (x, labels), run=run, validation=0.2, **OPTIONS)
-        print("held")
         stochens.sgmcmc(net, (x, labels), **sampling)
         print("sgmcmc")
         assert len(posterior.predict(x, batch_size=500).mean) == ROWS

@@ -15,7 +15,7 @@ from stochens.errors import InputError
 from stochens.files.storage import sync
 
 SUFFIXES = (".parquet", ".zarr")
-GROUP = 16 << 20  # bytes of a row group of a parquet file, about
+GROUP = 8 << 20  # bytes of a row group of a parquet file, about
 CHUNK = 4 << 20  # of a chunk of a zarr array
 
 Columns = Mapping[str, np.ndarray]  # [b, ...] each
@@ -161,7 +161,8 @@ class _Parquet:
             told = json.dumps({**self._about, "shapes": shapes})
             fields = [(n, a.type) for n, a in zip(names, arrays, strict=True)]
             self._schema = self._arrow.schema(fields, metadata={"stochens": told})
-            self._writer = self._arrow.parquet.ParquetWriter(self._path, self._schema)
+            write = self._arrow.parquet.ParquetWriter
+            self._writer = write(self._path, self._schema, use_dictionary=False)  # few are alike
         self._writer.write_table(self._arrow.Table.from_arrays(arrays, schema=self._schema))
 
     def _column(self, values: np.ndarray) -> Any:

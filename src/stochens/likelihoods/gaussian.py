@@ -75,9 +75,15 @@ class GaussianPredictive(Moments):
 
     def some(self, rows: slice) -> "GaussianPredictive":
         """The same at some of the inputs."""
-        parts = (t[rows] for t in (self.mean, self.aleatoric, self.epistemic))
-        draws = (None if t is None else t[:, rows] for t in (self.draw_means, self.draw_variances))
-        return GaussianPredictive(*parts, *draws, self.missing)
+        means, variances = self.draw_means, self.draw_variances
+        return dataclasses.replace(
+            self,
+            mean=self.mean[rows],
+            aleatoric=self.aleatoric[rows],
+            epistemic=self.epistemic[rows],
+            draw_means=None if means is None else means[:, rows],
+            draw_variances=None if variances is None else variances[:, rows],
+        )
 
     def by_draw(self) -> dict[str, Tensor]:
         """Mean and variance of every draw, each [B, S, D]."""
