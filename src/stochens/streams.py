@@ -28,8 +28,8 @@ def is_stream(data: Any) -> bool:
     (True, False)
     """
     theirs = hasattr(data, "with_format") and hasattr(data, "column_names")
-    one = not isinstance(data, Mapping) and not hasattr(data, "__len__")
-    return isinstance(data, IterableDataset) or (theirs and one)
+    in_order = not hasattr(data, "__len__") and not hasattr(data, "__getitem__")
+    return isinstance(data, IterableDataset) or (theirs and in_order)
 
 
 def loader_of(data: Any, rows: int) -> "DataLoader[Any]":
