@@ -28,6 +28,7 @@ LIBRARY = [
     ["prior"],
     ["objective"],
     ["run"],
+    ["streams"],
     ["data"],
     ["inputs"],
     ["kernels"],

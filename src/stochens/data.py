@@ -1,7 +1,6 @@
 """`Data`: tensors, a torch Dataset or a DataLoader, as one kind of thing."""
 
 import dataclasses
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -13,15 +12,26 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     Dataset,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
     WeightedRandomSampler,
 )
 
+from stochens.checks import whole_or_none
 from stochens.errors import InputError
+from stochens.files.mapped import is_mapped, mapped_tensor, take_rows
 from stochens.randomness.seeds import seeded
 from stochens.run.checkpoints import digest
+from stochens.streams import (
+    Stream,
+    begin,
+    holds_no_numbers,
+    in_one_length,
+    is_stream,
+    loader_of,
+    refuse_read_once,
+    tell_left_out,
+)
 from stochens.trees import (
     PAD,
     Input,
@@ -32,14 +42,14 @@ from stochens.trees import (
     is_several,
     named,
     read_tree,
+    row_bytes,
 )
-
-log = logging.getLogger("stochens")
 
 # (x [B, ...], y [B, ...]) -> others of as many rows
 Augment = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 READ = 1024  # rows of a Dataset at a time
+LOOKED_AT = 4 << 20  # bytes of x at a time, in which numbers that are none are looked for
 TARGETS = ("labels", "label", "y")  # what y is called in a dictionary, unless `target` says
 
 
@@ -47,7 +57,8 @@ TARGETS = ("labels", "label", "y")  # what y is called in a dictionary, unless `
 class Data:
     """Training data with what is to be known of them, wherever data are taken.
 
-    data: (x [N, ...], y [N]), a Dataset, a DataLoader, a dictionary or Replicas, as in `fit`.
+    data: (x [N, ...], y [N]), a Dataset, a DataLoader, a dictionary, Replicas or a stream, as in
+        `fit`.
     target: what y is called in dictionaries, if not "labels", "label" or "y".
     weights: [N], not negative: a row of weight w counts as w equal rows, so N becomes their sum;
         batches are drawn row by row whatever the weights. They are for data in memory. Kernels do
@@ -56,6 +67,9 @@ class Data:
         on the device that trains: crops, noise, mixup. `fit` calls it for each member and step,
         with torch's generator seeded by (seed, member, step): members draw different numbers, the
         same in blocks of any size and after a checkpoint. x is one tensor; samplers refuse it.
+    size: N, how many rows a stream has (an IterableDataset of torch or Hugging Face, or a
+        DataLoader of one), where it has no length itself. The likelihood counts so many examples,
+        so that a wrong N is a wrong posterior: `fit` warns where the stream has more or fewer.
 
     >>> x, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
     >>> source(Data((x, y), weights=[1.0, 2.0, 2.0])).examples
@@ -68,6 +82,7 @@ class Data:
     target: str | None = None
     weights: Any = None
     augment: Augment | None = None
+    size: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.data, Data):
@@ -76,6 +91,7 @@ class Data:
             raise InputError(f"target must be the name of y in the data, got {self.target!r}")
         if self.augment is not None and not callable(self.augment):
             raise InputError(f"augment must be a function of a batch x, y, got {self.augment!r}")
+        whole_or_none(size=self.size)
 
     @classmethod
     def of(cls, given: Any) -> "Data":
@@ -87,8 +103,9 @@ class Source(NamedTuple):
     """Where training batches come from.
 
     `x`, `y` are the whole data set on the device; with a `loader` they are its first batch, and
-    every member sees the loader's batches in the loader's order. Of several `sets` they are one
-    after the other, and member k sees the set k mod `sets`.
+    every member sees the loader's batches in the loader's order. Where that reads a `stream`, it
+    goes on until the stream ends. Of several `sets` they are one after the other, and member k sees
+    the set k mod `sets`.
     """
 
     x: Input  # [sets * N, ...]
@@ -102,6 +119,7 @@ class Source(NamedTuple):
     odds: Tensor | None = None  # [N], of the rows in it; None: the same for all
     target: str | None = None  # what y is called among the entries of the loader's batches
     augment: Augment | None = None  # of each member's batches
+    stream: Stream | None = None  # what the loader reads, where that has no other order
 
     @property
     def examples(self) -> float:
@@ -113,6 +131,10 @@ class Source(NamedTuple):
         return self._replace(x=self.x.to(device), y=self.y.to(device), weights=weights)
 
     def batches(self) -> Iterator[tuple[Input, Tensor]]:
+        """Of one epoch."""
+        if self.stream is not None:
+            yield from self.stream.once()
+            return
         assert self.loader is not None
         for batch in self.loader:
             x, y = _pair(batch, self.target, collated=True)
@@ -161,21 +183,33 @@ def shapes_of(x: Input) -> Any:
 OF_ALL_ROWS = (RandomSampler, SequentialSampler, WeightedRandomSampler)
 
 
-def source(given: Any) -> Source:
+def source(given: Any, *, batch_size: int | None = READ) -> Source:
     """Read what the user gave, as it is or in a Data. A Dataset is read once into memory; a
-    DataLoader is streamed. Rows of weight 0 are left out.
+    DataLoader is streamed, and so is an IterableDataset, in batches of that size. Rows of weight 0
+    are left out.
 
     >>> source((torch.zeros(6, 2), torch.zeros(6, dtype=torch.long))).size
     6
     """
     asked = Data.of(given)
-    found = _source(asked.data, asked.target)._replace(augment=asked.augment)
+    if reads_stream(asked.data):
+        found = _stream_of(asked, batch_size)
+    elif asked.size is not None:
+        raise InputError(
+            f"size={asked.size} is how many rows a stream has, and the data is a "
+            f"{type(asked.data).__name__}, which knows that itself; leave size out"
+        )
+    else:
+        found = _source(asked.data, asked.target)
+    found = found._replace(augment=asked.augment)
     return found if asked.weights is None else _weighted(found, asked.weights)
 
 
 def _source(data: Any, target: str | None) -> Source:
     if isinstance(data, Replicas):
         return _side_by_side(data, target)
+    if reads_stream(data):
+        raise InputError("Replicas must hold data sets in memory, not streams")
     if isinstance(data, DataLoader):
         return _streamed(data, target)
     if isinstance(data, Dataset):
@@ -201,17 +235,56 @@ def columns_of(data: Any) -> Any:
         )
     chosen = (getattr(data, "format", None) or {}).get("columns")
     columns = data.with_format("torch", columns=chosen)[:]
-    kept = {name: column for name, column in columns.items() if not _is_text(column)}
-    if left := [name for name in columns if name not in kept]:
-        log.info("columns of the data set that hold no numbers are left out: %s", ", ".join(left))
+    kept = {name: column for name, column in columns.items() if not holds_no_numbers(column)}
+    tell_left_out(columns, kept)
     return kept
 
 
-def _is_text(column: Any) -> bool:
-    """A column of words, or of what torch has no tensors for."""
-    while isinstance(column, (list, tuple)) and column:
-        column = column[0]
-    return isinstance(column, (str, bytes, dict)) or column is None
+def reads_stream(data: Any) -> bool:
+    """Whether it is one, or a DataLoader of one."""
+    return is_stream(data.dataset if isinstance(data, DataLoader) else data)
+
+
+def _stream_of(asked: Data, batch_size: int | None) -> Source:
+    """Its first batch, and a way to read all of them."""
+    given, target = asked.data, asked.target
+    rows = given.dataset if isinstance(given, DataLoader) else given
+    size, said = asked.size, "Data(size=...) says"
+    if size is None and not _in_batches(given) and hasattr(rows, "__len__"):
+        size, said = len(rows), f"the length of {type(rows).__name__} is"
+    if size is None:
+        raise InputError(
+            f"{type(rows).__name__} is a stream without a length, and the prior is weighed against "
+            "the number of its rows, N: give stochens.Data(data, size=N), or the data set a "
+            "__len__. A wrong N is a wrong posterior"
+        )
+    if batch_size is None and not isinstance(given, DataLoader):
+        raise InputError(
+            "batch_size=None is all of the data at once, which a stream does not hold; give a "
+            "batch_size"
+        )
+    refuse_read_once(rows)
+    loader = given if isinstance(given, DataLoader) else loader_of(given, batch_size or READ)
+
+    def pair(batch: Any) -> tuple[Input, Tensor]:
+        if isinstance(batch, Mapping):
+            batch = {name: v for name, v in batch.items() if not holds_no_numbers(v)}
+        x, y = _pair(batch, target, collated=True)
+        _check(x, y)
+        return x, y
+
+    with seeded(0), in_one_length():
+        first = next(begin(loader, 0), None)
+    if first is None:
+        raise InputError("the stream is empty")
+    x, y = pair(first)
+    stream = Stream(loader, size, said, pair, len(x))
+    return Source(x, y, size, loader, target=target, stream=stream)
+
+
+def _in_batches(data: Any) -> bool:
+    """Whether its data set makes the batches, so that its length counts these."""
+    return isinstance(data, DataLoader) and data.batch_sampler is None
 
 
 def _streamed(loader: "DataLoader[Any]", target: str | None) -> Source:
@@ -238,7 +311,7 @@ def _rows(loader: "DataLoader[Any]") -> int:
     try:
         if isinstance(sampler, SequentialSampler) and getattr(batches, "drop_last", False):
             return len(batches) * int(batches.batch_size)  # the last rows are the same every time
-        if isinstance(data, IterableDataset) or isinstance(sampler, OF_ALL_ROWS):
+        if isinstance(sampler, OF_ALL_ROWS):
             return len(data)
         return min(len(data), len(sampler))
     except TypeError:
@@ -267,7 +340,9 @@ def _weighted(given: Source, weights: Any) -> Source:
     rows = weights > 0
     if not bool(rows.any()):
         raise InputError("weights are 0 for every row, so there is nothing to learn from")
-    x, y, weights = given.x[rows], given.y[rows], weights[rows]  # those of weight 0 say nothing
+    x, y = given.x, given.y
+    if not bool(rows.all()):  # those of weight 0 say nothing
+        x, y, weights = rows_of(x, rows.nonzero().flatten()), y[rows], weights[rows]
     total = math.fsum(weights.tolist())  # the same on every machine, unlike a sum in parallel
     if bool((weights == weights[0]).all()):
         return given._replace(x=x, y=y, size=len(x), total=total)
@@ -297,17 +372,13 @@ def _read(data: "Dataset[Any]", target: str | None) -> tuple[Input, Tensor]:
 
 def in_order(data: "Dataset[Any]") -> Iterator[Any]:
     """Its rows as batches."""
-    try:
-        yield from _loader(data)
-    except RuntimeError as error:
-        if "equal size" not in str(error):  # the words of torch's own collate function
-            raise
-        raise InputError(f"rows of the data set have different lengths ({error}). {PAD}") from error
+    with in_one_length():
+        yield from loader_of(data, READ)
 
 
-def _loader(data: "Dataset[Any]") -> "DataLoader[Any]":
-    # A generator of its own, since even this loader draws a number, of torch's where it has none.
-    return DataLoader(data, batch_size=READ, generator=torch.Generator())
+def rows_of(x: Input, rows: Tensor) -> Input:
+    """x[rows], in files where x lies in files."""
+    return take_rows(x, rows) if isinstance(x, Tensor) else x.each(lambda t: take_rows(t, rows))
 
 
 def _pair(data: Any, target: str | None = None, *, collated: bool = False) -> tuple[Input, Tensor]:
@@ -377,6 +448,8 @@ def _tensor(value: Any, name: str) -> Tensor:
         array = np.asarray(value)
         if array.dtype.kind not in "biufc":
             raise InputError(f"{name} holds no numbers (dtype {array.dtype}): {_remedy(name)}")
+        if is_mapped(array):
+            return mapped_tensor(array)
         if not array.flags.writeable:  # as pandas gives them: torch would warn
             array = array.copy()
         tensor: Tensor = torch.as_tensor(array)
@@ -416,8 +489,14 @@ def _check(x: Input, y: Tensor) -> None:
 
 
 def finite(x: Input, first_row: int = 0) -> None:
+    """Refuse numbers that are none, a few rows at a time."""
     for name, t in named(x).items():
-        if t.is_floating_point() and not bool(t.isfinite().all()):
-            where = tuple(int(i) for i in (~t.isfinite()).nonzero()[0])
-            place = [first_row + where[0], *where[1:]]
-            raise InputError(f"{name} must be finite; {name}{place} is {t[where].item()}")
+        if not t.is_floating_point():
+            continue
+        some = max(1, LOOKED_AT // max(1, row_bytes(t)))
+        for top in range(0, len(t), some):
+            block = t[top : top + some]
+            if not bool(block.isfinite().all()):
+                where = tuple(int(i) for i in (~block.isfinite()).nonzero()[0])
+                place = [first_row + top + where[0], *where[1:]]
+                raise InputError(f"{name} must be finite; {name}{place} is {block[where].item()}")

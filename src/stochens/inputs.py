@@ -1,8 +1,10 @@
-"""Inputs alone, for prediction: of tensors, a Dataset or a DataLoader, with or without y."""
+"""Inputs alone, for prediction: tensors, a Dataset, a DataLoader or a stream, with or without y."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
@@ -20,7 +22,74 @@ from stochens.data import (
     target_of,
 )
 from stochens.errors import InputError
-from stochens.trees import Input, InputTree, cat, form, match, named
+from stochens.files.mapped import is_mapped
+from stochens.streams import is_stream
+from stochens.trees import Input, InputTree, cat, form, leaves_in, map_tree, match, named
+
+BLOCK = 4 << 20  # bytes of a mapped array that are read at a time
+
+
+class Opened(NamedTuple):
+    """Inputs that are read as they are needed."""
+
+    blocks: Iterator[Input]  # each [b, ...]
+    rows: int  # in all, where that is known before they are read, else 0
+    streamed: bool  # whether the blocks are the parts that they come in, and not all at once
+
+
+def open_inputs(given: Any, like: Input | None = None, *, target: str | None = None) -> Opened:
+    """What `predict` takes. A Dataset, a DataLoader, a stream, an iterator of batches and mapped
+    arrays are read a few rows at a time; anything else is here already.
+
+    >>> import torch
+    >>> opened = open_inputs(DataLoader(torch.zeros(5, 2), batch_size=3))
+    >>> opened.rows, len(list(opened.blocks))
+    (5, 2)
+    """
+    if isinstance(given, Data) and (_in_parts(given.data) or is_stream(given.data)):
+        given, target = given.data, given.target or target
+    if _in_parts(given) or is_stream(given):
+        return Opened(input_blocks(given, like, target=target), _length(given), True)
+    if (arrays := _mapped_arrays(given)) is not None:
+        return Opened(_blocks_of_arrays(given, like, target), len(arrays[0]), True)
+    x = inputs(given, like, target=target)
+    return Opened(iter([x]), len(x), False)
+
+
+def _in_parts(given: Any) -> bool:
+    return isinstance(given, (Dataset, DataLoader, Iterator))
+
+
+def _length(data: Any) -> int:
+    """How many rows it has, where it says so."""
+    if isinstance(data, DataLoader):
+        data = None if data.batch_sampler is None else data.dataset
+    try:
+        return len(data)
+    except TypeError:
+        return 0
+
+
+def _mapped_arrays(given: Any) -> list[np.ndarray] | None:
+    """All arrays of the input, where each is a numpy array of as many rows, and some lie in files;
+    None where they do not."""
+    parts = leaves_in(given)
+    arrays = [part for part in parts if isinstance(part, np.ndarray) and part.ndim > 0]
+    alike = len(arrays) == len(parts) and len({len(part) for part in arrays}) == 1
+    some = alike and any(map(is_mapped, arrays)) and not isinstance(given, (InputTree, Tensor))
+    return arrays if some and len(arrays[0]) else None
+
+
+def _blocks_of_arrays(given: Any, like: Input | None, target: str | None) -> Iterator[Input]:
+    """Copies of a few rows, one after the other: what lies in a file is not to be written to."""
+    arrays = leaves_in(given)
+    of_row = sum(a.itemsize * math.prod(a.shape[1:]) for a in arrays)
+    rows = max(1, BLOCK // max(1, of_row))
+    for top in range(0, len(arrays[0]), rows):
+        part = map_tree(lambda a: np.array(a[top : top + rows]), given)  # noqa: B023, at once
+        x = _input(part, like, target)
+        finite(x, top)
+        yield x
 
 
 def inputs(given: Any, like: Input | None = None, *, target: str | None = None) -> Input:
@@ -32,7 +101,7 @@ def inputs(given: Any, like: Input | None = None, *, target: str | None = None) 
     """
     if isinstance(given, Data):
         return _inputs_of(given, like, target)
-    if isinstance(given, (Dataset, DataLoader)):
+    if _in_parts(given) or is_stream(given):
         blocks = list(input_blocks(given, like, target=target))
         for block in blocks:
             if form(block) != form(blocks[0]):
@@ -51,7 +120,7 @@ def inputs(given: Any, like: Input | None = None, *, target: str | None = None) 
 
 def _inputs_of(given: Data, like: Input | None, target: str | None) -> Input:
     """Of all rows, in their order, whatever they weigh."""
-    if isinstance(given.data, (Dataset, DataLoader)):
+    if _in_parts(given.data) or is_stream(given.data):
         return inputs(given.data, like, target=given.target or target)
     x = source(Data(given.data, given.target)).x
     return x if like is None else match(x, like, ())
@@ -75,9 +144,10 @@ def _input(given: Any, like: Input | None, target: str | None, *, collated: bool
 
 
 def input_blocks(
-    data: "Dataset[Any] | DataLoader[Any]", like: Input | None = None, *, target: str | None = None
+    data: Any, like: Input | None = None, *, target: str | None = None
 ) -> Iterator[Input]:
-    """The inputs of its batches, (x, y) or x, in order, each checked when it is read.
+    """The inputs of the batches of a Dataset, a DataLoader, a stream or an iterator, (x, y) or x,
+    in order, each checked when it is read.
 
     >>> import torch
     >>> [tuple(x.shape) for x in input_blocks(DataLoader(torch.zeros(5, 2), batch_size=3))]
@@ -86,7 +156,8 @@ def input_blocks(
     if isinstance(data, DataLoader):
         _refuse_disorder(data)
     row = 0
-    for batch in data if isinstance(data, DataLoader) else in_order(data):
+    ready = isinstance(data, (DataLoader, Iterator))
+    for batch in data if ready else in_order(data):
         x = _input(_without_y(batch, like), like, target, collated=True)
         for name, t in named(x).items():
             if t.dim() == 0:
@@ -162,9 +233,7 @@ def pick_rows(
 
 def first_input(given: Any, like: Input | None = None, *, target: str | None = None) -> Input:
     """One row, [1, ...]; of a Dataset or a DataLoader no more than a batch is read."""
-    if isinstance(given, (Dataset, DataLoader)):
-        return next(input_blocks(given, like, target=target))[:1]
-    return inputs(given, like, target=target)[:1]
+    return next(open_inputs(given, like, target=target).blocks)[:1]
 
 
 def _refuse_disorder(loader: "DataLoader[Any]") -> None:

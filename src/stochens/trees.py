@@ -96,6 +96,15 @@ def map_tree(change: Callable[[Any], Any], tree: Any) -> Any:
     return change(tree)
 
 
+def leaves_in(tree: Any) -> list[Any]:
+    """What stands in the containers, whatever it is, in its order.
+
+    >>> leaves_in({"a": (1, None), "b": 2})
+    [1, 2]
+    """
+    return [leaf for _, leaf in _leaves(tree, "")]
+
+
 def _leaves(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     parts: Any = ()
     if isinstance(tree, dict):

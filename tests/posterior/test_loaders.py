@@ -19,7 +19,7 @@ from stochens.posterior import predictive, streaming
 def small(monkeypatch):
     """Batches of a few rows and members, and pieces of a few batches."""
     monkeypatch.setattr(streaming, "ACTIVATIONS", 6000)
-    monkeypatch.setattr("stochens.posterior.posterior.PIECE", 500)
+    monkeypatch.setattr("stochens.posterior.pieces.PIECE", 500)
 
 
 def equal(one, other):

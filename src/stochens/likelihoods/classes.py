@@ -75,6 +75,15 @@ class Predictive(Predicted):
         """The same without its draws."""
         return dataclasses.replace(self, draws=None)
 
+    def summaries(self) -> dict[str, Tensor]:
+        """Mean probabilities [B, ..., C], entropy and mutual information [B, ...] in nats."""
+        unsure = {"entropy": self.entropy, "mutual_information": self.mutual_information}
+        return {"probs": self.mean, **unsure}
+
+    def by_draw(self) -> dict[str, Tensor]:
+        """The probabilities of every draw, [B, S, ..., C]."""
+        return {"draw_probs": self.probs.transpose(0, 1)}
+
     @classmethod
     def joined(cls, parts: "Sequence[Predictive]") -> "Predictive":
         """Predictions at some inputs and at others, as one, in order."""
@@ -260,6 +269,10 @@ class Classes(Draws):
     @property
     def large(self) -> bool:
         return self.probs.dim() > 3
+
+    @property
+    def summed_up(self) -> bool:
+        return True
 
     def at(self, parameters: Parameters) -> "Classes":
         return dataclasses.replace(self, probs=parameters[0])

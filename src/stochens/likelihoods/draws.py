@@ -123,6 +123,16 @@ class Predicted(abc.ABC):
     def light(self) -> Self:
         """The same without its draws."""
 
+    def summaries(self) -> dict[str, Tensor]:
+        """What is said of each example, by name, each [B, ...]: what `predict(x, out=...)` writes,
+        by the names that `export` has."""
+        return {"mean": self.mean}
+
+    def by_draw(self) -> dict[str, Tensor]:
+        """Likewise what each draw says, [B, S, ...], where draws are kept."""
+        kind = type(self).__name__
+        raise InputError(f"a {kind} does not say what its draws are; leave keep_draws out")
+
     @classmethod
     @abc.abstractmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -145,6 +155,12 @@ class Draws(abc.ABC):
     def large(self) -> bool:
         """Whether one example has so many numbers (pixels, tokens) that draws are kept only where
         that is asked for."""
+        return False
+
+    @property
+    def summed_up(self) -> bool:
+        """Whether averages of the terms make all of `Predicted.summaries`; an interval needs the
+        draws themselves."""
         return False
 
     @property

@@ -73,6 +73,23 @@ class GaussianPredictive(Moments):
         """The same without its draws."""
         return dataclasses.replace(self, draw_means=None, draw_variances=None)
 
+    def some(self, rows: slice) -> "GaussianPredictive":
+        """The same at some of the inputs."""
+        means, variances = self.draw_means, self.draw_variances
+        return dataclasses.replace(
+            self,
+            mean=self.mean[rows],
+            aleatoric=self.aleatoric[rows],
+            epistemic=self.epistemic[rows],
+            draw_means=None if means is None else means[:, rows],
+            draw_variances=None if variances is None else variances[:, rows],
+        )
+
+    def by_draw(self) -> dict[str, Tensor]:
+        """Mean and variance of every draw, each [B, S, D]."""
+        means, variances = self.components()
+        return {"draw_mean": means.transpose(0, 1), "draw_variance": variances.transpose(0, 1)}
+
     @classmethod
     def joined(cls, parts: "Sequence[GaussianPredictive]") -> "GaussianPredictive":
         """Predictions at some inputs and at others, as one, in order."""

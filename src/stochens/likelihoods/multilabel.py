@@ -120,6 +120,15 @@ class MultilabelPredictive(Predicted):
         """The same without its draws."""
         return dataclasses.replace(self, draws=None)
 
+    def summaries(self) -> dict[str, Tensor]:
+        """Probabilities of yes, entropy and mutual information in nats, of each label: [B, L]."""
+        unsure = {"entropy": self.entropy, "mutual_information": self.mutual_information}
+        return {"probs": self.mean, **unsure}
+
+    def by_draw(self) -> dict[str, Tensor]:
+        """The logits of every draw, [B, S, L]."""
+        return {"draw_logits": self.logits.transpose(0, 1)}
+
     @classmethod
     def joined(cls, parts: "Sequence[MultilabelPredictive]") -> "MultilabelPredictive":
         """Predictions at some inputs and at others, as one, in order."""
@@ -243,6 +252,10 @@ class Labels(Draws):
     @property
     def parameters(self) -> Parameters:
         return (self.logits,)
+
+    @property
+    def summed_up(self) -> bool:
+        return True
 
     def at(self, parameters: Parameters) -> "Labels":
         return dataclasses.replace(self, logits=parameters[0])

@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ CRPS_DRAWS = 1000  # of y, where the CRPS has no closed form
 CRPS_PAIRS = 100_000_000  # of draws and targets, from which on it is by draws of y too
 ALMOST_ALL = 1 - 1e-12  # of the probability of counts, which are added up that far
 DOUBLINGS = 60  # of a first guess of a quantile's bracket
+AT_ONCE = 1 << 19  # numbers of draws of which an interval is computed at a time
 CLASSES = (torch.distributions.Categorical, torch.distributions.OneHotCategorical)
 
 
@@ -71,6 +72,23 @@ class Moments(Predicted):
         if not 0 < level < 1:
             raise InputError(f"an interval's level must be in (0, 1), got {level!r}")
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+    @abc.abstractmethod
+    def some(self, rows: slice) -> Self:
+        """The same at some of the inputs."""
+
+    def summaries(self) -> dict[str, Tensor]:
+        """Mean, std, aleatoric and epistemic (variances), and where draws are kept and the family
+        has a cdf the 95 % interval, low and high: [B, D]."""
+        parts = {"aleatoric": self.aleatoric, "epistemic": self.epistemic}
+        found = {"mean": self.mean, "std": self.std, **parts}
+        if not self.keeps_draws or not has_cdf(one := self.some(slice(0, 1)).each()):
+            return found
+        rows = max(1, AT_ONCE // max(1, one.batch_shape.numel() * one.event_shape.numel()))
+        tops = range(0, len(self.mean), rows)  # in float64 all draws may be too many
+        ends = [self.some(slice(top, top + rows)).interval(LEVEL) for top in tops]
+        low, high = (torch.cat(each) for each in zip(*ends, strict=True))
+        return {**found, "low": low, "high": high}
 
     @property
     def entropy(self) -> Tensor:
@@ -202,6 +220,16 @@ class NumberPredictive(Moments):
     def light(self) -> "NumberPredictive":
         """The same without its draws."""
         return dataclasses.replace(self, draws=None)
+
+    def some(self, rows: slice) -> "NumberPredictive":
+        """The same at some of the inputs."""
+        parts = (t[rows] for t in (self.mean, self.aleatoric, self.epistemic))
+        draws = self.draws and self.draws.at(tuple(p[:, rows] for p in self.draws.parameters))
+        return NumberPredictive(*parts, draws, self.missing, self.more)
+
+    def by_draw(self) -> dict[str, Tensor]:
+        """The parameters of every draw's distribution, each [B, S, ...]."""
+        return {f"draw_{n}": p.transpose(0, 1) for n, p in self.components().named.items()}
 
     @classmethod
     def joined(cls, parts: "Sequence[NumberPredictive]") -> "NumberPredictive":

@@ -116,7 +116,7 @@ def _held_out(posterior: Posterior, data: Any) -> tuple[Input, Tensor]:
             "held-out examples have no weights and are one data set: give (x, y), a Dataset or a "
             "DataLoader"
         )
-    given = source(Data(asked.data, target=target))
+    given = source(Data(asked.data, target=target, size=asked.size))
     if given.loader is None:
         return given.x, given.y
     xs, ys = zip(*given.batches(), strict=True)

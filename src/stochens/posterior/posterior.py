@@ -2,23 +2,22 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
 from stochens import objective
 from stochens.adapter import Output
-from stochens.checks import whole, whole_or_none, whole_seed
+from stochens.checks import whole
 from stochens.description.describe import description_of
 from stochens.description.layers import count_bytes
 from stochens.description.runs import what_predicts
 from stochens.description.table import Description
 from stochens.errors import InputError
-from stochens.inputs import first_input, input_blocks, inputs
+from stochens.inputs import first_input
 from stochens.likelihoods import Likelihood, Predicted
 from stochens.members import Builder, device_of, join, take
 from stochens.methods import MethodLike, merge_adapters, stochastic_places
@@ -27,15 +26,20 @@ from stochens.posterior import saved
 from stochens.posterior.export import Predictor, write
 from stochens.posterior.fields import PosteriorFields
 from stochens.posterior.low_rank import params_of_draw
-from stochens.posterior.machines import predict_on_machines, refuse_unfit
 from stochens.posterior.of import fields_of
-from stochens.posterior.reading import PIECE, Ahead, predict_blocks
+from stochens.posterior.pieces import (
+    Wanted,
+    batches_of,
+    pieces_of,
+    trained_on,
+    write_predictions,
+)
+from stochens.posterior.reading import join_pieces
 from stochens.posterior.reporting import Wishes, check_place, write_report
 from stochens.posterior.shared_noise import noise_by_name, noise_requests
-from stochens.posterior.streaming import Ask, bytes_of_one, plan, predictive
 from stochens.posterior.temperature import temperature_of
 from stochens.prior import Centred, Prior, precisions
-from stochens.run.options import Run, matmul_precision, merge_run
+from stochens.run.options import Run, merge_run
 from stochens.run.progress import Show
 from stochens.trees import Input
 
@@ -120,6 +124,38 @@ class Posterior(PosteriorFields):
 
     # -- prediction -----------------------------------------------------------------------------
 
+    @overload
+    def predict(
+        self,
+        x: Any,
+        *,
+        draws: int = 1,
+        batch_size: int | None = None,
+        keep_draws: bool | None = None,
+        noise: str = "fresh",
+        seed: int = 0,
+        out: None = None,
+        device: str | torch.device | None = None,
+        progress: Show = None,
+        run: Run = Run(),
+    ) -> Predicted: ...
+
+    @overload
+    def predict(
+        self,
+        x: Any,
+        *,
+        out: str | Path,
+        draws: int = 1,
+        batch_size: int | None = None,
+        keep_draws: bool | None = None,
+        noise: str = "fresh",
+        seed: int = 0,
+        device: str | torch.device | None = None,
+        progress: Show = None,
+        run: Run = Run(),
+    ) -> Path: ...
+
     @refuse_moved
     def predict(
         self,
@@ -130,17 +166,19 @@ class Posterior(PosteriorFields):
         keep_draws: bool | None = None,
         noise: str = "fresh",
         seed: int = 0,
+        out: str | Path | None = None,
         device: str | torch.device | None = None,
         progress: Show = None,
         run: Run = Run(),
-    ) -> Predicted:
+    ) -> Predicted | Path:
         """The predictive distribution at x [B, ...], of the kind that the likelihood states: a
         Predictive for classes, a GaussianPredictive for regression.
 
         x is what the network was trained on: a tensor, or a dictionary, tuple, list or dataclass
-        of them, where y by its name may still be there. x may be a Dataset or a DataLoader too, of
-        x or of (x, y), whose inputs are read in order, a few at a time; the lengths of its batches
-        may differ, as of sequences that are padded batch by batch.
+        of them, where y by its name may still be there. x may be a Dataset, a DataLoader, a stream
+        or an iterator of batches too, of x or of (x, y), whose inputs are read in order, a few at a
+        time, as are memory-mapped arrays; the lengths of its batches may differ, as of sequences
+        that are padded batch by batch.
         Each member is drawn `draws` times, so S = M * draws. Inputs are streamed in batches. The
         draws [S, B, C] are kept where they fit into 1 GiB, unless `keep_draws` says otherwise; mean
         and uncertainties are always there. One seed gives the same draws again. Noise on weights is
@@ -148,47 +186,49 @@ class Posterior(PosteriorFields):
         of x too by `noise="shared"`: each draw is one function then, whose value at an input does
         not depend on the inputs beside it.
 
+        `out`: "preds.parquet" (needs `stochens[parquet]`) or "preds.zarr", where the predictions
+        are written as they are made, in bounded memory. A row has what `Predicted.summaries` says,
+        for classes probs, entropy and mutual_information, for numbers mean, std, aleatoric,
+        epistemic, low and high; with keep_draws=True the draws too, and with False no low and high.
+        The file is there when it is whole, and its path is returned.
+
         `run`: its precision, and its engine where that is "ray" or Ray(...), for batches on many
         machines, which draw the same numbers where they have the same kind of device. `device` is
         theirs, "cpu" or "cuda" (if not given, CPUs for a posterior on the CPU), and `progress`
-        shows them. On one machine a posterior predicts where it is.
+        shows them, and what is written to `out`. On one machine a posterior predicts where it is.
 
         Threads may predict and train at the same time, and each gets what it would get alone; only
         what draws from torch's own generator meanwhile, as building a network does, can change it.
         """
         run = merge_run(run, device=device, progress=progress)
-        streamed = run.cluster is None and isinstance(x, (Dataset, DataLoader))
-        like, target = self._trained_on()
-        blocks = (
-            input_blocks(x, like, target=target)
-            if streamed
-            else iter([inputs(x, like, target=target)])
-        )
-        if noise not in ("fresh", "shared"):
-            raise InputError(f"noise must be 'fresh' or 'shared', got {noise!r}")
-        whole(draws=draws)
-        whole_or_none(batch_size=batch_size)
-        refuse_unfit(self, run)
-        groups = self.chains.count if self.chains is not None and draws == 1 else 1
-        shared = noise == "shared"
-        ask = Ask(0, 0, 0, draws, groups, keep_draws, run.bf16, whole_seed(seed), shared)
-        trained_on = None if self.inputs is None else self.inputs.shape
+        wanted = Wanted(draws, batch_size, keep_draws, noise, seed)
+        if out is None:
+            return join_pieces(pieces_of(self, x, wanted, run).each)
+        return write_predictions(self, x, wanted, run, out)
 
-        def planned(ahead: Ahead) -> tuple[int, int]:
-            some, available = ahead.first, ahead.available
-            return plan(self.net, self.params, some, batch_size, trained_on, available=available)
+    def predict_batches(
+        self,
+        x: Any,
+        *,
+        draws: int = 1,
+        batch_size: int | None = None,
+        keep_draws: bool | None = None,
+        noise: str = "fresh",
+        seed: int = 0,
+        run: Run = Run(),
+    ) -> Iterator[Predicted]:
+        """What `predict` gives with the same options, a few rows at a time and in their order, so
+        that no more than these need be in memory.
 
-        def predicted(x: Input, sizes: tuple[int, int], first_row: int) -> Predicted:
-            rows, chunk = sizes
-            mine = ask._replace(all_rows=first_row + len(x), rows=rows, chunk=chunk)
-            if run.cluster is not None:
-                return predict_on_machines(self, x, mine, run.cluster, run)
-            if first_row:  # the first rows were tried for the plan
-                bytes_of_one(self.net, x, trained_on)
-            return predictive(self, x, mine, first_row=first_row)
+        Each has `batch_size` rows and the last one what is left; as many as memory likes when None.
 
-        with matmul_precision(run):
-            return predict_blocks(blocks, planned, predicted, piece=PIECE if streamed else None)
+        >>> from torch.utils.data import DataLoader
+        >>> posterior = Posterior.of([nn.Linear(2, 3) for _ in range(5)])
+        >>> loader = DataLoader(torch.zeros(10, 2), batch_size=4)
+        >>> [len(p.mean) for p in posterior.predict_batches(loader, batch_size=4)]
+        [4, 4, 2]
+        """
+        return batches_of(self, x, Wanted(draws, batch_size, keep_draws, noise, seed), run)
 
     def report(
         self,
@@ -285,20 +325,13 @@ class Posterior(PosteriorFields):
 
     def _example(self, given: Any) -> Input:
         """One input, [1, ...]."""
-        like, target = self._trained_on()
+        like, target = trained_on(self)
         if given is not None:
             return first_input(given, like, target=target)
         example: Input | None = None if self.inputs is None else self.inputs.example()
         if example is None:
             raise InputError("this posterior does not know its inputs; pass an example of them")
         return example
-
-    def _trained_on(self) -> tuple[Input | None, str | None]:
-        """An example of inputs of several tensors, and what y was called beside them."""
-        calling = self.recipe.calling
-        if self.inputs is None or calling is None:
-            return None, None
-        return self.inputs.example(), calling.target
 
     # -- what it is -----------------------------------------------------------------------------
 

@@ -2,13 +2,14 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import torch
 
 from stochens.errors import InputError
 from stochens.likelihoods import Predicted
 from stochens.posterior.predictive import join_rows
-from stochens.trees import Input, cat, form, row_bytes
-
-PIECE = 64 << 20  # bytes of inputs that are read before they are predicted
+from stochens.trees import Input, form, leaves_of, like_leaves, row_bytes
 
 
 class Ahead:
@@ -38,44 +39,81 @@ class Ahead:
 
     def take(self, rows: int) -> Input:
         """The next rows, at most so many."""
-        self.available(rows)
-        whole: Input = cat(self._held) if len(self._held) > 1 else self._held[0]
-        self._held = [whole[rows:]] if len(whole) > rows else []
-        return whole[:rows]
+        rows = self.available(rows)
+        if len(self._held[0]) >= rows:
+            first = self._held.pop(0)
+            self._held = ([first[rows:]] if len(first) > rows else []) + self._held
+            return first[:rows]
+        like, filled = self._held[0][:0], 0
+        parts = [t.new_empty(rows, *t.shape[1:]) for t in leaves_of(like)]
+        while filled < rows:  # a batch goes as soon as it is copied
+            block = self._held.pop(0)
+            some = min(len(block), rows - filled)
+            for part, t in zip(parts, leaves_of(block), strict=True):
+                part[filled : filled + some] = t[:some]
+            filled += some
+            if some < len(block):
+                self._held.insert(0, block[some:])
+        taken: Input = like_leaves(like, parts)
+        return taken
 
 
-def predict_blocks(
+class Planned(NamedTuple):
+    """How some inputs of one shape are predicted."""
+
+    rows: int  # of a batch
+    chunk: int  # members at a time
+    row_bytes: int = 1  # of what is held of a row of outputs until the next piece
+
+
+def predict_pieces(
     blocks: Iterable[Input],
-    plan: Callable[[Ahead], tuple[int, int]],
-    predict: Callable[[Input, tuple[int, int], int], Predicted],
+    plan: Callable[[Ahead], Planned],
+    predict: Callable[[Input, Planned, int], Predicted],
     *,
     piece: int | None,
-) -> Predicted:
-    """As if all had been one tensor, where their shapes agree.
+) -> Iterator[Predicted]:
+    """Piece by piece, as if all had been one tensor, where their shapes agree.
 
-    `plan` says how many rows and members at a time, and `predict(x, plan, first row)` predicts
-    pieces of whole batches of that many rows: noise is a function of the row that such a batch
-    begins with. Where the shape changes, so that inputs are no one tensor, a new batch begins.
-    `piece`: bytes of a piece, None for all of the inputs at once.
+    `predict(x, plan, first row)` predicts pieces of whole batches: noise is a function of the row
+    that such a batch begins with. Where the shape changes, so that inputs are no one tensor, a new
+    batch begins. `piece`: bytes of inputs, and of outputs, of a piece, but a batch at least; None
+    for all of the inputs at once.
     """
-    parts: list[Predicted] = []
     first_row = 0
     for _, run in itertools.groupby(blocks, key=form):
         ahead = Ahead(run)
-        rows, chunk = plan(ahead)
-        one = max(1, row_bytes(ahead.first))
-        at_once = len(ahead.first) if piece is None else rows * max(1, piece // (rows * one))
+        planned = plan(ahead)
+        of_row = max(1, row_bytes(ahead.first), planned.row_bytes)
+        rows, at_once = planned.rows, len(ahead.first)
+        if piece is not None:
+            at_once = rows * max(1, piece // (rows * of_row))
         while ahead.available(1):
             x = ahead.take(at_once)
-            part = predict(x, (rows, chunk), first_row)
-            if parts and part.mean.shape[1:] != parts[0].mean.shape[1:]:
-                raise InputError(
-                    "predictions for batches of different lengths must have one shape to be one "
-                    f"prediction, got {tuple(parts[0].mean.shape)} and {tuple(part.mean.shape)}; "
-                    "predict each batch by itself"
-                )
-            if parts and parts[-1].keeps_draws and not part.keeps_draws:  # too many by now
-                parts = [p.light() for p in parts]
-            parts.append(part)
-            first_row += len(x)
+            count = len(x)
+            part = predict(x, planned, first_row)
+            del x  # who looks at the part for long needs no inputs
+            yield part
+            first_row += count
+
+
+def join_pieces(pieces: Iterable[Predicted]) -> Predicted:
+    """All as one prediction. Its draws are here if those of the last piece are."""
+    parts: list[Predicted] = []
+    for part in pieces:
+        if parts:
+            refuse_other_shape(part, parts[0].mean.shape)
+        if parts and parts[-1].keeps_draws and not part.keeps_draws:  # too many by now
+            parts = [p.light() for p in parts]
+        parts.append(part)
     return join_rows(parts)
+
+
+def refuse_other_shape(part: Predicted, first: torch.Size) -> None:
+    """Predictions that are no one prediction."""
+    if part.mean.shape[1:] != first[1:]:
+        raise InputError(
+            "predictions for batches of different lengths must have one shape to be one "
+            f"prediction, got {tuple(first)} and {tuple(part.mean.shape)}; predict each batch by "
+            "itself"
+        )

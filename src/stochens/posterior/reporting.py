@@ -1,7 +1,7 @@
 """`posterior.report`: what is predicted, gathered for one HTML page."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from stochens.figures.views import few
 from stochens.files.storage import write_whole
 from stochens.inputs import first_input, pick_rows, targets
 from stochens.likelihoods import Predicted
+from stochens.posterior.pieces import trained_on
 from stochens.trees import InputTree
 from stochens.version import __version__
 
@@ -64,7 +65,12 @@ def write_report(
     whole(draws=wishes.draws, resamples=wishes.resamples)
     whole_seed(wishes.seed)
     build, content = _page_parts()
-    like, target = posterior._trained_on()
+    if isinstance(x, Iterator):
+        raise InputError(
+            f"a report reads x several times, and x, a {type(x).__name__}, can be read once; give "
+            "a Dataset, a DataLoader or tensors"
+        )
+    like, target = trained_on(posterior)
     pair = isinstance(x, (tuple, list)) and len(x) == 2 and not isinstance(like, InputTree)
     if y is None and pair:
         x, y = x

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stochens.errors import InputError
+from stochens.files.mapped import mapped
 from stochens.members import Engine
 from stochens.program.prefix import Split, has_frozen, split
 from stochens.run.memory import SHARE, activation_bytes, free_bytes, parameter_bytes
@@ -121,23 +121,3 @@ def _room(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
         *(tuple(shape), need / 1e9, tempfile.gettempdir()),
     )
     return None
-
-
-def mapped(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """An empty tensor in a file of the temporary folder, which ends with it.
-
-    >>> t = mapped((3, 2), torch.float32)
-    >>> t.fill_(1.0).sum()
-    tensor(6.)
-    """
-    handle, path = tempfile.mkstemp(prefix="stochens-features-")
-    os.close(handle)
-    try:
-        return torch.from_file(path, shared=True, size=math.prod(shape), dtype=dtype).view(
-            tuple(shape)
-        )
-    finally:
-        try:
-            os.unlink(path)  # the mapping holds what is in it, and nothing is left behind
-        except OSError:  # where a file in use cannot go
-            log.info("features are in %s", path)

@@ -71,7 +71,8 @@ class Bar:
 
 @contextlib.contextmanager
 def progress_bar(what: str, *, total: int, show: Show) -> Iterator[Bar]:
-    """On stderr: a bar when asked for or in a terminal, else lines for what takes long."""
+    """On stderr: a bar when asked for or in a terminal, else lines for what takes long. A total of
+    0 is one that nobody knows."""
     with contextlib.ExitStack() as held:
         if callable(show):
             bar = Bar(show, total)
@@ -79,11 +80,11 @@ def progress_bar(what: str, *, total: int, show: Show) -> Iterator[Bar]:
             bar = Bar(None, total)
         elif live(show) and (made := rich_progress()) is not None:
             progress = held.enter_context(made)
-            task = progress.add_task(what, total=total, note="")
+            task = progress.add_task(what, total=total or None, note="")
 
             def update(done: int, total: int, text: str | None) -> None:
                 fields = {} if text is None else {"note": text}
-                progress.update(task, completed=done, total=total, **fields)  # type: ignore[arg-type]
+                progress.update(task, completed=done, total=total or None, **fields)  # type: ignore[arg-type]
 
             bar = Bar(update, total)
         else:
@@ -122,7 +123,7 @@ class Lines:
         self._between = BETWEEN if between is None else between
         if multiprocessing.parent_process() is not None:
             what = f"{multiprocessing.current_process().name}: {what}"
-        self._what, self._total = what, max(total, 1)
+        self._what, self._total = what, total
         self._began = self._last = time.monotonic()
         self._first: tuple[float, float] | None = None  # a run before this one may have begun it
         self._share = 0.0
@@ -132,16 +133,18 @@ class Lines:
         print(f"{self._what}: {text}", file=sys.stderr, flush=True)
 
     def __call__(self, done: float, total: float, note: str | None) -> None:
-        total = max(total, 1)
-        self._share, self._total = self._share * self._total / total, total  # it may have grown
-        now, share = time.monotonic(), done / total
+        if total and self._total:
+            self._share *= self._total / total  # it may have grown
+        self._total = total
+        now, share = time.monotonic(), done / total if total else 0.0
         self._note = self._note if note is None else note
         then, before = self._first = self._first or (now, done)
-        if now - self._last < self._between or share < self._share + 0.01:
+        if now - self._last < self._between or (self._total and share < self._share + 0.01):
             return
         self._last, self._share = now, share
-        said = f"{self._what}: {share:.0%} after {_clock(now - self._began)}"
-        if done > before:
+        far = f"{share:.0%}" if self._total else f"{done:,}"
+        said = f"{self._what}: {far} after {_clock(now - self._began)}"
+        if done > before and self._total:
             said += f", {_clock((now - then) * (self._total - done) / (done - before))} left"
         print(said + (f"; {self._note}" if self._note else ""), file=sys.stderr, flush=True)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from stochens import likelihoods, methods
 from stochens.adapter import Calling
 from stochens.checks import own_dropout, whole, whole_or_none
-from stochens.data import source
+from stochens.data import reads_stream, source
 from stochens.errors import InputError
 from stochens.likelihoods import Likelihood
 from stochens.members import (
@@ -201,6 +201,11 @@ def prepare(request: SamplerRequest, *, engines: Sequence[str] = ENGINES) -> Pro
         ids = members_to_check(ids, start, run.cluster)
     like = likelihoods.resolve(request.likelihood)
     place, dtype = place_for(run), run.dtype
+    if reads_stream(request.given.data):
+        raise InputError(
+            "samplers need rows at random, or all of them, and a stream has them in its own order; "
+            "give (x, y), which may be memory-mapped arrays (np.load(file, mmap_mode='r'))"
+        )
     given = source(request.data)
     if given.loader is not None:
         raise InputError("samplers need all of the data at once, not a DataLoader; give (x, y)")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stochens import objective
 from stochens.checks import whole, whole_or_none
-from stochens.data import Data, Source, source
+from stochens.data import Data, Source, rows_of, source
 from stochens.errors import Failed, InputError, Unsuited
 from stochens.likelihoods import Likelihood
 from stochens.likelihoods import resolve as likelihood_named
@@ -218,7 +218,7 @@ def _identity(
 def _split(given: Source, share: float, seed: int) -> tuple[Source, Source, Tensor]:
     """A part to train on, a part to hold out, and what the rows of the latter count, of sum 1."""
     if given.loader is not None or given.sets > 1:
-        what = "a DataLoader" if given.loader is not None else "Replicas"
+        what = "a DataLoader or a stream" if given.loader is not None else "Replicas"
         raise InputError(f"method='auto' holds data out, so it needs one set in memory, not {what}")
     count = round(share * given.size)
     if count < 2 or count > given.size - 1:
@@ -234,7 +234,7 @@ def _split(given: Source, share: float, seed: int) -> tuple[Source, Source, Tens
     if all_weights is None:
         all_weights = torch.ones(given.size, dtype=torch.float64, device=given.x.device)
     weights = all_weights.double() * per_row
-    part = Source(given.x[rest], given.y[rest], len(rest), weights=weights[rest])
+    part = Source(rows_of(given.x, rest), given.y[rest], len(rest), weights=weights[rest])
     of_held = weights[held].cpu() / weights[held].sum().cpu()
     return part, Source(given.x[held], given.y[held], count), of_held
 

@@ -15,6 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from stochens.data import Source
 from stochens.errors import TrainingAdvice, outside
 from stochens.randomness.seeds import permutations
+from stochens.streams import Reader
 from stochens.training.bootstrap import bootstrap_rows
 from stochens.training.step import Batch, Several
 from stochens.training.task import Settings
@@ -22,12 +23,21 @@ from stochens.trees import Input
 
 
 def epochs_of(
-    data: Source, members: tuple[int, ...], settings: Settings, *, first: int = 0
+    data: Source,
+    members: tuple[int, ...],
+    settings: Settings,
+    *,
+    first: int = 0,
+    reader: Reader | None = None,
 ) -> Iterator[tuple[int, Iterator[Batch]]]:
-    """The batches of each epoch that is left after the `first` steps, with its number."""
+    """The batches of each epoch that is left after the `first` steps, with its number. reader: of
+    a stream, where it is after these steps."""
     begun, skipped = divmod(first, steps_per_epoch(data, settings))
     left = range(begun, settings.epochs)
-    if data.loader is not None:
+    if data.stream is not None:
+        reader, count = reader or Reader(data.stream, settings.seed), data.stream.batches
+        yield from ((epoch, _grouped(reader.take(count), settings.accumulate)) for epoch in left)
+    elif data.loader is not None:
         for epoch in left:
             batches = data.batches()
             if epoch == begun and _of_ones_own(data.loader):
@@ -70,6 +80,8 @@ def _ahead(shuffle: Callable[..., Tensor], epochs: range, settings: Settings) ->
 
 
 def steps_per_epoch(data: Source, settings: Settings) -> int:
+    if data.stream is not None:
+        return math.ceil(data.stream.batches / settings.accumulate)
     if data.loader is not None:
         return math.ceil(len(data.loader) / settings.accumulate)
     return math.ceil(data.size / rows_of_step(data, settings))

@@ -96,7 +96,7 @@ def _prepare(request: FitRequest) -> _Prepared:
     rules = tuple(methods.resolve(method))
     place = place_for(run)
 
-    given = _cast(source(request.data), like, request)
+    given = _cast(source(request.data, batch_size=request.batch_size), like, request)
     held = None
     if request.validation is not None:
         given, held = held_out(given, request.validation, int(request.seed))

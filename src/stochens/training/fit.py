@@ -57,13 +57,14 @@ def fit(
     net: a function that builds a network (each member its own initialisation, as its author wrote
         it), or a module (each member initialised again through its layers' own resets).
     data: (x [N, ...], y [N]), a Dataset (read once), a DataLoader (streamed: every member sees
-        its batches in its order), or Replicas: several sets, member k learns from set k mod D. x
-        may be a dictionary, tuple, list or dataclass of tensors [N, ...]: the network is called as
-        net(**x), net(*x) or net(x), as its forward asks. A dictionary that holds y as "labels",
-        "label" or "y" will do for (x, y), also as the rows or batches of a Dataset or DataLoader,
-        and so will a Hugging Face Dataset. stochens.Data(data, target=..., weights=...,
-        augment=...) says what y is called, if it is something else, what each row counts, and how
-        batches are changed at random.
+        its batches in its order), Replicas: several sets, member k learns from set k mod D, or a
+        stream, stochens.Data(stream, size=N): an IterableDataset of torch or Hugging Face, or a
+        DataLoader of one (docs: Large data). x may be a dictionary, tuple, list or dataclass of
+        tensors [N, ...]: the network is called as net(**x), net(*x) or net(x), as its forward asks.
+        A dictionary that holds y as "labels", "label" or "y" will do for (x, y), also as the rows
+        or batches of a Dataset or DataLoader, and so will a Hugging Face Dataset.
+        stochens.Data(data, target=..., weights=..., augment=...) says what y is called, if it is
+        something else, what each row counts, and how batches are changed at random.
     output: what of the network's outputs counts, where they are no one tensor: a name, a place or
         a function. None: their `logits`.
     method: a name, a Method with options, or several that compose, e.g. [Dropout(0.1), Gaussian()].

@@ -65,7 +65,11 @@ def identity(
         del plain["tf32"]  # as before there was any
     if settings.natural is None:
         del plain["natural"]  # likewise
-    in_memory = {**named(data.x), "y": data.y} if data.loader is None else {}
+    # of a stream the first rows, which tell whether it is the same and in the same order
+    known = data.loader is None or data.stream is not None
+    in_memory = {**named(data.x), "y": data.y} if known else {}
+    if data.stream is not None:
+        in_memory["size"] = torch.tensor(data.size)
     if data.weights is not None:
         in_memory["weights"] = data.weights
     if data.total is not None:

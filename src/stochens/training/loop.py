@@ -21,6 +21,7 @@ from stochens.prior import Centred
 from stochens.program.data_term import InMemory, Term, Way, data_term, with_own_noise
 from stochens.randomness.seeds import NOISE, member_seed, seeded
 from stochens.run.progress import compiling
+from stochens.streams import Reader
 from stochens.training.augmented import augmented_term
 from stochens.training.batches import all_at_once, epochs_of, steps_per_epoch
 from stochens.training.natural import NaturalGradient, drawn_term, warn_far
@@ -113,7 +114,8 @@ def train(task: Task, start: Params, members: tuple[int, ...], watchers: Watcher
         nll = validation_nll(task, task.held, members, params_of, draws=draws)
         validator = Validator(task.held, nll, state)
     device = settings.device if draws else None
-    held = Held(params, optimizer, recorder, collector, validator, callbacks, device)
+    reader = None if data.stream is None else Reader(data.stream, settings.seed)
+    held = Held(params, optimizer, recorder, collector, validator, callbacks, device, reader)
 
     def call(event: str, step: int) -> None:
         if callbacks:
@@ -132,7 +134,7 @@ def train(task: Task, start: Params, members: tuple[int, ...], watchers: Watcher
         done, began = step, time.monotonic()
         met: set[int | None] = set()  # sizes of batches, each of which is compiled by itself
         call("begin", step)
-        for epoch, batches in epochs_of(data, members, settings, first=step):
+        for epoch, batches in epochs_of(data, members, settings, first=step, reader=reader):
             if callbacks.reached(epoch) or (validator is not None and validator.all_stopped()):
                 break
             for batch in batches:
@@ -175,7 +177,7 @@ def train(task: Task, start: Params, members: tuple[int, ...], watchers: Watcher
         call("end", step)
         if isinstance(optimizer, NaturalGradient) and not (validator and validator.chooses):
             further = dataclasses.replace(settings, epochs=settings.epochs + 1)
-            batches = next(epochs_of(data, members, further, first=steps))[1]
+            batches = next(epochs_of(data, members, further, first=steps, reader=reader))[1]
             some = list(itertools.islice(batches, LOOKED_AT))
             some *= math.ceil(LOOKED_AT / 2 / len(some))
             weighed = [(share_of(batch), batch) for batch in some]

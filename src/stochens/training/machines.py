@@ -239,7 +239,7 @@ def packed_data(given: Data) -> Any:
     """Tensors as arrays; a Dataset is read here, once; a DataLoader travels as it is."""
     if isinstance(given.data, Replicas):
         return Replicas(packed_data(Data(part, given.target)) for part in given.data)
-    read = source(Data(given.data, given.target))  # all rows: weights travel beside them
+    read = source(Data(given.data, given.target, size=given.size))  # weights travel beside them
     return given.data if read.loader is not None else [pack_input(read.x), pack_array(read.y)]
 
 

@@ -44,7 +44,7 @@ def build_network(
     """
     if isinstance(net, nn.Module):
         check_network(net)  # before it is copied, which a lazy layer does not bear
-    build, few = builder(net).then(stay_in_eval), telling_rows(x, FEW).cpu()
+    build, few = builder(net).then(stay_in_eval), telling_rows(x, FEW).cpu().clone()
     plain = fresh(build, seed)
     plain = plain if dtype is None else plain.to(dtype)
     calling = calling_for(plain, few, output, target)
@@ -80,7 +80,7 @@ def adapt_network(
             own = builder(net)()
     modes = {module: module.training for module in own.modules()}
     try:
-        few = telling_rows(x, FEW).cpu()
+        few = telling_rows(x, FEW).cpu().clone()
         calling = calling_for(own.eval(), few, output, target)
         last = output_layer(own if calling is None else calling.adapt(own), few)
     except Exception:  # said better by the probe that follows

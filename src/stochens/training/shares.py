@@ -44,7 +44,7 @@ def _of_loader(data: Source) -> float:
     their mean: what each counts beside the others is the same then, and the rate as it was."""
     assert data.loader is not None
     batches = data.loader.batch_sampler
-    if type(batches) is BatchSampler:
+    if data.stream is not None or type(batches) is BatchSampler:
         return float(len(data.x))  # the first is whole; a collate_fn may have changed its length
     said = getattr(batches, "batch_size", None)
     return float(said) if isinstance(said, int) and said > 0 else data.size / len(data.loader)

@@ -30,11 +30,12 @@ class Held(NamedTuple):
     validator: Stateful | None
     callbacks: Stateful | None
     device: torch.device | None  # where training draws from torch's generator; None: it does not
+    reader: Stateful | None = None  # of a stream
 
 
 def take_snapshot(step: int, held: Held) -> Named:
     """All of it after so many steps."""
-    params, optimizer, recorder, collector, validator, callbacks, device = held
+    params, optimizer, recorder, collector, validator, callbacks, device, reader = held
     parts: dict[str, Named] = {
         "params": {name: p.detach() for name, p in params.items()},
         "optimizer": _optimizer_state(optimizer),
@@ -43,6 +44,7 @@ def take_snapshot(step: int, held: Held) -> Named:
         "collector": {} if collector is None else collector.state(),
         "validator": {} if validator is None else validator.state(),
         "callbacks": {} if callbacks is None else callbacks.state(),
+        "stream": {} if reader is None else reader.state(),
     }
     if device is not None and device.type == "cuda":
         parts["random"]["cuda"] = torch.cuda.get_rng_state(device)
@@ -53,7 +55,7 @@ def take_snapshot(step: int, held: Held) -> Named:
 def restore_snapshot(named: Named, held: Held) -> int:
     """The inverse of `taken`, into parameters and an optimiser that have not moved yet; returns how
     many steps are done."""
-    params, optimizer, recorder, collector, validator, callbacks, device = held
+    params, optimizer, recorder, collector, validator, callbacks, device, reader = held
     with torch.no_grad():
         for name, value in _part(named, "params").items():
             params[name].copy_(value)
@@ -66,6 +68,8 @@ def restore_snapshot(named: Named, held: Held) -> int:
         validator.restore(_part(named, "validator"))
     if callbacks is not None:
         callbacks.restore(_part(named, "callbacks"))
+    if reader is not None:
+        reader.restore(_part(named, "stream"))
     random = {} if device is None else _part(named, "random")
     if "cpu" in random:  # not where the work was begun without
         torch.set_rng_state(random["cpu"])

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from stochens.checks import whole, whole_or_none
-from stochens.data import Data, Source, source
+from stochens.data import Data, Source, rows_of, source
 from stochens.errors import InputError
 from stochens.randomness.seeds import VALIDATION, derive
 from stochens.trees import cat
@@ -99,7 +99,7 @@ def held_out(given: Source, validation: Validation, seed: int) -> tuple[Source, 
 
 def _share_of(given: Source, share: float, seed: int) -> tuple[Source, Source]:
     if given.loader is not None or given.sets > 1:
-        what = "a DataLoader" if given.loader is not None else "Replicas"
+        what = "a DataLoader or a stream" if given.loader is not None else "Replicas"
         raise InputError(
             f"validation={share:g} takes rows of one data set in memory, and the data are {what}; "
             "give data to validate on: validation=(x, y)"
@@ -126,5 +126,5 @@ def _rows_of(given: Source, rows: torch.Tensor) -> Source:
         weights = weights / mean
         total = None if total is None else total * mean
     return given._replace(
-        x=given.x[rows], y=given.y[rows], size=len(rows), weights=weights, total=total
+        x=rows_of(given.x, rows), y=given.y[rows], size=len(rows), weights=weights, total=total
     )

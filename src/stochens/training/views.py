@@ -34,7 +34,8 @@ def view_of(
         low_rank = optimizer.gaussian() if isinstance(optimizer, NaturalGradient) else None
         now = watchers.so_far({n: p.detach() for n, p in params.items()}, low_rank, members)
         try:
-            return now.predict(x, **options)
+            found: Predicted = now.predict(x, **options)
+            return found
         finally:
             task.net.train()  # which predictions put into its other mode
 
