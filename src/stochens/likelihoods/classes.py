@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from stochens.likelihoods.class_measures import (
 from stochens.likelihoods.draws import Draws, Measure, Parameters, Predicted, how_many
 from stochens.metrics.information import entropy
 
+SUMMARIES = ("mean", "labels", "entropy", "aleatoric", "mutual_information")
 FEW_PLACES = 256  # of dense predictions, which chains of a sampler must agree about
 
 
@@ -42,6 +44,7 @@ class Predictive(Predicted):
     chains: "tuple[Predictive, ...]" = ()  # of a sampler: what each of its chains says, alone
     ignore_index: int | None = None  # labels that are none
     more: "Measures | None" = None  # what the likelihood measures beside the usual
+    summaries: ClassVar[tuple[str, ...]] = SUMMARIES
 
     def __repr__(self) -> str:
         examples, *places, classes = self.mean.shape

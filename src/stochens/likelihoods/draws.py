@@ -2,8 +2,9 @@
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
+import numpy as np
 from torch import Tensor
 
 from stochens.errors import InputError
@@ -20,6 +21,21 @@ class Predicted(abc.ABC):
 
     mean: Tensor  # [B, ...], of y; of classes their probabilities
     chains: "tuple[Any, ...]" = ()  # of a sampler: what each of its chains says, alone
+    summaries: ClassVar[tuple[str, ...]] = ("mean",)  # what `numpy` gives, by name
+
+    def numpy(self) -> "dict[str, np.ndarray[Any, np.dtype[Any]]]":
+        """What it says of each input as numpy arrays, by the names that they have here: of classes
+        mean [B, C], labels, entropy, aleatoric and mutual_information [B]; of numbers mean, std,
+        aleatoric and epistemic [B, D]. Each [B, ...]; the draws are not among them.
+
+        >>> import torch
+        >>> from stochens import Predictive
+        >>> found = Predictive.of(torch.full((3, 5, 2), 0.5)).numpy()
+        >>> {name: array.shape for name, array in found.items()}
+        {'mean': (5, 2), 'labels': (5,), 'entropy': (5,), 'aleatoric': (5,),
+         'mutual_information': (5,)}
+        """
+        return {name: getattr(self, name).detach().cpu().numpy() for name in self.summaries}
 
     @abc.abstractmethod
     def log_prob(self, y: Tensor) -> Tensor:

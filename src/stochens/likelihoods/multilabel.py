@@ -11,6 +11,7 @@ from torch.nn.functional import logsigmoid, softplus
 
 from stochens.errors import InputError
 from stochens.likelihoods.base import Likelihood, mean_over_examples, wide
+from stochens.likelihoods.classes import SUMMARIES
 from stochens.likelihoods.draws import Draws, Measure, Parameters, Predicted, how_many
 from stochens.likelihoods.targets import Missing, check_missing, present
 from stochens.metrics import dense
@@ -89,6 +90,7 @@ class MultilabelPredictive(Predicted):
     aleatoric: Tensor  # [B, L], mean entropy of the draws, in nats
     draws: Tensor | None  # [S, B, L] logits
     missing: Missing = "refuse"
+    summaries: ClassVar[tuple[str, ...]] = SUMMARIES
 
     def __repr__(self) -> str:
         examples, labels = self.mean.shape

@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ class Moments(Predicted):
     aleatoric: Tensor  # [B, D], mean variance of the draws: the noise of the data
     epistemic: Tensor  # [B, D], variance of the draws' means: what the parameters are unsure of
     missing: Missing  # whether NaN among targets is left out
+    summaries: ClassVar[tuple[str, ...]] = ("mean", "std", "aleatoric", "epistemic")
 
     @property
     def variance(self) -> Tensor:
