@@ -81,7 +81,7 @@ def bare(build: Callable[[], nn.Module], members: int, *, dropout: bool) -> Call
 
 
 def ours(build: Callable[[], nn.Module], members: int, x: Tensor, method: str) -> Any:
-    """A posterior of as many members, which need not be trained to be timed."""
+    """`predict` of as many members, which need not be trained to be timed."""
     chosen = "regular" if method == "regular" else stochens.Dropout(RATE)
     rows, y = x.expand(4, *x.shape[1:]).contiguous(), torch.arange(4)
     posterior = stochens.fit(
@@ -126,11 +126,13 @@ def main() -> None:
     options.add_argument("--members", type=int, default=50)
     options.add_argument("--turns", type=int, default=41)
     options.add_argument("--threads", type=int, default=1)
+    options.add_argument("--only", default="", help="networks whose name begins so")
     options.add_argument("--json", type=Path)
     args = options.parse_args()
     torch.set_num_threads(args.threads)
     found: dict[str, Any] = {}
-    for network, (build, shape) in networks().items():
+    chosen = {n: case for n, case in networks().items() if n.startswith(args.only)}
+    for network, (build, shape) in chosen.items():
         x = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
         for method in ("regular", "dropout"):
             ways = {"predict": ours(build, args.members, x, method)}

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from stochens.checks import dtype_remedy, telling_rows
 from stochens.errors import InputError
-from stochens.kernels.noise import words
+from stochens.kernels.noise import divisors, words
 from stochens.likelihoods import Predicted
 from stochens.members import Engine, Params, device_of, forward, shared_by_all, size, take
 from stochens.methods import stochastic_layers
@@ -31,7 +31,7 @@ from stochens.program.program import Noise
 from stochens.randomness.noise import member_noise, same_noise
 from stochens.randomness.seeds import PREDICTION, derive, seeded
 from stochens.run.memory import activation_bytes, free_bytes
-from stochens.trees import Input, cat, describe, for_members
+from stochens.trees import Input, cat, describe, for_members, form, leaves_of
 
 ACTIVATIONS = 64 << 20  # bytes of activations at once, which a CPU's caches like
 MOST_ACTIVATIONS = 16 << 30  # likewise, to keep a large GPU busy
@@ -75,8 +75,15 @@ def plan(
 def bytes_of_one(net: nn.Module, x: Input, trained_on: tuple[int, ...] | None) -> int:
     """Of activations for one row of x [B, ...], or an InputError if the network cannot take it."""
     home = next(net.parameters()).device
+    kept = _bytes.setdefault(net, {})
+    case = (form(x), torch.is_autocast_enabled(home.type))
+    if case in kept:
+        return kept[case]
     try:
-        return max(1, activation_bytes(net, telling_rows(x, 1).to(home)))
+        found = max(1, activation_bytes(net, telling_rows(x, 1).to(home)))
+        if all(t.is_floating_point() for t in leaves_of(x)):  # whole numbers may be out of range
+            kept[case] = found
+        return found
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
         other = isinstance(x, Tensor) and trained_on not in (None, tuple(x.shape[1:]))
         then = f"; it was trained on x [N, {', '.join(map(str, trained_on or ()))}]"
@@ -84,6 +91,9 @@ def bytes_of_one(net: nn.Module, x: Input, trained_on: tuple[int, ...] | None) -
             f"the network fails on x {describe(x)}{dtype_remedy(net, x)}"
             f"{then if other else ''}: {error}"
         ) from error
+
+
+_bytes: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, int]] = weakref.WeakKeyDictionary()
 
 
 def _budget(device: torch.device) -> int:
@@ -258,7 +268,7 @@ class _Draw(NamedTuple):
         """What layers draw from."""
         device = self.noise.members.device
         if device.type in ("cpu", "cuda"):
-            return member_noise(*self.noise, words)
+            return member_noise(*self.noise, words, divisors)
         return contextlib.nullcontext() if self.same is None else same_noise(self.same, device)
 
 

@@ -21,7 +21,7 @@ import torch
 import stochens
 from stochens.posterior.export import OLDEST_TORCH
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "frames.md").read_text()
 X, Y = stochens.toy_set("a", n=40)
 LIMIT = 60.0  # seconds that the server may take to answer first, on a busy machine
