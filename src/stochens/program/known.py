@@ -68,7 +68,7 @@ _findings = weakref.WeakKeyDictionary()
 def findings(net: nn.Module) -> dict[Hashable, Any]:
     """A dictionary for what is found out about a network; empty again when the network is another.
 
-    Call it inside `seeded`: while another thread runs the network, members' tensors are in it.
+    Call it inside `seeded` or `alone`: members' tensors are in a network that another thread runs.
 
     >>> net = nn.Linear(2, 3)
     >>> findings(net)["known"] = True

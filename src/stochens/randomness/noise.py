@@ -180,8 +180,8 @@ class _Pass(FromWords):
         """Of [m, *shape] that of the member whose layer asks."""
         if self.row is None:
             return drawn.squeeze(0)
-        # Drawn outside of vmap's sight; by `row` each member takes its own, as a word its embedding:
-        # vmap makes one copy of that, and ten times the work of drawn[row] or index_select.
+        # Drawn outside of vmap's sight; by `row` each member takes its own, as an embedding is
+        # looked up: vmap makes one copy of that, and ten times the work of index_select.
         table = drawn.reshape(len(drawn), math.prod(drawn.shape[1:]))
         return embedding(self.row, table).reshape(drawn.shape[1:])
 

@@ -7,6 +7,7 @@ can be added, removed, chunked or sent to another machine without changing the r
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,6 +92,11 @@ def _order(keys: Tensor, index: Tensor, low: int) -> Tensor:
 
 
 _one_at_a_time = threading.RLock()  # torch has one generator for all threads
+
+
+def alone() -> contextlib.AbstractContextManager[Any]:
+    """Inside, no other thread is in such a block, or in one of `seeded`."""
+    return _one_at_a_time
 
 
 @contextlib.contextmanager
