@@ -104,7 +104,7 @@ def test_they_show_their_sizes_and_no_numbers():
 
 def test_arrays_in_and_arrays_out(xor):
     x, y = xor
-    posterior = fit(nn.Linear(2, 2), (x, y), members=3, epochs=1)
+    posterior = fit(nn.Linear(2, 2), (x, y), method="regular", members=3, epochs=1)
     p = posterior.predict(x)
     frame = pytest.importorskip("pandas").DataFrame(x.double().numpy(), columns=["a", "b"])
     for given_x in (x.numpy(), x.double().numpy(), x.tolist(), frame):

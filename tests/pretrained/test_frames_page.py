@@ -141,9 +141,7 @@ def test_which_runs_are_members(lightning):
     with pytest.raises(KeyError):
         fit(lightning, Fails(), [members])
     assert len(members) == 1
-    with pytest.raises(
-        InputError, match=r"'network'\): Mine has no such part; it has 'ne"
-    ):
+    with pytest.raises(InputError, match=r"'network'\): Mine has no such part; it has 'ne"):
         fit(lightning, mine(), [Members("network")])
 
 
