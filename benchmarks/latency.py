@@ -4,8 +4,9 @@
 
 The bare way is what a competent user writes: torch.func.vmap of functional_call over the stacked
 parameters, in inference mode, and the mean of the softmax. For dropout it is the same network with
-nn.Dropout where ours has noise, and vmap(randomness="different"). Both ways take turns in one run,
-so that a busy machine slows both; the ratio is the median over the ratios of the turns.
+nn.Dropout where ours has noise, and vmap(randomness="different"). Ways take turns in one run on one
+thread, and time is the CPU's, so that a busy machine slows all of them alike; the ratio is the
+median over the ratios of the turns.
 """
 
 import argparse
@@ -63,7 +64,7 @@ def with_dropout(net: nn.Module) -> nn.Module:
 
 
 def bare(build: Callable[[], nn.Module], members: int, *, dropout: bool) -> Callable[[Tensor], Any]:
-    """x [1, ...] -> the mean probabilities [1, C], and the mutual information."""
+    """x [1, ...] -> the mean probabilities [1, C]."""
     factory = builder(lambda: with_dropout(build()) if dropout else build())
     params, net = init(factory, members=range(members), seed=0), factory().train(dropout)
 
@@ -91,10 +92,10 @@ def ours(build: Callable[[], nn.Module], members: int, x: Tensor, method: str) -
 
 
 def seconds(call: Callable[[Tensor], object], x: Tensor, calls: int) -> float:
-    began = time.perf_counter()
+    began = time.process_time()
     for _ in range(calls):
         call(x)
-    return (time.perf_counter() - began) / calls
+    return (time.process_time() - began) / calls
 
 
 def measure(ways: dict[str, Callable[[Tensor], object]], x: Tensor, turns: int) -> dict[str, Any]:
@@ -125,11 +126,10 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--members", type=int, default=50)
     options.add_argument("--turns", type=int, default=41)
-    options.add_argument("--threads", type=int, default=1)
     options.add_argument("--only", default="", help="networks whose name begins so")
     options.add_argument("--json", type=Path)
     args = options.parse_args()
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1)
     found: dict[str, Any] = {}
     chosen = {n: case for n, case in networks().items() if n.startswith(args.only)}
     for network, (build, shape) in chosen.items():

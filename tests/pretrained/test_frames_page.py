@@ -3,7 +3,9 @@ there, and the callback."""
 
 import contextlib
 import doctest
+import importlib
 import re
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -68,7 +70,7 @@ def test_the_doctest_of_the_callback(lightning):
 
 
 def modules(lightning: Any) -> Any:
-    class Mine(lightning.LightningModule):  # type: ignore[name-defined]
+    class Mine(lightning.LightningModule):  # type: ignore[misc]
         """Called as a whole, with what such modules often have: a metric, hyperparameters."""
 
         def __init__(self, width: int = 4) -> None:
@@ -103,6 +105,10 @@ def fit(lightning: Any, module: Any, callbacks: Any, **options: Any) -> None:
         trainer.fit(module, DataLoader(TensorDataset(X, Y), batch_size=10))
 
 
+def _first_weight(members: Any) -> Tensor:
+    return members.networks[0][0].weight
+
+
 def test_a_module_as_a_whole(lightning, tmp_path):
     from stochens.lightning import Members
 
@@ -128,11 +134,11 @@ def test_which_runs_are_members(lightning):
     fit(lightning, module, [members], fast_dev_run=True)
     assert len(members) == 0
     fit(lightning, module, [members])
-    first = members.networks[0][0].weight.clone()
+    first = _first_weight(members).clone()
     fit(lightning, module, [members])  # it goes on: no second member on the same way
     assert len(members) == 1
-    assert not torch.equal(first, members.networks[0][0].weight)
-    assert torch.equal(module.net[0].weight, members.networks[0][0].weight)
+    assert not torch.equal(first, _first_weight(members))
+    assert torch.equal(module.net[0].weight, _first_weight(members))
 
     class Fails(mine):  # type: ignore[valid-type, misc]
         def on_train_epoch_end(self) -> None:
@@ -167,7 +173,7 @@ def test_averaged_weights_are_taken_whatever_the_order_of_callbacks(lightning):
     module, members = modules(lightning)(), Members("net")
     average = StochasticWeightAveraging(0.05, swa_epoch_start=1)
     fit(lightning, module, [members, average], max_epochs=4)
-    assert torch.equal(module.net[0].weight, members.networks[0][0].weight)
+    assert torch.equal(module.net[0].weight, _first_weight(members))
 
 
 def test_networks_that_compute_something_else_are_refused(lightning):
@@ -178,6 +184,13 @@ def test_networks_that_compute_something_else_are_refused(lightning):
     fit(lightning, mine(5), [members])
     with pytest.raises(InputError, match="same parameters and shapes"):
         members.posterior()
+
+
+def test_without_lightning_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lightning", None)
+    monkeypatch.delitem(sys.modules, "stochens.lightning", raising=False)
+    with pytest.raises(ImportError, match=r"pip install 'stochens\[lightning\]'"):
+        importlib.import_module("stochens.lightning")
 
 
 # -- Hugging Face ----------------------------------------------------------------------------------

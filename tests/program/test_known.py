@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -52,7 +53,8 @@ def test_a_change_is_seen(change):
 
 
 def test_a_change_inside_of_a_stochastic_layer_is_seen():
-    net = stochastic(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2, 2)), Dropout(0.1))
+    plain = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2, 2))
+    net: Any = stochastic(plain, Dropout(0.1))
     look = Look(net)
     net[0].inner.stride = (2, 2)
     assert not look.holds()
@@ -103,9 +105,13 @@ def test_predictions_follow_the_network(change):
 
 
 def test_a_network_is_looked_at_once(monkeypatch):
-    looks = []
-    certain = fusions.certain_graph
-    monkeypatch.setattr(fusions, "certain_graph", lambda net: looks.append(net) or certain(net))
+    looks, certain = [], fusions.certain_graph
+
+    def counted(net):
+        looks.append(net)
+        return certain(net)
+
+    monkeypatch.setattr(fusions, "certain_graph", counted)
     posterior = stochens.fit(network(), (X, torch.arange(4) % 2), members=2, epochs=1)
     again = [posterior.predict(X[:1]).probs for _ in range(3)]
     assert len(looks) == 1
