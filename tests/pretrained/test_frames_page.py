@@ -187,7 +187,8 @@ def test_networks_that_compute_something_else_are_refused(lightning):
 
 
 def test_without_lightning_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "lightning", None)
+    for name in ("lightning", "lightning.pytorch"):
+        monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, "stochens.lightning", raising=False)
     with pytest.raises(ImportError, match=r"pip install 'stochens\[lightning\]'"):
         importlib.import_module("stochens.lightning")
