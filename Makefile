@@ -27,7 +27,8 @@ test: $(READY)
 long: $(READY)
 	$(BIN)/python -m pytest $(PARALLEL) --ignore tests/pretrained -m long
 
-# Networks of torchvision, timm and transformers as they come: minutes, most of them in their exports.
+# Networks of torchvision, timm and transformers as they come, and what Lightning, Trainer and FastAPI
+# do with ours: minutes, most of them in exports.
 pretrained: $(READY)
 	$(BIN)/python -m pytest $(PARALLEL) tests/pretrained
 

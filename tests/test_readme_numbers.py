@@ -214,3 +214,16 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if "://" not in target and page.name != "contributing.md":
             assert (page.parent / target).exists(), target
+
+
+def test_the_table_of_one_example_has_the_numbers_of_its_file():
+    cases = read(ROOT / "benchmarks" / "results" / "latency.json")["cases"]
+    rows = table("to vmap with `nn.Dropout`", BENCHMARKS)
+    assert len(rows) == len(cases) / 2
+    for name, *cells in rows:
+        regular, dropout = cases[f"{name}, regular"], cases[f"{name}, dropout"]
+        times = [regular["vmap_ms"], regular["predict_ms"], dropout["predict_ms"]]
+        ratios = [regular["times_vmap"], dropout["times_vmap"], dropout["times_vmap_with_dropout"]]
+        told = [plain(cell) for cell in cells]
+        assert [told[k] for k in (0, 1, 3)] == [f"{t:.1f} ms" for t in times]
+        assert [told[k] for k in (2, 4, 5)] == [f"{r:.2f}x" for r in ratios]

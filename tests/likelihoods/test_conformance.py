@@ -5,6 +5,7 @@ import functools
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.likelihoods.table import ROWS, Row, network, outputs_of
@@ -338,7 +339,13 @@ def test_what_export_computes_is_what_predict_says(name):
     x, _ = data(name)
     posterior = fitted(name)
     outputs = forward(posterior.net, posterior.params, x, engine="loop").detach()
-    agree(list(draws_of(posterior.likelihood, outputs).exported().values()), posterior.predict(x))
+    p = posterior.predict(x)
+    agree(list(draws_of(posterior.likelihood, outputs).exported().values()), p)
+    arrays = p.numpy()
+    assert {"mean", "aleatoric"} < arrays.keys()
+    for summary, array in arrays.items():
+        assert len(array) == len(x)
+        assert np.array_equal(array, getattr(p, summary).numpy())
 
 
 @pytest.mark.skipif(torch.__version__ < OLDEST_TORCH, reason=f"export needs torch {OLDEST_TORCH}")

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -99,3 +100,18 @@ def test_they_show_their_sizes_and_no_numbers():
     assert repr(light) == "Predictive(draws not kept, 40 examples, 2 classes)"
     of_numbers = GaussianPredictive.of(means, means + 1)
     assert str(of_numbers) == "GaussianPredictive(5 draws, 40 examples, 3 targets)"
+
+
+def test_arrays_in_and_arrays_out(xor):
+    x, y = xor
+    posterior = fit(nn.Linear(2, 2), (x, y), method="regular", members=3, epochs=1)
+    p = posterior.predict(x)
+    frame = pytest.importorskip("pandas").DataFrame(x.double().numpy(), columns=["a", "b"])
+    for given_x in (x.numpy(), x.double().numpy(), x.tolist(), frame):
+        found = posterior.predict(given_x).numpy()
+        assert set(found) == {"probs", "entropy", "mutual_information"}
+        for name, array in found.items():
+            assert isinstance(array, np.ndarray)
+            assert np.array_equal(array, getattr(p, "mean" if name == "probs" else name).numpy())
+    one = posterior.predict(x[:1].numpy(), keep_draws=False).numpy()
+    assert one["probs"].shape == (1, 2)

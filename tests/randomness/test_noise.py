@@ -1,5 +1,7 @@
 """Each member's own noise: the right law, and the same in any company."""
 
+import math
+
 import pytest
 import torch
 from tests.kernels import emulated
@@ -8,10 +10,17 @@ from tests.tolerance import trained
 from torch import nn
 
 import stochens
-from stochens.kernels.noise import launch, source, words
+from stochens.kernels.noise import divisors, launch, source, words
 from stochens.members import builder, forward, init
 from stochens.methods import stochastic
-from stochens.randomness.noise import bernoulli, hashed_words, member_noise, normal, over_members
+from stochens.randomness.noise import (
+    bernoulli,
+    drop,
+    hashed_words,
+    member_noise,
+    normal,
+    over_members,
+)
 
 IDS = torch.tensor([4, 0, 9])
 
@@ -26,6 +35,40 @@ def test_the_kernel_is_its_plain_twin():
     for seed, draw, shape in ((0, 0, (1,)), (2**62 + 5, 3, (20, 5)), (9, 1, (7, 3))):
         on = (IDS, torch.tensor([seed]), draw, shape)
         assert torch.equal(words(*on), hashed_words(*on))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(5, 7, 3), (5, 7, 1), (1, 0, 3)])
+def test_to_divide_drops_what_a_mask_drops(shape, dtype):
+    """To the last bit, signs of zeros and what is no number included; and what is drawn next is the
+    same."""
+    y = torch.randn(3, 5 if shape[1] else 1, *shape[1:2], 3, dtype=dtype)
+    y.view(-1)[:4] = torch.tensor([0.0, -0.0, math.inf, math.nan])[: y.numel()]
+    for keep in (0.9, 0.5, 1 / 3):
+        with torch.no_grad():
+            found = [drop_and_more(y, keep, shape, way) for way in (None, divisors)]
+        for one, other in zip(*found, strict=True):
+            assert one.dtype == other.dtype
+            assert one.numpy().tobytes() == other.numpy().tobytes()
+
+
+def drop_and_more(y, keep, shape, way):
+    def call(y):
+        return drop(y, keep, shape), normal(y)
+
+    with member_noise(IDS, torch.tensor([7]), words, way):
+        return over_members(call, (0,))(y)
+
+
+def test_gradients_go_through_masks():
+    """Where gradients are on, the mask is kept, which is a quarter of the memory."""
+    y = torch.ones(3, 40, requires_grad=True)
+    with member_noise(IDS, torch.tensor([7]), words, divisors):
+        dropped = over_members(lambda y: drop(y, 0.5, (40,)), (0,))(y)
+    dropped.sum().backward()
+    assert torch.equal(y.grad, dropped.detach())  # 0 or 2
+    with torch.no_grad():
+        assert torch.equal(drop_and_more(y, 0.5, (40,), divisors)[0], dropped)
 
 
 @pytest.mark.parametrize("shape", [(1,), (7, 3), (600,), (2, 0)])

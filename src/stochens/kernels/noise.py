@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from stochens.kernels import build
-from stochens.randomness.noise import Shape, hashed_words
+from stochens.randomness.noise import Shape, below, hashed_words
 
 log = logging.getLogger("stochens")
 
 THREADS = 256
+DIVISORS = {torch.float32: "noise_divisors_float", torch.float64: "noise_divisors_double"}
 MOST = 2**31 - 1  # words of a member that the kernel on a GPU can count
 
 
@@ -44,6 +45,33 @@ def words(members: Tensor, seed: Tensor, draw: int, shape: Shape) -> Tensor:
         ctypes.c_void_p(members.data_ptr()),
         ctypes.c_void_p(seed.data_ptr()),
         ctypes.c_uint64(draw),
+        ctypes.c_void_p(out.data_ptr()),
+    )
+    return out
+
+
+def divisors(
+    members: Tensor, seed: Tensor, draw: int, shape: Shape, keep: float, dtype: torch.dtype
+) -> Tensor | None:
+    """[M, *shape] of keep and infinity, by the words of this draw: y / divisors drops a share of
+    1 - keep of y, and divides the rest by keep. On a CPU, where there is a compiler; else None.
+
+    >>> found = divisors(torch.tensor([3]), torch.tensor([5]), 0, (1000,), 0.5, torch.float32)
+    >>> found is None or bool(((found == 0.5) | found.isinf()).all())
+    True
+    """
+    library = None if members.is_cuda else build.load("noise")
+    if library is None or dtype not in DIVISORS:
+        return None
+    out = torch.empty((len(members), *shape), dtype=dtype)
+    getattr(library, DIVISORS[dtype])(
+        ctypes.c_int64(len(members)),
+        ctypes.c_int64(math.prod(shape)),
+        ctypes.c_void_p(members.data_ptr()),
+        ctypes.c_void_p(seed.data_ptr()),
+        ctypes.c_uint64(draw),
+        ctypes.c_int32(below(keep)),
+        ctypes.c_double(keep),
         ctypes.c_void_p(out.data_ptr()),
     )
     return out

@@ -285,11 +285,11 @@ class Classes(Draws):
     ) -> Predictive:
         dtype = self.probs.dtype
         means, aleatorics = averages  # [chains, B, ..., C], [chains, B, ...]
-        pairs = zip(means.to(dtype), aleatorics.to(dtype), strict=True)
         also = (self.ignore_index, self.more)
-        chains = (
-            tuple(Predictive(m, a, None, (), *also) for m, a in pairs) if len(means) > 1 else ()
-        )
+        chains: tuple[Predictive, ...] = ()
+        if len(means) > 1:
+            pairs = zip(means.to(dtype), aleatorics.to(dtype), strict=True)
+            chains = tuple(Predictive(m, a, None, (), *also) for m, a in pairs)
         mean, aleatoric = (t.mean(0).to(dtype) for t in averages)
         return Predictive(mean, aleatoric, kept[0] if kept else None, chains, *also)
 

@@ -4,6 +4,7 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,17 @@ class Predicted(abc.ABC):
 
     mean: Tensor  # [B, ...], of y; of classes their probabilities
     chains: "tuple[Any, ...]" = ()  # of a sampler: what each of its chains says, alone
+
+    def numpy(self) -> "dict[str, np.ndarray[Any, np.dtype[Any]]]":
+        """What `summaries` says of each input, as numpy arrays [B, ...]; draws are not among them.
+
+        >>> import torch
+        >>> from stochens import Predictive
+        >>> found = Predictive.of(torch.full((3, 5, 2), 0.5)).numpy()
+        >>> {name: array.shape for name, array in found.items()}
+        {'probs': (5, 2), 'entropy': (5,), 'mutual_information': (5,)}
+        """
+        return {name: t.detach().cpu().numpy() for name, t in self.summaries().items()}
 
     @abc.abstractmethod
     def log_prob(self, y: Tensor) -> Tensor:

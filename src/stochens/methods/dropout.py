@@ -17,7 +17,7 @@ from stochens.methods.base import (
     zeros_like,
 )
 from stochens.private_names import Convolution
-from stochens.randomness.noise import bernoulli
+from stochens.randomness.noise import drop
 
 
 class DropoutLayer(StochasticLayer):
@@ -37,8 +37,7 @@ class DropoutLayer(StochasticLayer):
     def perturb(self, y: Tensor) -> Tensor:
         # z has the output's shape [B, C, *positions], or [B, C, 1, ...] where a channel is the node
         shape = (*y.shape[:2], *[1] * (y.dim() - 2)) if self.by_channel else y.shape
-        z = bernoulli(1 - self.output_rate, shape, y, fresh=True)
-        return y * z / (1 - self.output_rate)
+        return drop(y, 1 - self.output_rate, shape)
 
     def mixtures(self, omega: Params) -> list[Mixture]:
         """(1 - p) N(omega_n, sigma^2) + p N(0, sigma^2) for each output node or channel n.

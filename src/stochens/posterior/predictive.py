@@ -1,5 +1,6 @@
 """Draws of the network's output, summed up to a prediction, so that they need not all be held."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -51,24 +52,33 @@ class Sums:
         terms = said.terms(*self.centres[rows.start])
         if self.kind is None:
             self.kind = said.at(tuple(p[:1, :1] for p in said.parameters))
-            self._allocate(said, terms)
-        size, last = self.shape[0] // self.groups, first_draw + len(outputs)
+            self._allocate(said)
+        if (len(outputs), rows) == (self.shape[0], slice(0, self.shape[1])) and self.groups == 1:
+            # All at once. The zero is what the sums below begin with: it makes 0 of -0.
+            self.sums = tuple(t.sum(0, True, dtype=torch.float64).cpu() + 0.0 for t in terms)
+        else:
+            self._add_terms(terms, rows, first_draw)
+        for kept, own_draws in zip(self.kept or (), said.parameters, strict=False):
+            kept[first_draw : first_draw + len(own_draws), rows] = own_draws.cpu()
+
+    def _add_terms(self, terms: tuple[Tensor, ...], rows: slice, first_draw: int) -> None:
+        self.sums = self.sums or tuple(
+            torch.zeros(self.groups, self.shape[1], *t.shape[2:], dtype=torch.float64)
+            for t in terms
+        )
+        size, last = self.shape[0] // self.groups, first_draw + len(terms[0])
         for group in range(first_draw // size, (last - 1) // size + 1):
             own = slice(max(0, group * size - first_draw), (group + 1) * size - first_draw)
             for total, term in zip(self.sums, terms, strict=True):
                 total[group, rows] += term[own].sum(0, dtype=torch.float64).cpu()
-        for kept, own_draws in zip(self.kept or (), said.parameters, strict=False):
-            kept[first_draw : first_draw + len(own_draws), rows] = own_draws.cpu()
 
-    def _allocate(self, said: Draws, terms: tuple[Tensor, ...]) -> None:
+    def _allocate(self, said: Draws) -> None:
         (count, rows), draws = self.shape, said.parameters
         unasked = self.keep is None and not said.large
-        size = count * self.of_rows * sum(d[0, 0].numel() * d.element_size() for d in draws)
+        each = sum(math.prod(d.shape[2:]) * d.element_size() for d in draws)
+        size = count * self.of_rows * each
         if self.keep or (unasked and size <= DRAWS_BUDGET):
             self.kept = tuple(torch.empty(count, rows, *d.shape[2:], dtype=d.dtype) for d in draws)
-        self.sums = tuple(
-            torch.zeros(self.groups, rows, *t.shape[2:], dtype=torch.float64) for t in terms
-        )
 
     def result(self) -> Predicted:
         assert self.kind is not None

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from stochens.checks import dtype_remedy, telling_rows
 from stochens.errors import InputError
-from stochens.kernels.noise import words
+from stochens.kernels.noise import divisors, words
 from stochens.likelihoods import Predicted
 from stochens.members import Engine, Params, device_of, forward, shared_by_all, size, take
 from stochens.methods import stochastic_layers
@@ -26,12 +26,13 @@ from stochens.program.choice import BACKWARD, ON_CPU_FROM, TRIED, Workload, choo
 from stochens.program.features import OnHost, features_of
 from stochens.program.fusions import Outputs as Fused
 from stochens.program.fusions import fused_outputs
+from stochens.program.known import findings
 from stochens.program.prefix import Split, has_frozen, split
 from stochens.program.program import Noise
 from stochens.randomness.noise import member_noise, same_noise
-from stochens.randomness.seeds import PREDICTION, derive, seeded
+from stochens.randomness.seeds import PREDICTION, alone, derive, seeded
 from stochens.run.memory import activation_bytes, free_bytes
-from stochens.trees import Input, cat, describe, for_members
+from stochens.trees import Input, cat, describe, for_members, form, leaves_of
 
 ACTIVATIONS = 64 << 20  # bytes of activations at once, which a CPU's caches like
 MOST_ACTIVATIONS = 16 << 30  # likewise, to keep a large GPU busy
@@ -75,8 +76,15 @@ def plan(
 def bytes_of_one(net: nn.Module, x: Input, trained_on: tuple[int, ...] | None) -> int:
     """Of activations for one row of x [B, ...], or an InputError if the network cannot take it."""
     home = next(net.parameters()).device
+    kept = _bytes.setdefault(net, {})
+    case = (form(x), torch.is_autocast_enabled(home.type))
+    if case in kept:
+        return kept[case]
     try:
-        return max(1, activation_bytes(net, telling_rows(x, 1).to(home)))
+        found = max(1, activation_bytes(net, telling_rows(x, 1).to(home)))
+        if all(t.is_floating_point() for t in leaves_of(x)):  # whole numbers may be out of range
+            kept[case] = found
+        return found
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
         other = isinstance(x, Tensor) and trained_on not in (None, tuple(x.shape[1:]))
         then = f"; it was trained on x [N, {', '.join(map(str, trained_on or ()))}]"
@@ -84,6 +92,9 @@ def bytes_of_one(net: nn.Module, x: Input, trained_on: tuple[int, ...] | None) -
             f"the network fails on x {describe(x)}{dtype_remedy(net, x)}"
             f"{then if other else ''}: {error}"
         ) from error
+
+
+_bytes: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, int]] = weakref.WeakKeyDictionary()
 
 
 def _budget(device: torch.device) -> int:
@@ -109,20 +120,20 @@ def predictive(posterior: PosteriorFields, x: Input, ask: Ask, *, first_row: int
         of_rows=ask.all_rows,
         temperature=temperature_of(posterior.calibration),
     )
-    layers = stochastic_layers(net).values()
     again = draws * math.ceil(members / chunk)  # passes over x
-    shared = any(layer.shared_by_batch() for layer in layers)
+    shared = _ready(net)
     apart = (1,) if shared else ()  # noise on outputs has no numbers of what batches share
-    net.eval()
     requests = (noise_requests(net, x[:1]) if ask.shared_noise else None) or None
     given: Input | OnHost = x
     fused = None
     if isinstance(x, Tensor) and len(x):
-        with seeded(seed, device):  # one thread at a time: others have members in the network
-            if again > 1:
+        # one thread at a time: others have members in the network
+        if again > 1:
+            with seeded(seed, device):
                 net, given = _behind_frozen(net, x, rows, device, engine)
-            if engine == "vmap" and requests is None:
-                few = cast(Tensor, given[:TRIED]).to(device)
+        if engine == "vmap" and requests is None:
+            few = cast(Tensor, given[:TRIED]).to(device)
+            with alone():
                 fused = fused_outputs(net, params, few, bf16=ask.bf16 is not False)
     examples = draws * members * ask.all_rows / BACKWARD  # which takes no part here
     task = Workload(rows, examples, False, compile=False, engine=engine, gradients=False)
@@ -133,7 +144,7 @@ def predictive(posterior: PosteriorFields, x: Input, ask: Ask, *, first_row: int
             theta = params_of_draw(params, posterior.low_rank, number, seed=seed)
             own = None if requests is None else noise_of_draw(requests, members, number, seed=seed)
             for first in range(0, members, chunk):
-                block = take(theta, slice(first, first + chunk))
+                block = theta if chunk >= members else take(theta, slice(first, first + chunk))
                 ids = torch.arange(first, first + size(block), device=device)
                 mine = own and [t[first : first + chunk].to(device) for t in own]
                 # A draw that a batch shares is the same for every batch: one function.
@@ -150,6 +161,18 @@ def predictive(posterior: PosteriorFields, x: Input, ask: Ask, *, first_row: int
                     got = outputs[:, : at.stop - at.start]  # [m, b, C] of [m, rows, C]
                     sums.add(got, rows=at, first_draw=number * members + first)
     return sums.result()
+
+
+def _ready(net: nn.Module) -> bool:
+    """Puts the network into its mode for predictions, and says whether a batch shares noise."""
+    with alone():
+        kept = findings(net)
+        if "shared" not in kept:
+            net.eval()
+            kept = findings(net)  # others, where that has changed it
+            layers = stochastic_layers(net).values()
+            kept["shared"] = any(layer.shared_by_batch() for layer in layers)
+        return bool(kept["shared"])
 
 
 def _behind_frozen(
@@ -216,16 +239,22 @@ _cuts: weakref.WeakKeyDictionary[nn.Module, _Cuts] = weakref.WeakKeyDictionary()
 def _program(net: nn.Module, few: Input, task: Workload) -> Outputs | None:
     """The network's program, on a GPU or for long work on a CPU; it is traced once."""
     held = _traced.get(net)
+    if held is not None and not _pays(held.operations, few, task):
+        return None
     if held is None or not held.holds(net):
         shared = shared_by_all(net)
         changed = [changes(t) for t in shared.values()]
         held = _Traced(flops(net, few) / len(few), None, False, shared, changed)
-    pays = few.is_cuda or held.operations * BACKWARD * task.examples >= ON_CPU_FROM
+    pays = _pays(held.operations, few, task)
     if pays and not held.tried:
         chosen = choose(net, few, task)
         held = held._replace(outputs=None if chosen is None else chosen.outputs, tried=True)
     _traced[net] = held
     return held.outputs if pays else None
+
+
+def _pays(operations: float, few: Input, task: Workload) -> bool:
+    return few.is_cuda or operations * BACKWARD * task.examples >= ON_CPU_FROM
 
 
 def _padded(x: Input, rows: int) -> Input:
@@ -258,7 +287,7 @@ class _Draw(NamedTuple):
         """What layers draw from."""
         device = self.noise.members.device
         if device.type in ("cpu", "cuda"):
-            return member_noise(*self.noise, words)
+            return member_noise(*self.noise, words, divisors)
         return contextlib.nullcontext() if self.same is None else same_noise(self.same, device)
 
 

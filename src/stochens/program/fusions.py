@@ -6,7 +6,7 @@ A kernel is taken after it has been seen to give what the network gives on a few
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,7 +18,8 @@ from stochens.likelihoods import Likelihood
 from stochens.members import Params, forward, size, take
 from stochens.program import mlp_fusion, resnet_fusion
 from stochens.program.choice import TRIED, WITHIN, distance, two_members
-from stochens.program.graph import graph_of
+from stochens.program.graph import Disturbed, certain_graph, graph_of
+from stochens.program.known import findings
 from stochens.program.nodes import Graph
 from stochens.program.program import Noise
 from stochens.randomness.noise import member_noise
@@ -113,22 +114,40 @@ def fused_nll(
 def fused_outputs(
     net: nn.Module, params: Params, x: Tensor, *, bf16: bool = True
 ) -> Outputs | None:
-    """Outputs of all members for inputs like x [B, ...] by a kernel, likewise.
+    """Outputs of all members for inputs like x [B, ...] by a kernel, likewise. What a network
+    computes is looked at once, and so is whether the kernel gives that on inputs of this kind.
 
     >>> net = nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.Linear(5, 2))
     >>> params = {name: p[None] for name, p in net.named_parameters()}
     >>> fused_outputs(net, params, torch.zeros(4, 3)) is None
     True
     """
-    graph = graph_of(net)
+    kept = findings(net)
+    graph = _kept_graph(net, kept, x.device)
     if graph is None:
         return None
     dtype = next(iter(params.values())).dtype
     for fusion in _allowed(bf16):
         found = fusion.outputs(graph, x, dtype)
-        if found is not None and _holds(fusion, graph, net, take(params, slice(1)), x[:TRIED]):
+        if found is None:
+            continue
+        case = (fusion.name, dtype, tuple(x.shape[1:]), x.dtype, x.device)
+        if case not in kept:
+            kept[case] = _holds(fusion, graph, net, take(params, slice(1)), x[:TRIED])
+        if kept[case]:
             return found
     return None
+
+
+def _kept_graph(net: nn.Module, kept: dict[Hashable, Any], device: torch.device) -> Graph | None:
+    if "graph" not in kept:
+        try:
+            with seeded(0, device):  # a network that draws leaves no trace of it
+                kept["graph"] = certain_graph(net)
+        except Disturbed:
+            return None
+    found: Graph | None = kept["graph"]
+    return found
 
 
 def _allowed(bf16: bool) -> list[Fusion]:

@@ -38,6 +38,18 @@ def graph_of(net: nn.Module) -> Graph | None:
     >>> graph_of(nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.Linear(5, 2))) is None
     True
     """
+    try:
+        return certain_graph(net)
+    except Disturbed:
+        return None
+
+
+class Disturbed(Exception):
+    """Random numbers were drawn each time, by the network or by another thread."""
+
+
+def certain_graph(net: nn.Module) -> Graph | None:
+    """Likewise, where the answer is the same whenever one asks; else `Disturbed`."""
     for _ in range(TRIES):
         drawn = _generators()
         try:
@@ -46,7 +58,7 @@ def graph_of(net: nn.Module) -> Graph | None:
             return None
         if _generators() == drawn:
             return graph
-    return None
+    raise Disturbed
 
 
 def changed(module: nn.Module) -> bool:
@@ -95,7 +107,8 @@ def _generators() -> tuple[Any, ...]:
     numpy_state = np.random.get_state(legacy=False)  # noqa: NPY002 - the one that a network may use
     return (
         random.getstate(),
-        repr(numpy_state["state"]["pos"]) + repr(numpy_state["state"]["key"][:4]),
+        numpy_state["state"]["pos"],
+        numpy_state["state"]["key"][:4].tobytes(),
         torch.get_rng_state().numpy().tobytes(),
     )
 

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.nn.functional import embedding
 
 from stochens.errors import InputError
 from stochens.randomness.hashed import GOLDEN, mix, wrapped
@@ -26,6 +27,8 @@ from stochens.randomness.hashed import GOLDEN, mix, wrapped
 Shape = torch.Size | tuple[int, ...]
 # (members [M], seed [1], number of the draw, shape) -> [M, *shape] int32, every bit random
 Words = Callable[[Tensor, Tensor, int, Shape], Tensor]
+# (members [M], seed [1], number of the draw, shape, keep, dtype) -> [M, *shape]: keep or infinity
+Divisors = Callable[[Tensor, Tensor, int, Shape, float, torch.dtype], Tensor | None]
 Kind = Literal["uniform", "normal"]
 
 
@@ -58,6 +61,20 @@ def normal(like: Tensor, *, fresh: bool = False) -> Tensor:
     """eps ~ N(0, 1) of the shape, type and device of `like`, likewise."""
     source = _source()
     return torch.randn_like(like) if source is None else source.normal(like, fresh=fresh)
+
+
+def drop(y: Tensor, keep: float, shape: Shape) -> Tensor:
+    """y * z / keep,  z ~ Bernoulli(keep) of the shape, fresh for each example.
+
+    Predictions that can make y / (keep where z, else infinity) of it, which is the same number to
+    the last bit: one pass over memory, where masks take four.
+    """
+    source = _source()
+    if isinstance(source, _Pass) and not torch.is_grad_enabled():
+        divisors = source.draw_divisors(keep, shape, y.dtype)
+        if divisors is not None:
+            return y / divisors
+    return y * bernoulli(keep, shape, y, fresh=True) / keep
 
 
 @contextlib.contextmanager
@@ -134,8 +151,10 @@ class FromWords(abc.ABC):
 class _Pass(FromWords):
     """One forward pass of all members."""
 
-    def __init__(self, members: Tensor, seed: Tensor, words: Words) -> None:
-        self.members, self.words = members, words
+    def __init__(
+        self, members: Tensor, seed: Tensor, words: Words, divisors: Divisors | None
+    ) -> None:
+        self.members, self.words, self.divisors = members, words, divisors
         self.fresh, self.shared = seed[:1], seed[-1:]  # here: under vmap it would cost more
         self.draws = 0  # made so far
         self.turn = members  # whose it is: all members', but where there is no vmap
@@ -145,19 +164,36 @@ class _Pass(FromWords):
         seed = self.fresh if fresh else self.shared
         words = self.words(self.turn, seed, self.draws, shape)  # [m, *shape]
         self.draws += 1
+        return self._own(words)
+
+    def draw_divisors(self, keep: float, shape: Shape, dtype: torch.dtype) -> Tensor | None:
+        """Of the same words, fresh for each example; None where nobody makes them."""
+        if self.divisors is None:
+            return None
+        found = self.divisors(self.turn, self.fresh, self.draws, shape, keep, dtype)
+        if found is None:
+            return None
+        self.draws += 1
+        return self._own(found)
+
+    def _own(self, drawn: Tensor) -> Tensor:
+        """Of [m, *shape] that of the member whose layer asks."""
         if self.row is None:
-            return words.squeeze(0)
-        # Drawn outside of vmap's sight; by `row` each member takes its own. Not words[row]: for a
-        # row of no axes older torch (2.6) calls .item(), which vmap refuses.
-        return words.index_select(0, self.row.unsqueeze(0)).squeeze(0)
+            return drawn.squeeze(0)
+        # Drawn outside of vmap's sight; by `row` each member takes its own, as an embedding is
+        # looked up: vmap makes one copy of that, and ten times the work of index_select.
+        table = drawn.reshape(len(drawn), math.prod(drawn.shape[1:]))
+        return embedding(self.row, table).reshape(drawn.shape[1:])
 
 
 @contextlib.contextmanager
-def member_noise(members: Tensor, seed: Tensor, words: Words = hashed_words) -> Iterator[None]:
+def member_noise(
+    members: Tensor, seed: Tensor, words: Words = hashed_words, divisors: Divisors | None = None
+) -> Iterator[None]:
     """Inside, members [M] of a pass with this seed [1] draw from streams of their own, on the
     device of both, which are int64. Of two seeds [2] the second is that of noise which all examples
-    share: batches of a prediction have the same one there."""
-    with noise_from(_Pass(members, seed, words)):
+    share: batches of a prediction have the same one there. `divisors`: what `drop` may use."""
+    with noise_from(_Pass(members, seed, words, divisors)):
         yield
 
 

@@ -7,6 +7,7 @@ can be added, removed, chunked or sent to another machine without changing the r
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,6 +94,11 @@ def _order(keys: Tensor, index: Tensor, low: int) -> Tensor:
 _one_at_a_time = threading.RLock()  # torch has one generator for all threads
 
 
+def alone() -> contextlib.AbstractContextManager[Any]:
+    """Inside, no other thread is in such a block, or in one of `seeded`."""
+    return _one_at_a_time
+
+
 @contextlib.contextmanager
 def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
     """Run a block on its own random stream and leave the caller's as it was.
@@ -100,10 +106,22 @@ def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
     One thread at a time, the others wait; what draws outside of such blocks is not held back.
     """
     device = torch.device(device)
-    cuda = [device] if device.type == "cuda" else []
-    with _one_at_a_time, torch.random.fork_rng(devices=cuda):
+    with _one_at_a_time, _as_it_was(device):
         reseed(seed, device)
         yield
+
+
+@contextlib.contextmanager
+def _as_it_was(device: torch.device) -> Iterator[None]:
+    if device.type == "cuda":
+        with torch.random.fork_rng(devices=[device]):
+            yield
+        return
+    state = torch.default_generator.get_state()  # what fork_rng does on a CPU, in half its time
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(state)
 
 
 def reseed(seed: int, device: torch.device) -> None:
