@@ -24,7 +24,16 @@ from stochens.run.checkpoints import kept_in, refuse_other
 from stochens.run.options import Run, matmul_precision, merge_run
 from stochens.run.progress import Show, progress_bar
 from stochens.samplers.diagnostics import warn_of_trouble
-from stochens.samplers.mclmc_run import STATS, Progress, Record, Schedule, begin, keys_of, slope_of
+from stochens.samplers.mclmc_run import (
+    STATS,
+    Progress,
+    Record,
+    Schedule,
+    begin,
+    choose_mover,
+    keys_of,
+    slope_of,
+)
 from stochens.samplers.mclmc_run import run as drive
 from stochens.samplers.problem import Problem, SamplerRequest, prepare
 from stochens.samplers.sgmcmc_steps import data_term_for, gradient_in_w, refuse_bad_start
@@ -147,7 +156,8 @@ def _sample_here(request: MclmcRequest, problem: Problem) -> Posterior:
             at = begin(q, key, problem.prior_precision, slope)
             refuse_bad_start(at.state.energy, problem.ids)
         bar.advance(at.step * M)
-        at = drive(plan, at, key, slope, record, bar, keep)
+        mover = choose_mover(problem, key, slope)
+        at = drive(plan, at, mover, slope, record, bar, keep)
     if at.made == 0:
         raise KeyboardInterrupt("mclmc was stopped before its first draw")
     if at.made < plan.samples:

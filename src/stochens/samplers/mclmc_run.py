@@ -10,11 +10,15 @@ draws     steps of one size, of which one in `thin` is kept
 
 import math
 import time
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from stochens.kernels import mclmc
+from stochens.program.graph import graph_of
+from stochens.program.mlp_fusion import flat_layers, likelihood_for
 from stochens.randomness.hashed import MOMENTUM, normal
 from stochens.randomness.seeds import SAMPLER, derive
 from stochens.run.checkpoints import Keeper
@@ -34,6 +38,10 @@ LENGTH_SHARE = 0.4  # L as a share of the way between two independent draws; Rob
 ROWS, COLUMNS = 1000, 100  # positions, and parameters of each, that L is learned from; at most
 LEAST_WATCHED, LEAST_ROWS = 50, 50  # steps; fewer say nothing of variances, or of L
 STATS = ("likelihood", "prior", "error", "virial", "failed", "step")
+
+
+PHASES = ("training", "find", "watch", "settle", "length", "draws")
+BLOCK = 50  # steps between two looks at the progress
 
 
 class Schedule(NamedTuple):
@@ -59,6 +67,25 @@ class Schedule(NamedTuple):
     @property
     def steps(self) -> int:
         return self.training + self.warmup + self.samples * self.thin
+
+    def phase(self, step: int) -> str:
+        """What is done at this step."""
+        return next((n for n, end in zip(PHASES, self.ends, strict=False) if step < end), "draws")
+
+    def stop(self, step: int) -> int:
+        """The step after which something has to be done besides stepping on, or BLOCK."""
+        ready = self.ends[-1]
+        after = [end for end in self.ends if end > step] + [step + BLOCK]
+        if step >= ready:
+            after.append(step + self.thin - (step - ready) % self.thin)
+        elif step >= self.ends[-2]:
+            after.append(step + self.gap - (step - self.ends[-2]) % self.gap)
+        return min(*after, self.steps)
+
+    @property
+    def gap(self) -> int:
+        """Steps between two positions that L is learned from."""
+        return -(-max(1, self.ends[4] - self.ends[3]) // ROWS)
 
     def wanted(self, step: int) -> float:
         """v at this step: it falls like a power of v while the posterior is looked for."""
@@ -115,6 +142,64 @@ def keys_of(problem: Problem, device: torch.device) -> Tensor:
     return torch.tensor(keys, device=device)
 
 
+Mover = Callable[[State, int, int, Sequence[float] | None, bool], State]
+
+
+def choose_mover(problem: Problem, key: Tensor, slope: Slope) -> Mover:
+    """(state, first step, how many, v at each or None, whether they are watched) -> state, by the
+    kernel where there is one, or by torch."""
+    compiled = _compiled(problem, key)
+    if compiled is not None:
+        return compiled
+
+    def move(
+        at: State, first: int, count: int, wanted: Sequence[float] | None, watched: bool
+    ) -> State:
+        for k in range(count):
+            n = normal(key, torch.full_like(key, first + k), MOMENTUM, at.q.shape[1]).to(at.q)
+            before = at
+            at, error = steps.move_members(at, n, slope)
+            if wanted is not None:
+                at = steps.adapt_size(at, before, error, wanted[k])
+            at = steps.watch(at) if watched else at
+        return at
+
+    return move
+
+
+def _compiled(problem: Problem, key: Tensor) -> Mover | None:
+    net, x = problem.computed
+    if problem.run.way not in ("auto", "fused") or not isinstance(x, Tensor):
+        return None
+    if not problem.coordinates.plain:  # the kernel knows one precision, and no mean
+        return None
+    layers = flat_layers(graph_of(net), x, problem.shapes)
+    code = likelihood_for(problem.likelihood)
+    if layers is None or code is None or not mclmc.available(x):
+        return None
+    walk = mclmc.Walk(
+        layers, code, x, problem.y, key, CONSTANTS | {"precision": problem.prior_precision}
+    )
+
+    def move(
+        at: State, first: int, count: int, wanted: Sequence[float] | None, watched: bool
+    ) -> State:
+        new = State(*(t.clone().contiguous() for t in at))
+        walk.advance(new._asdict(), first, count, wanted, watched)
+        return new
+
+    return move
+
+
+CONSTANTS = {
+    "turn": steps.TURN,
+    "large": steps.LARGE,
+    "forget": steps.FORGET,
+    "trust": steps.TRUST,
+    "shrink": steps.SHRINK,
+}
+
+
 def begin(q: Tensor, key: Tensor, precision: float, slope: Slope) -> Progress:
     n = normal(key, torch.full_like(key, -1), MOMENTUM, q.shape[1]).to(q)
     state = steps.initial(q, n, precision**-0.5, slope)
@@ -124,7 +209,7 @@ def begin(q: Tensor, key: Tensor, precision: float, slope: Slope) -> Progress:
 def run(
     plan: Schedule,
     start: Progress,
-    key: Tensor,
+    mover: Mover,
     slope: Slope,
     record: Record,
     bar: Bar,
@@ -135,11 +220,11 @@ def run(
     began = time.monotonic()
     try:
         while at.step < plan.steps:
-            at = advance(plan, at, key, slope, record)
-            if at.step % 100 == 0:
-                speed = (at.step - start.step) / (time.monotonic() - began)
-                bar.note(f"{plan_phase(plan, at.step)}, {speed:,.0f} steps/s")
-            bar.advance(M)
+            before = at.step
+            at = advance(plan, at, mover, slope, record)
+            speed = (at.step - start.step) / max(time.monotonic() - began, 1e-6)
+            bar.note(f"{plan.phase(at.step)}, {speed:,.0f} steps/s")
+            bar.advance(M * (at.step - before))
             now = at
             keep(at.step, lambda: _kept(now, record))  # noqa: B023, called at once
         keep.now(at.step, lambda: _kept(at, record))
@@ -148,72 +233,58 @@ def run(
     return at
 
 
-def plan_phase(plan: Schedule, step: int) -> str:
-    names = ("training", "find", "watch", "settle", "length")
-    return next((n for n, end in zip(names, plan.ends, strict=True) if step < end), "draws")
-
-
 def _kept(at: Progress, record: Record) -> dict[str, Tensor]:
     return {**at.named(), "draws": record.draws[:, : at.made], "stats": record.stats[:, : at.made]}
 
 
-def advance(plan: Schedule, at: Progress, key: Tensor, slope: Slope, record: Record) -> Progress:
-    """One step of all members, and what follows from it."""
-    step, state = at.step, at.state
-    trained, found, watched, settled, ready = plan.ends
-    if step < trained:
-        state = steps.descend(state, step, plan.rate(step), slope)
-        return at._replace(state=_closed(plan, state, step + 1), step=step + 1)
-    n = normal(key, torch.full_like(key, step), MOMENTUM, state.q.shape[1]).to(state.q)
-    before = state
-    state, error = steps.move_members(state, n, slope)
-    rows, made = at.rows, at.made
-    if step < settled:
-        state = steps.adapt_size(state, before, error, plan.wanted(step), rounding(before))
-        state = steps.watch(state) if found <= step < watched else state
-    elif step < ready:
-        rows = _remember(plan, rows, state, step)
-    elif (step + 1 - ready) % plan.thin == 0:
+def advance(plan: Schedule, at: Progress, mover: Mover, slope: Slope, record: Record) -> Progress:
+    """Some steps of all members, and what follows from them."""
+    state, rows, made = at.state, at.rows, at.made
+    phase, end = plan.phase(at.step), plan.stop(at.step)
+    count = end - at.step
+    if phase == "training":
+        for step in range(at.step, end):
+            state = steps.descend(state, step, plan.rate(step), slope)
+    elif phase in ("find", "watch", "settle"):
+        wanted = [plan.wanted(step) for step in range(at.step, end)]
+        state = mover(state, at.step, count, wanted, phase == "watch")
+    else:
+        state = mover(state, at.step, count, None, False)
+    if phase == "length" and (end - plan.ends[3]) % plan.gap == 0:
+        rows = _remember(rows, state)
+    if phase == "draws" and (end - plan.ends[4]) % plan.thin == 0:
         record.draws[:, made] = state.q
         record.stats[:, made] = _stats(plan, state)
-        zero = torch.zeros_like(state.errors)
-        state, made = state._replace(errors=zero, failed=zero.clone()), made + 1
-    state = _closed(plan, state, step + 1)
-    if step + 1 == ready and rows.shape[1]:
-        state, rows = _with_length(plan, state, rows), rows[:, :0]
-    return Progress(state, rows, step + 1, made)
+        state, made = _counted(state), made + 1
+    if end == plan.ends[0]:
+        state = steps.forget(state)
+    if end == plan.ends[2] and phase == "watch":
+        state = _learned(plan, state)
+    if end == plan.ends[4] and made == 0:
+        state, rows = _counted(_with_length(plan, state, rows)), rows[:, :0]
+    return Progress(state, rows, end, made)
 
 
-def rounding(at: State) -> Tensor:
-    """The variance that rounding leaves in a difference of energies, [M], float64."""
-    return (0.5 * torch.finfo(at.q.dtype).eps * at.energy).square()
+def _counted(state: State) -> State:
+    """Errors and failures are counted from here on."""
+    zero = torch.zeros_like(state.errors)
+    return state._replace(errors=zero, failed=zero.clone())
 
 
-def _remember(plan: Schedule, rows: Tensor, state: State, step: int) -> Tensor:
-    """Some parameters of the position, in the coordinates of the steps, at some of the steps."""
-    begin, end = plan.ends[3:]
-    gap = -(-(end - begin) // ROWS)
-    if (step + 1 - begin) % gap:
-        return rows
+def _remember(rows: Tensor, state: State) -> Tensor:
+    """One more row: some parameters of the position, in the coordinates of the steps."""
     z = (state.q / state.scale)[:, :: -(-state.q.shape[1] // COLUMNS)].unsqueeze(1)
     return torch.cat([rows, z], 1) if rows.shape[1] else z
 
 
-def _closed(plan: Schedule, state: State, step: int) -> State:
-    """What changes between one phase and the next."""
-    trained, found, watched, _, ready = plan.ends
-    if step == trained:
-        state = steps.forget(state)
-    if step == watched and watched - found >= LEAST_WATCHED:
-        variance = steps.variances(state)
-        if plan.precondition:
-            state = steps.precondition(state, variance)
-        else:
-            state = state._replace(length=variance.sum(1).sqrt())
-    if step == ready:
-        zero = torch.zeros_like(state.errors)
-        state = state._replace(errors=zero, failed=zero.clone())
-    return state
+def _learned(plan: Schedule, state: State) -> State:
+    """Preconditioner and L, from what was watched."""
+    if plan.ends[2] - plan.ends[1] < LEAST_WATCHED:
+        return state
+    variance = steps.variances(state)
+    if plan.precondition:
+        return steps.precondition(state, variance)
+    return state._replace(length=variance.sum(1).sqrt())
 
 
 def _with_length(plan: Schedule, state: State, rows: Tensor) -> State:

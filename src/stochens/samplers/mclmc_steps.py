@@ -156,15 +156,20 @@ def descend(at: State, step: int, rate: float, slope: Slope) -> State:
 # What is learned ----------------------------------------------------------------------------------
 
 
-def adapt_size(at: State, before: State, error: Tensor, wanted: float, rounding: Tensor) -> State:
+def rounding(at: State) -> Tensor:
+    """The variance that rounding leaves in a difference of energies, [M], float64."""
+    return (0.5 * torch.finfo(at.q.dtype).eps * at.energy).square()
+
+
+def adapt_size(at: State, before: State, error: Tensor, wanted: float) -> State:
     """h at which the squared error of a step is D v, v = `wanted`: it grows like h^6.
 
     A running average of  (error^2 / (D v)) / h^6,  in which errors that are far from the wanted one
-    count less, since that law holds near it (Robnik et al., 2023). `rounding` [M]: the variance
-    that the energy has of being rounded, below which no step is made smaller.
+    count less, since that law holds near it (Robnik et al., 2023). No step is made smaller for an
+    error that is one of rounding.
     """
     h, failed = before.size, error.isnan()
-    xi = error.square() / (wanted * at.q.shape[1] + 2 * rounding) + 1e-8
+    xi = error.square() / (wanted * at.q.shape[1] + 2 * rounding(before)) + 1e-8
     weight = torch.exp(-0.5 * (xi.log() / (6 * TRUST)).square())
     weight = torch.where(failed, 0.0, weight)
     ratio = FORGET * at.ratio + torch.where(failed, 0.0, weight * xi) / h.pow(6)
