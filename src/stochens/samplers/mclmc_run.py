@@ -88,11 +88,10 @@ class Schedule(NamedTuple):
         return -(-max(1, self.ends[4] - self.ends[3]) // ROWS)
 
     def wanted(self, step: int) -> float:
-        """v at this step: it falls like a power of v while the posterior is looked for."""
+        """v at this step: large, and so are the steps, while the posterior is looked for."""
         begin, end = self.ends[:2]
-        done = min(1.0, (step - begin) / max(end - begin, 1))
-        first = max(FIRST_VARIANCE, self.energy_variance)
-        return math.exp((1 - done) * math.log(first) + done * math.log(self.energy_variance))
+        left = max(0.0, 1 - (step - begin) / max(end - begin, 1))
+        return self.energy_variance + left * max(0.0, FIRST_VARIANCE - self.energy_variance)
 
     def rate(self, step: int) -> float:
         """Of Adam."""
@@ -149,8 +148,11 @@ def choose_mover(problem: Problem, key: Tensor, slope: Slope) -> Mover:
     """(state, first step, how many, v at each or None, whether they are watched) -> state, by the
     kernel where there is one, or by torch."""
     compiled = _compiled(problem, key)
-    if compiled is not None:
-        return compiled
+    return plain_mover(key, slope) if compiled is None else compiled
+
+
+def plain_mover(key: Tensor, slope: Slope) -> Mover:
+    """By torch, for any density."""
 
     def move(
         at: State, first: int, count: int, wanted: Sequence[float] | None, watched: bool
