@@ -15,8 +15,11 @@ from torch import nn
 
 import stochens
 from stochens import InputError, Run
+from stochens.posterior.chains import Chains
 from stochens.samplers import mclmc_run, mclmc_steps
-from stochens.samplers.diagnostics import SamplingWarning
+from stochens.samplers.chain_arrival import arrival_troubles, measure_arrival
+from stochens.samplers.diagnostics import RHAT_LIMIT, SamplingWarning
+from stochens.samplers.mixing import mixing
 
 RIGHT = 0.05  # of a standard deviation
 
@@ -38,9 +41,7 @@ def turned(u: list[float], g: list[float], h: float) -> tuple[list[float], float
 def test_a_step_is_its_equations():
     """On U = sum_i (a_i q_i^2 / 2 + q_i^4 / 4), one chain at a time in Python's own numbers."""
     a, M, h, L = [1.0, 4.0, 0.3], 2, 0.3, 1.7
-    density = Density(
-        lambda q: (0.5 * torch.tensor(a, dtype=q.dtype) * q**2 + q**4 / 4).sum(1)
-    )
+    density = Density(lambda q: (0.5 * torch.tensor(a, dtype=q.dtype) * q**2 + q**4 / 4).sum(1))
     generator = torch.Generator().manual_seed(0)
     q, n = (torch.randn(M, 3, generator=generator, dtype=torch.float64) for _ in range(2))
     scale = torch.tensor([[0.5, 1.0, 2.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
@@ -71,8 +72,7 @@ def test_a_step_is_its_equations():
         angle = [((bits(int(key[m]), 7, 0, i + 3) >> 12) + 0.5) * 2.0**-52 for i in range(3)]
         nu = math.sqrt(math.expm1(2 * h / L) / 3)
         u = [
-            v + nu * r * math.cos(2 * math.pi * t)
-            for v, r, t in zip(u, radius, angle, strict=True)
+            v + nu * r * math.cos(2 * math.pi * t) for v, r, t in zip(u, radius, angle, strict=True)
         ]
         length = math.sqrt(sum(v * v for v in u))
         within = close(torch.float64, terms=3, depth=20, condition=10)
@@ -123,16 +123,17 @@ def test_the_kernel_takes_the_same_steps_as_torch(likelihood, outputs, monkeypat
 
 @pytest.mark.parametrize("precondition", long_but([True], [True, False]))
 def test_an_anisotropic_gaussian_has_its_standard_deviations(precondition):
-    """From 0.3 to 3 in 20 directions. 20 members of 200 draws are worth about 1000 or more, so that
-    a standard deviation is known to 2 %; 5 % allow for the steps' bias and three of those."""
+    """From 0.3 to 3 in 20 directions. 20 members of 60 draws are worth 600 or more, so that each
+    standard deviation is known to 2.9 %; 10 % allow for the steps' bias of 1 % and three of those,
+    and 2 % likewise for the mean of 20. Without a preconditioner, the widest needs more steps."""
     sd = torch.logspace(-0.5, 0.5, 20, dtype=torch.float64)
     density = Density(lambda q: 0.5 * (q / sd).square().sum(1))
     start = torch.randn(20, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    options = {"precondition": precondition, "thin": 5 if precondition else 20}
-    draws, stats = sample(density, start, **options)
+    options = {"warmup": 300, "samples": 60} if precondition else {"samples": 200, "thin": 20}
+    draws, stats = sample(density, start, precondition=precondition, **options)
     found = (draws / sd).square().mean((0, 1)).sqrt()
     assert float(found.mean()) == pytest.approx(1, abs=0.02)
-    assert float((found - 1).abs().max()) < (0.07 if precondition else 0.15)
+    assert float((found - 1).abs().max()) < 0.1
     assert float(stats["error"].mean()) < 3e-3
     assert float(stats["virial"].mean()) == pytest.approx(1, abs=RIGHT)
 
@@ -161,6 +162,7 @@ def test_linear_regressions_are_right(case):
             nn.Linear(4, 1),
             (x, y),
             warmup=2000,
+            training=300,
             prior=precision,
             likelihood=stochens.Homoscedastic(noise),
         )
@@ -186,28 +188,24 @@ def test_members_that_have_not_arrived_are_told_of():
 
 def test_a_funnel_is_called_one():
     """log sd = q_0 of the others: no length of step fits its neck and its mouth."""
-    from stochens.posterior.chains import Chains
-    from stochens.samplers.chain_arrival import arrival_troubles, measure_arrival
-
     density = Density(
-        lambda q: 0.5 * (q[:, 0] / 3) ** 2
-        + 0.5 * (q[:, 1:] * torch.exp(-q[:, :1])).square().sum(1)
-        + 9 * q[:, 0]
+        lambda q: (
+            0.5 * (q[:, 0] / 3) ** 2
+            + 0.5 * (q[:, 1:] * torch.exp(-q[:, :1])).square().sum(1)
+            + 9 * q[:, 0]
+        )
     )
     start = torch.randn(10, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    draws, stats = sample(density, start, precondition=True)
+    draws, stats = sample(density, start, precondition=True, warmup=300, samples=30, thin=3)
     chains = Chains(
         sampler="mclmc", count=10, stats=stats, state={}, settings={"energy_variance": 1e-3}
     )
-    found = measure_arrival(chains, draws)
-    from stochens.samplers.mixing import mixing
-
-    wrong = float(mixing(draws[..., :1]).rhat.max()) > 1.01
-    assert arrival_troubles(found) or wrong
+    said = arrival_troubles(measure_arrival(chains, draws))
+    assert said or float(mixing(draws[..., :1]).rhat.max()) > RHAT_LIMIT
 
 
 def test_its_numbers_are_in_diagnose(data):
-    posterior = stochens.mclmc(nn.Linear(2, 2), data, warmup=500)
+    posterior = stochens.mclmc(nn.Linear(2, 2), data, warmup=500, training=50)
     found = stochens.diagnose(posterior, data[0])
     assert found.arrival is not None
     assert found.arrival.energy_variance < 3e-3
@@ -251,16 +249,19 @@ def test_a_member_alone_is_the_member_together(data, engine):
 def test_a_prior_of_each_layer_is_the_one_that_is_sampled():
     """sd(weight) is that of its own prior where the data say nothing."""
     x, y = torch.zeros(5, 3), torch.zeros(5)
-    prior = stochens.Prior(layers={"": 4.0}) if False else stochens.Prior(scale="fan-in")
     posterior = stochens.mclmc(
         nn.Linear(3, 1, bias=False),
         (x, y),
-        prior=prior,
+        prior=stochens.Prior(scale="fan-in"),
         likelihood=stochens.Homoscedastic(1.0),
-        warmup=1000,
+        warmup=200,
+        training=0,
+        draws_per_member=60,
+        thin=2,
     )
     sd = float(posterior.params["weight"].double().square().mean().sqrt())
-    assert sd == pytest.approx(3**-0.5, rel=RIGHT)
+    # 1800 numbers, of which 600 or more are independent: 2.9 %
+    assert sd == pytest.approx(3**-0.5, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,11 @@ def _mixing_in_words(m: Mixing, chains: int, what: str, sampler: str) -> str | N
 def _members_in_words(m: Mixing, members: int, what: str) -> str | None:
     """Likewise of an ensemble, whose members may each be a mode's own draws."""
     worst, least = float(m.rhat.max()), float(m.ess_bulk.min())
-    if members > 1 and not worst <= RHAT_LIMIT:
+    if members == 1:
+        return (
+            "one member alone has no R-hat, so that nothing tells whether it arrived. Ask for more"
+        )
+    if not worst <= RHAT_LIMIT:
         return (
             f"R-hat of {what} is up to {worst:.3f} (good: at most {RHAT_LIMIT}): members differ by "
             "more than their own draws do. Ask for a longer warmup and more draws_per_member; "
