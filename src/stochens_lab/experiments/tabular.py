@@ -29,6 +29,7 @@ from stochens_lab.report.run_folder import Run as Finished
 
 EPOCHS, RATE, BATCH = 1000, 0.01, 128  # of what is trained
 PRIOR_PRECISION = 1.0  # of all, as bde has it
+FIRST_VARIANCE, LAST_VARIANCE = 0.5, 0.1  # of a step's energy, a dimension: bde's defaults
 PARALLEL = "--xla_force_host_platform_device_count="
 
 
@@ -121,18 +122,21 @@ def _by_langevin(table: Table, config: TabularConfig, seed: int) -> Moments:
 
 
 def _by_mclmc(table: Table, config: TabularConfig, seed: int) -> Moments:
+    """With as many steps as bde takes, at the energy variance that bde draws at."""
     posterior = stochens.mclmc(
         _network(table, config),
         (table.x, table.y),
         draws_per_member=config.draws,
         warmup=config.warmup,
+        energy_variance=LAST_VARIANCE,
+        precondition=False,
         **_common(config, seed),
     )
     return _moments(posterior, table)
 
 
 def _by_bde(table: Table, config: TabularConfig, seed: int) -> Moments:
-    """bde's own estimator as its authors ran it, with 50,000 steps before its draws."""
+    """bde's own estimator as its authors ran it, with as many steps before its draws as mclmc."""
     if "XLA_FLAGS" not in os.environ:  # read when jax is imported
         os.environ["XLA_FLAGS"] = f"{PARALLEL}{min(os.cpu_count() or 1, config.members)}"
     from bde import BdeRegressor
@@ -148,11 +152,11 @@ def _by_bde(table: Table, config: TabularConfig, seed: int) -> Moments:
         lr=1e-3,
         weight_decay=1e-4,
         patience=20,
-        warmup_steps=50_000,
+        warmup_steps=config.warmup,
         n_samples=10 * config.draws,
         n_thinning=10,
-        desired_energy_var_start=0.5,
-        desired_energy_var_end=0.1,
+        desired_energy_var_start=FIRST_VARIANCE,
+        desired_energy_var_end=LAST_VARIANCE,
     )
     regressor.fit(x=table.x.numpy(), y=table.y.numpy().ravel())
     mean, std = regressor.predict(table.x_test.numpy(), mean_and_std=True)
