@@ -33,10 +33,9 @@ def made(
 def test_draws_that_are_right_are_not_told_of():
     found = measure_arrival(*made())
     assert arrival_troubles(found) == []
-    assert found.virial == (
-        pytest.approx(1, abs=0.02),
-        pytest.approx(0.1 / N**0.5 / M**0.5, rel=0.6),
-    )
+    value, error = found.virial
+    assert value == pytest.approx(1, abs=4 * error)
+    assert error == pytest.approx(0.1 / (N * M) ** 0.5, rel=0.7)  # a spread of 10: 3 times 24 %
     assert found.energy_variance == pytest.approx(1e-3)
 
 

@@ -191,7 +191,7 @@ def mixing_trouble(posterior: Posterior, x: Input) -> str | None:
     return _mixing_in_words(mixing(q), len(q), what, posterior.chains.sampler)
 
 
-def _mixing_in_words(m: Mixing, chains: int, what: str, sampler: str) -> str | None:
+def _mixing_in_words(m: Mixing, chains: int, what: str, sampler: str = "") -> str | None:
     """What is wrong and no more, in one sentence, with what to do."""
     if sampler == "mclmc":
         return _members_in_words(m, chains, what)

@@ -130,19 +130,18 @@ def mclmc(
     torch.Size([2000, 40, 2])
     """
     whole(draws_per_member=draws_per_member, thin=thin, warmup=warmup)
-    if training is not None and (not isinstance(training, Integral) or training < 0):
-        raise InputError(f"training must be a whole number, at least 0, got {training!r}")
+    _check_training(training)
     positive(energy_variance=energy_variance)
     first = start.at if isinstance(start, Start) else start
     fresh = isinstance(first, str) and first in UNTRAINED
     request = MclmcRequest(
         plan=Schedule(
-            training=TRAINING[fresh] if training is None else training,
-            warmup=warmup,
-            samples=draws_per_member,
-            thin=thin,
+            training=TRAINING[fresh] if training is None else int(training),
+            warmup=int(warmup),
+            samples=int(draws_per_member),
+            thin=int(thin),
             energy_variance=float(energy_variance),
-            precondition=precondition,
+            precondition=bool(precondition),
             sigma=1.0,  # of the prior, which the request knows
         ),
         net=net,
@@ -165,6 +164,12 @@ def mclmc(
         posterior = problem.machines.sampled(_sample_block, request)
     warn_of_trouble(posterior, problem.x)
     return posterior
+
+
+def _check_training(training: Any) -> None:
+    """Unlike other numbers of steps it may be 0."""
+    if training is not None and not (isinstance(training, Integral) and training >= 0):
+        raise InputError(f"training must be a whole number, at least 0, got {training!r}")
 
 
 def _sample_block(request: MclmcRequest) -> Posterior:

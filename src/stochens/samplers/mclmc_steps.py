@@ -80,7 +80,7 @@ def initial(q: Tensor, n: Tensor, sigma: float, slope: Slope) -> State:
 
 def unit(v: Tensor) -> Tensor:
     """Each row [M, D] at length 1."""
-    return v / v.norm(dim=1, keepdim=True)
+    return v / torch.linalg.vector_norm(v, dim=1, keepdim=True)
 
 
 # One step -----------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def turn(u: Tensor, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     Both are written in exp(-delta), which cannot overflow.
     """
     dims = u.shape[1] - 1
-    size = g.norm(dim=1, keepdim=True)  # [M, 1]
+    size = torch.linalg.vector_norm(g, dim=1, keepdim=True)  # [M, 1]
     e = -g / size.clamp_min(torch.finfo(g.dtype).tiny)
     along = (e * u).sum(1, keepdim=True)
     delta = h.to(u).unsqueeze(1) * size / dims

@@ -5,6 +5,7 @@ has them: the NLL is that of one Gaussian with the mean and the variance of all 
 """
 
 import dataclasses
+import importlib
 import importlib.util
 import math
 import os
@@ -46,9 +47,9 @@ class TabularConfig:
     ] = ()
     members: configs.Members = 10
     draws: int = 1000  # of each member, of those that have several
-    warmup: Annotated[int, typer.Option(help="Steps of mclmc before its draws: {default}.")] = (
-        10_000
-    )
+    warmup: Annotated[
+        int, typer.Option(help="Steps before the draws, of mclmc and of bde: {default}.")
+    ] = 50_000
     epochs: int = EPOCHS
     hidden: tuple[int, ...] = (16, 16, 16, 16)
     seeds: Annotated[int, typer.Option(help="How many runs of each row: {default}.")] = 5
@@ -139,14 +140,14 @@ def _by_bde(table: Table, config: TabularConfig, seed: int) -> Moments:
     """bde's own estimator as its authors ran it, with as many steps before its draws as mclmc."""
     if "XLA_FLAGS" not in os.environ:  # read when jax is imported
         os.environ["XLA_FLAGS"] = f"{PARALLEL}{min(os.cpu_count() or 1, config.members)}"
-    from bde import BdeRegressor
-    from bde.loss import GaussianNLL
+    # imported by name: it is no dependency, and has no types
+    package, losses = map(importlib.import_module, ("bde", "bde.loss"))
 
-    regressor = BdeRegressor(
+    regressor = package.BdeRegressor(
         n_members=config.members,
         hidden_layers=list(config.hidden),
         seed=seed,
-        loss=GaussianNLL(),
+        loss=losses.GaussianNLL(),
         epochs=1000,
         validation_split=0.15,
         lr=1e-3,
