@@ -35,6 +35,7 @@ from stochens.run.cluster.connect import Ray
 from stochens.run.options import Run
 from stochens.samplers.diagnostics import diagnose
 from stochens.samplers.langevin import langevin
+from stochens.samplers.mclmc import mclmc
 from stochens.samplers.sampling import hmc, nuts
 from stochens.samplers.sgmcmc import sgmcmc
 from stochens.samplers.swag import multiswa, multiswag
@@ -99,6 +100,7 @@ __all__ = [
     "keep_dropout",
     "langevin",
     "load",
+    "mclmc",
     "metrics",
     "multiswa",
     "multiswag",

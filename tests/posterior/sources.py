@@ -56,6 +56,7 @@ class Source(NamedTuple):
     make: Callable[..., Posterior]  # as stochens.fit: (net, data, **options)
     options: Mapping[str, Any]
     ids: str = "members"  # what IDS are of, and the name of the option: members or chains
+    option: str = ""  # that name, where it is another
     draws: int = 1  # members of the posterior for each of IDS
     run: Mapping[str, Any] = MappingProxyType({})
     lacks: Mapping[str, str] = MappingProxyType({})
@@ -112,6 +113,7 @@ SWAG = {**FITTED, "snapshots": 4, "rank": 3}
 SHORT = {"warmup": 8, "step_size": 0.2}
 NUTS = sampled(stochens.nuts, 4, max_depth=3, **SHORT)
 LANGEVIN = {"steps": 12, "step_size": 0.05, "batch_size": 8}
+MCLMC = {"draws_per_member": 4, "thin": 2, "warmup": 8, "training": 3}
 SGMCMC = {"burn_in": 4, "thin": 2, "batch_size": 8}
 
 SOURCES: dict[str, Source] = {
@@ -149,6 +151,15 @@ SOURCES: dict[str, Source] = {
     "sgmcmc sghmc, rmsprop": sampled(stochens.sgmcmc, 4, preconditioner="rmsprop", **SGMCMC),
     "sgmcmc csghmc": sampled(stochens.sgmcmc, 4, kind="csghmc", cycles=2, **SGMCMC),
     "langevin": Source(stochens.langevin, LANGEVIN, lacks=PLAIN | ENDS | AT_ONCE),
+    "mclmc": Source(
+        stochens.mclmc,
+        MCLMC,
+        ids="chains",
+        option="members",
+        draws=4,
+        lacks=PLAIN | AT_ONCE,
+        stops=(2, 7),
+    ),
     "load": Source(saved_and_loaded, {**FITTED, "method": "np-dropout"}, lacks=NO_RUN),
     "join": Source(joined, {**FITTED, "method": "np-dropout"}, lacks=NO_RUN),
     "fit over Ray": fitted("np-dropout", validation=Validation(held_out(), best=True))._replace(
@@ -179,7 +190,7 @@ def make(
 ) -> Posterior:
     """The posterior of a row for some of its members or chains."""
     source = SOURCES[name]
-    own = {source.ids: list(ids), "seed": seed, **run_options(**source.run, **run)}
+    own = {source.option or source.ids: list(ids), "seed": seed, **run_options(**source.run, **run)}
     if resume is not None:
         own["resume"] = resume
     with warnings.catch_warnings():

@@ -10,6 +10,7 @@ from torch import Tensor
 from stochens.errors import InputError, outside
 from stochens.members import flatten
 from stochens.posterior.posterior import Posterior
+from stochens.samplers.chain_arrival import Arrival, arrival_troubles, measure_arrival
 from stochens.samplers.mixing import LEAST_DRAWS, Mixing, mixing
 from stochens.text_table import text_table
 from stochens.trees import Input
@@ -20,6 +21,7 @@ BFMI_LIMIT = 0.3  # Betancourt 2016; Stan and ArviZ warn below it
 ACCEPT_LIMIT = 0.5  # a chain below it has not found its step size
 CUT_LIMIT = 0.05  # share of trajectories cut at max_depth that is worth a word
 FEW_DRAWS = 100  # of a chain: fewer say nothing of energies
+MEMBERS_ESS = 400  # of all members of `mclmc` together: Vehtari et al. 2021, of all chains
 FEW_INPUTS = 20  # of the training data, whose predictions a sampler looks at by itself
 
 
@@ -42,6 +44,7 @@ class Diagnosis(NamedTuple):
     depth: float | None  # mean; NUTS alone has it
     leapfrogs: float | None  # of a draw, mean
     troubles: list[str]
+    arrival: Arrival | None = None  # of `mclmc`
 
     def table(self) -> str:
         """Of predictions and of parameters the worst that there is."""
@@ -53,7 +56,9 @@ class Diagnosis(NamedTuple):
         return text_table(["", "R-hat, largest", "bulk ESS, least", "tail ESS, least"], rows)
 
     def __str__(self) -> str:
-        lines = [f"{self.divergences} divergences"]
+        lines = [] if self.arrival is not None else [f"{self.divergences} divergences"]
+        if self.arrival is not None:
+            lines.append(str(self.arrival))
         if self.accept is not None:
             lines.append(f"acceptance {_range(self.accept)}")
         if self.e_bfmi is not None:
@@ -89,14 +94,17 @@ def diagnose(posterior: Posterior, x: Any) -> Diagnosis:
     stats = chains.stats
     draws = len(posterior) // chains.count
     troubles = sampler_troubles(posterior)
-    predictions = parameters = None
+    predictions = parameters = arrival = None
     if draws < LEAST_DRAWS:
         troubles.append(_too_few(draws))
     else:
         outputs = _outputs(posterior, x).unflatten(0, (chains.count, draws))
         predictions = mixing(outputs)
         parameters = mixing(flatten(posterior.params).unflatten(0, (chains.count, draws)))
-        said = _mixing_in_words(predictions, chains.count, "the predictions")
+        if chains.sampler == "mclmc":
+            arrival = measure_arrival(chains, outputs)
+            troubles += arrival_troubles(arrival)
+        said = _mixing_in_words(predictions, chains.count, "the predictions", chains.sampler)
         troubles += [] if said is None else [said]
     return Diagnosis(
         predictions=predictions,
@@ -107,6 +115,7 @@ def diagnose(posterior: Posterior, x: Any) -> Diagnosis:
         depth=float(stats["depth"].mean()) if "depth" in stats else None,
         leapfrogs=float(stats["leapfrogs"].mean()) if "leapfrogs" in stats else None,
         troubles=troubles,
+        arrival=arrival,
     )
 
 
@@ -131,9 +140,23 @@ def e_bfmi(energy: Tensor) -> Tensor:
 def warn_of_trouble(posterior: Posterior, x: Input, more: str | None = None) -> None:
     """Said once at the end of a run on the inputs x: what its own statistics tell, `more` that the
     sampler has found, and whether its chains mixed."""
-    for said in (more, *sampler_troubles(posterior), mixing_trouble(posterior, x)):
+    own = (more, *sampler_troubles(posterior), *_not_arrived(posterior, x))
+    for said in (*own, mixing_trouble(posterior, x)):
         if said is not None:
             warnings.warn(said, SamplingWarning, stacklevel=outside())
+
+
+def _not_arrived(posterior: Posterior, x: Input) -> list[str]:
+    """Of `mclmc`, whose draws have more to say of themselves."""
+    chains = posterior.chains
+    assert chains is not None
+    if chains.sampler != "mclmc" or len(posterior) < LEAST_DRAWS * chains.count:
+        return []
+    outputs = torch.zeros(chains.count, len(posterior) // chains.count, 0)
+    with contextlib.suppress(InputError):  # a likelihood that cannot predict
+        found = _outputs(posterior, x[:: -(-len(x) // FEW_INPUTS)])
+        outputs = found.cpu().unflatten(0, (chains.count, -1))
+    return arrival_troubles(measure_arrival(chains, outputs))
 
 
 def mixing_trouble(posterior: Posterior, x: Input) -> str | None:
@@ -150,7 +173,8 @@ def mixing_trouble(posterior: Posterior, x: Input) -> str | None:
         return _too_few(draws)
     few = x[:: -(-len(x) // FEW_INPUTS)]
     parts = []
-    if "energy" in stats:  # a mini-batch's likelihood is mostly noise
+    exact = "energy" in stats or "virial" in stats  # a mini-batch's likelihood is mostly noise
+    if exact:
         parts.append((stats["likelihood"] + stats["prior"]).unsqueeze(2))
     with contextlib.suppress(InputError):  # a likelihood that cannot predict
         parts.append(_outputs(posterior, few).cpu().double().unflatten(0, (chains, draws)))
@@ -162,13 +186,15 @@ def mixing_trouble(posterior: Posterior, x: Input) -> str | None:
     if q.numel() == 0:
         return None  # nothing ever changes, as where all predictions are 0 or 1
     what = f"predictions at {len(few)} training inputs"
-    if "energy" in stats:
+    if exact:
         what += " and the log density"
-    return _mixing_in_words(mixing(q), len(q), what)
+    return _mixing_in_words(mixing(q), len(q), what, posterior.chains.sampler)
 
 
-def _mixing_in_words(m: Mixing, chains: int, what: str) -> str | None:
+def _mixing_in_words(m: Mixing, chains: int, what: str, sampler: str = "") -> str | None:
     """What is wrong and no more, in one sentence, with what to do."""
+    if sampler == "mclmc":
+        return _members_in_words(m, chains, what)
     worst, least = float(m.rhat.max()), float(m.ess_bulk.min())
     wrong, remedy = [], "more samples"
     if chains == 1:
@@ -184,6 +210,28 @@ def _mixing_in_words(m: Mixing, chains: int, what: str) -> str | None:
             f"{ESS_LIMIT * chains}, which is {ESS_LIMIT} for each chain)"
         )
     return f"{', and '.join(wrong)}. Ask for {remedy}" if wrong else None
+
+
+def _members_in_words(m: Mixing, members: int, what: str) -> str | None:
+    """Likewise of an ensemble, whose members may each be a mode's own draws."""
+    worst, least = float(m.rhat.max()), float(m.ess_bulk.min())
+    if members == 1:
+        return (
+            "one member alone has no R-hat, so that nothing tells whether it arrived. Ask for more"
+        )
+    if not worst <= RHAT_LIMIT:
+        return (
+            f"R-hat of {what} is up to {worst:.3f} (good: at most {RHAT_LIMIT}): members differ by "
+            "more than their own draws do. Ask for a longer warmup and more draws_per_member; "
+            "where members sit in modes of their own that does not end it, and more members make "
+            "the mixture of them finer"
+        )
+    if not least >= MEMBERS_ESS:
+        return (
+            f"the draws are worth as few as {least:,.0f} independent ones for {what} (good: at "
+            f"least {MEMBERS_ESS}). Ask for more members or draws_per_member"
+        )
+    return None
 
 
 def _too_few(draws: int) -> str:

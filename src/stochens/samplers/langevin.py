@@ -24,13 +24,12 @@ from stochens.adapter import Output
 from stochens.checks import positive, whole_or_none
 from stochens.errors import Failed, InputError, outside
 from stochens.likelihoods import Likelihood
-from stochens.members import Builder, Params, flatten
+from stochens.members import Builder, flatten
 from stochens.moved import refuse_moved
 from stochens.posterior.chains import Chains, count_or_list
 from stochens.posterior.joining import join_posteriors
 from stochens.posterior.posterior import Posterior
 from stochens.prior import Prior
-from stochens.program.data_term import DataTerm
 from stochens.randomness.hashed import MOMENTUM, normal
 from stochens.randomness.seeds import SAMPLER, derive
 from stochens.run.checkpoints import kept_in
@@ -41,7 +40,7 @@ from stochens.samplers.arrival import Ends
 from stochens.samplers.diagnostics import SamplingWarning
 from stochens.samplers.langevin_steps import State, StepRule
 from stochens.samplers.problem import Problem, SamplerRequest, prepare
-from stochens.samplers.sgmcmc_steps import Gradient, batches, data_term_for
+from stochens.samplers.sgmcmc_steps import Gradient, batches, data_term_for, gradient_in_w
 from stochens.samplers.target import unflatten
 from stochens.training.request import Place, Start
 from stochens.training.starts import settle_start
@@ -205,7 +204,7 @@ def _walk(request: LangevinRequest, problem: Problem, plan: StepRule) -> Posteri
         settings |= problem.begun(bf16=run.bf16)
     ids = problem.ids
     term = data_term_for(problem, request.batch_size)
-    gradient = _gradient(problem, term.of)
+    gradient = gradient_in_w(problem, term.of)
     bars = progress_bar("langevin", total=UNITS * len(ids), show=run.progress)
     keeping = kept_in(run.checkpoint, FORMAT, settings, every=run.every)
     with matmul_precision(run), term.context, bars as bar, keeping as keep:
@@ -239,19 +238,6 @@ def _walk(request: LangevinRequest, problem: Problem, plan: StepRule) -> Posteri
         settings={"chains": count_or_list(ids)},
     )
     return dataclasses.replace(problem.posterior(params), members=ids, chains=chains)
-
-
-def _gradient(problem: Problem, data_term: DataTerm) -> Gradient:
-    """With respect to coordinates in which the prior is the same for all parameters."""
-    coordinates = problem.coordinates
-    if coordinates.plain:
-        return Gradient(problem, data_term)
-
-    def of_w(params: Params, rows: Tensor | None, step: int | Tensor) -> Tensor:
-        theta = coordinates.theta(flatten(params))
-        return data_term(unflatten(theta, problem.shapes), rows, step)
-
-    return Gradient(problem, of_w)
 
 
 def _beginning(problem: Problem) -> tuple[State, Tensor]:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from stochens.errors import InputError
 from stochens.kernels.graphs import Replayed
+from stochens.members import Params, flatten
 from stochens.program.data_term import DataTerm, InMemory, Term, Way, data_term, refuse_unfused
 from stochens.randomness.hashed import MOMENTUM, normal
 from stochens.randomness.seeds import SAMPLER, derive, permutations
@@ -274,6 +275,19 @@ class Gradient:
             return self._slope(q, step, rows)
         nll, slope = self._graphs[size](*inputs)
         return nll, slope
+
+
+def gradient_in_w(problem: Problem, data_term: DataTerm) -> Gradient:
+    """With respect to coordinates in which the prior is the same for all parameters."""
+    coordinates = problem.coordinates
+    if coordinates.plain:
+        return Gradient(problem, data_term)
+
+    def of_w(params: Params, rows: Tensor | None, step: int | Tensor) -> Tensor:
+        theta = coordinates.theta(flatten(params))
+        return data_term(unflatten(theta, problem.shapes), rows, step)
+
+    return Gradient(problem, of_w)
 
 
 def batches(problem: Problem, batch_size: int) -> Iterator[Tensor | None]:

@@ -1,4 +1,5 @@
-"""The experiments' commands: toy, digits, active, cifar, transfer, their data, and their pages."""
+"""The experiments' commands: toy, digits, active, cifar, transfer, tabular, their data, and their
+pages."""
 
 import datetime
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from stochens_lab.experiments import (
     cifar_config,
     data_folder,
     digits,
+    tabular,
     toy,
     toy_config,
     transfer,
@@ -89,6 +91,17 @@ def run_transfer(*, resume: Resume = None, **given: Any) -> None:
     are chosen on images of the training set that are held out. Needs torchvision.
     """
     _run("transfer", transfer_config, transfer.run, resume=resume, **given)
+
+
+@app.command("tabular")
+@take_options(tabular.TabularConfig)
+def run_tabular(*, resume: Resume = None, **given: Any) -> None:
+    """Regression on tables: regular, natural, langevin and mclmc, beside bde where it is installed.
+
+    One configuration for all sets. RMSE and NLL on test rows, in standard deviations of the target,
+    and seconds, with intervals over seeds.
+    """
+    _run("tabular", tabular, tabular.run, resume=resume, **given)
 
 
 @app.command("data")
