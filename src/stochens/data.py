@@ -437,6 +437,11 @@ def _part(value: Any, name: str) -> Tensor:
     return _tensor(value, name)
 
 
+def read_target(value: Any) -> Tensor:
+    """y as a tensor, or an InputError that says why it is none."""
+    return _tensor(value, "y")
+
+
 def _tensor(value: Any, name: str) -> Tensor:
     if isinstance(value, Tensor):
         if value.layout != torch.strided:

@@ -16,6 +16,7 @@ from stochens.data import (
     finite,
     in_order,
     read_input,
+    read_target,
     refuse_empty,
     shapes_of,
     source,
@@ -195,7 +196,7 @@ def targets(given: Any, like: Input | None = None, *, target: str | None = None)
     batches: Iterable[Any] = [columns_of(given)]
     if isinstance(given, (Dataset, DataLoader)):
         batches = given if isinstance(given, DataLoader) else in_order(given)
-    found = [torch.as_tensor(_target(batch, like, target)) for batch in batches]
+    found = [read_target(_target(batch, like, target)) for batch in batches]
     if not found:
         raise InputError("the data set is empty")
     return torch.cat(found)

@@ -9,6 +9,7 @@ import torch
 from matplotlib.figure import Figure
 from tests.figures.samples import flat, predicted, truth
 from tests.likelihoods.table import ROWS
+from tests.long import long_but
 
 from stochens import GaussianPredictive, InputError, metrics
 
@@ -70,7 +71,10 @@ def test_equal_uncertainties_have_a_histogram(ax):
     assert ax.patches[0].get_data()[0].sum() == 1
 
 
-@pytest.mark.parametrize("name", ROWS)
+KINDS = ("categorical, images", "multilabel", "gaussian", "poisson")
+
+
+@pytest.mark.parametrize("name", long_but(KINDS, ROWS))
 def test_every_likelihood_has_the_three(name, ax):
     p, y = predicted(ROWS[name]), truth(ROWS[name])
     for draw in (p.plot.reliability, p.plot.risk_coverage):

@@ -136,6 +136,7 @@ def test_chains_stand_in_the_place_of_members(posterior, out):
     second = four.chain(1).predict(X)
     assert any(v == pytest.approx(stochens.metrics.nll(second.mean, Y)) for v in page.numbers)
     assert "chain 1" in page.text
+    assert "Chains" in page.text
     assert "member 0" not in page.text
     assert "NLL of a data point" in page.text
 
@@ -162,6 +163,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(posterior, out):
         ({"x": X}, "y is not given, and x, a Tensor, does not hold it; give y"),
         ({"x": X, "y": Y[:-1]}, "x has 30 rows, and y 29; they must be the same"),
         ({"x": X, "y": Y + 5}, "labels must"),
+        ({"x": X, "y": ["a"] * 30}, "y holds no numbers"),
         ({"x": X[:, :1], "y": Y}, "the network fails on x"),
         ({"x": X, "y": Y, "names": ["a"]}, "names must be 2, one for each class, .* got 1"),
         ({"x": X, "y": Y, "draws": 0}, "draws"),

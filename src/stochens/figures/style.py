@@ -39,8 +39,10 @@ FEW_LABELS = 3  # that any axis has room for beside its first
 SALT = "stochens"
 # matplotlib's own settings, so that a figure does not depend on what its user has set; not those of
 # the program that shows figures
-THEIRS = ("animation", "backend", "date", "docstring", "figure.hooks", "interactive", "savefig.dir")
-THEIRS += ("timezone", "tk.", "toolbar", "webagg")
+THEIRS = (
+    *("animation", "backend", "date", "docstring", "figure.hooks", "interactive"),
+    *("savefig.dir", "timezone", "tk.", "toolbar", "webagg"),
+)
 STYLE: dict[Any, Any] = {
     name: value for name, value in matplotlib.rcParamsDefault.items() if not name.startswith(THEIRS)
 } | {

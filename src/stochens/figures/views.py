@@ -141,7 +141,7 @@ def to_spread(value: Any, std: Any) -> str:
     if not (0 < std < math.inf and abs(value) < 1e12):
         return f"{value:.4g}"
     places = 1 - math.floor(math.log10(std))
-    return f"{value:.4g}" if places > 6 else f"{value:,.{max(0, places)}f}"
+    return f"{value:.4g}" if places > 6 else f"{value:z,.{max(0, places)}f}"
 
 
 def wilson(share: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:

@@ -59,6 +59,11 @@ class NumberViews(Views):
     def width(self) -> int:
         return self.p.mean[0].numel()
 
+    def _name(self, k: int, names: Sequence[str]) -> str:
+        if names:
+            return name_of(k, names)
+        return "y" if self.width() == 1 else f"target {k}"
+
     def _columns(self, t: Tensor) -> Tensor:
         """[B, D] in float64."""
         return t.double().cpu().reshape(len(t), -1)
@@ -128,7 +133,7 @@ class NumberViews(Views):
             ),
         )
         for k in range(min(self.width(), MOST_TARGETS)):
-            of = "" if self.width() == 1 else f" of {name_of(k, names)}"
+            of = "" if self.width() == 1 else f" of {self._name(k, names)}"
             for what, values, reading in kinds:
                 label = what.replace("std", "standard deviation") + of
                 found[what + of] = Amount(self._columns(values)[:, k], label, reading)
@@ -141,8 +146,7 @@ class NumberViews(Views):
         for k in range(min(self.width(), MOST_TARGETS)):
             known = (~own[:, k].isnan()).nonzero().squeeze(1)
             some = known[few(len(known), MOST_POINTS)]
-            name = name_of(k, names) if self.width() > 1 or names else "y"
-            found.append(Scatter(own[some, k], mean[some, k], std[some, k], name))
+            found.append(Scatter(own[some, k], mean[some, k], std[some, k], self._name(k, names)))
         return found
 
     def parts(self, y: Tensor, names: Sequence[str] = ()) -> PartTable | None:
@@ -191,7 +195,7 @@ class NumberViews(Views):
         mean, std = (self._columns(t[row : row + 1])[0] for t in (self.p.mean, self.p.std))
         said = []
         for k in range(min(self.width(), MOST_TARGETS)):
-            of = "" if self.width() == 1 else f"{name_of(k, names)}: "
+            of = "" if self.width() == 1 else f"{self._name(k, names)}: "
             numbers = [to_spread(t[k], std[k]) for t in (mean, std, own)]
             truth = "unknown" if own[k].isnan() else numbers[2]
             said.append(f"{of}{numbers[0]} ± {numbers[1]}, true {truth}")

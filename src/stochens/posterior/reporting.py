@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stochens.checks import whole, whole_seed
+from stochens.data import read_target
 from stochens.errors import InputError
 from stochens.figures.axes import missing
 from stochens.figures.views import few
@@ -74,8 +75,8 @@ def write_report(
     pair = isinstance(x, (tuple, list)) and len(x) == 2 and not isinstance(like, InputTree)
     if y is None and pair:
         x, y = x
-    known = targets(x, like, target=target) if y is None else torch.as_tensor(y)
-    known = posterior.likelihood.check_targets(known.detach().cpu())
+    known = targets(x, like, target=target) if y is None else read_target(y)
+    known = posterior.likelihood.check_targets(known.cpu())
 
     def predict(given: Any, keep: bool | None) -> Predicted:
         found = posterior.predict(given, draws=wishes.draws, seed=wishes.seed, keep_draws=keep)

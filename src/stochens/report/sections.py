@@ -48,7 +48,9 @@ def list_sections(content: Content, rows: dict[str, Interval]) -> list[Section]:
         ("Members", show_members(content, rows)),
         ("Training", show_training(content)),
     ]
-    titles = {"Parts": "By class" if table is None else f"By {table.kind}"}
+    titles = {"Parts": "" if table is None else f"By {table.kind}"}
+    if any(name.startswith("chain") for name in content.alone):
+        titles["Members"] = "Chains"
     return [Section(titles.get(name, name), parts, name.lower()) for name, parts in made if parts]
 
 
