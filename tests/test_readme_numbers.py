@@ -165,6 +165,14 @@ def test_speeds_on_a_cpu():
         assert plain(ratio) == f"{case['ratio']:.0f}x ({low:.0f} to {high:.0f})"
 
 
+def test_memory_of_streamed_predictions():
+    cases = read(ROOT / "benchmarks" / "results" / "streaming.json")["cases"]
+    for (_, memory, seconds), case in zip(table("10 GB by", BENCHMARKS), cases, strict=True):
+        assert (memory, seconds) == (f"{case['above_mb']:.0f} MB", f"{case['seconds']:.0f} s")
+        assert case["gb"] == pytest.approx(10)
+        assert case["above_mb"] < 1000  # what is promised
+
+
 def test_speeds_of_nuts():
     files = [ROOT / "benchmarks" / "results" / f"nuts-{where}.json" for where in ("cpu", "h200")]
     cases = [case for file in files for case in read(file)["against numpyro"]]

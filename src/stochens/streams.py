@@ -24,8 +24,8 @@ def is_stream(data: Any) -> bool:
     """Whether its rows come in their own order and no other. Hugging Face's are known by what they
     can do, so that nothing is imported.
 
-    >>> is_stream(IterableDataset()), is_stream([1, 2])
-    (True, False)
+    >>> is_stream([1, 2]), is_stream(DataLoader([1, 2]))
+    (False, False)
     """
     theirs = hasattr(data, "with_format") and hasattr(data, "column_names")
     in_order = not hasattr(data, "__len__") and not hasattr(data, "__getitem__")

@@ -223,9 +223,14 @@ class NumberPredictive(Moments):
 
     def some(self, rows: slice) -> "NumberPredictive":
         """The same at some of the inputs."""
-        parts = (t[rows] for t in (self.mean, self.aleatoric, self.epistemic))
         draws = self.draws and self.draws.at(tuple(p[:, rows] for p in self.draws.parameters))
-        return NumberPredictive(*parts, draws, self.missing, self.more)
+        return dataclasses.replace(
+            self,
+            mean=self.mean[rows],
+            aleatoric=self.aleatoric[rows],
+            epistemic=self.epistemic[rows],
+            draws=draws,
+        )
 
     def by_draw(self) -> dict[str, Tensor]:
         """The parameters of every draw's distribution, each [B, S, ...]."""
