@@ -69,7 +69,7 @@ def test_data_in_an_object_are_those_data(name: str) -> None:
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_sampler_ignores_no_weights(name: str) -> None:
     for weights in (torch.ones(40), torch.full((40,), 2.0)):
-        with pytest.raises(InputError, match="samplers count every row once, and the data have w"):
+        with pytest.raises(InputError, match="samplers count every row once, and weigh none"):
             made(name, Data((X, Y), weights=weights))
 
 
