@@ -18,7 +18,7 @@ from torch import Tensor
 
 from stochens.kernels import mclmc
 from stochens.program.graph import graph_of
-from stochens.program.mlp_fusion import flat_layers, likelihood_for
+from stochens.program.mlp_fusion import flat_layers
 from stochens.randomness.hashed import MOMENTUM, normal
 from stochens.randomness.seeds import SAMPLER, derive
 from stochens.run.checkpoints import Keeper
@@ -176,7 +176,7 @@ def _compiled(problem: Problem, key: Tensor) -> Mover | None:
     if not problem.coordinates.plain:  # the kernel knows one precision, and no mean
         return None
     layers = flat_layers(graph_of(net), x, problem.shapes)
-    code = likelihood_for(problem.likelihood)
+    code = problem.likelihood.kernel()
     if layers is None or code is None or not mclmc.available(x):
         return None
     walk = mclmc.Walk(

@@ -26,7 +26,7 @@ from stochens_lab.experiments import configs
 from stochens_lab.experiments.active import over_seeds
 from stochens_lab.experiments.runs import choose_device, finish_run, is_whole, open_run
 from stochens_lab.report.run_folder import METRICS
-from stochens_lab.report.run_folder import Run as Finished
+from stochens_lab.report.run_folder import SavedRun
 
 EPOCHS, RATE, BATCH = 1000, 0.01, 128  # of what is trained
 PRIOR_PRECISION = 1.0  # of all, as bde has it
@@ -200,7 +200,7 @@ def run(
         return config.out
     rows = _chosen(config)
     device = str(choose_device(config.device))
-    done = Finished(config.out).about.get("found", {}) if resume else {}
+    done = SavedRun(config.out).about.get("found", {}) if resume else {}
     with open_run(
         config.out, "tabular", configs.config_to_json(config), device, resume=resume
     ) as folder:
