@@ -80,7 +80,8 @@ def initial(q: Tensor, n: Tensor, sigma: float, slope: Slope) -> State:
 
 def unit(v: Tensor) -> Tensor:
     """Each row [M, D] at length 1."""
-    return v / torch.linalg.vector_norm(v, dim=1, keepdim=True)
+    length: Tensor = torch.linalg.vector_norm(v, dim=1, keepdim=True)
+    return v / length
 
 
 # One step -----------------------------------------------------------------------------------------
