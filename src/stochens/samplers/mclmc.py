@@ -168,7 +168,7 @@ def mclmc(
 
 def _check_training(training: Any) -> None:
     """Unlike other numbers of steps it may be 0."""
-    if training is not None and not (isinstance(training, Integral) and training >= 0):
+    if training is not None and (not isinstance(training, Integral) or int(training) < 0):
         raise InputError(f"training must be a whole number, at least 0, got {training!r}")
 
 
