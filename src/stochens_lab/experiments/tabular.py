@@ -25,8 +25,7 @@ from stochens_lab.data.tabular import SETS, Table, load_table
 from stochens_lab.experiments import configs
 from stochens_lab.experiments.active import over_seeds
 from stochens_lab.experiments.runs import choose_device, finish_run, is_whole, open_run
-from stochens_lab.report.run_folder import METRICS
-from stochens_lab.report.run_folder import SavedRun
+from stochens_lab.report.run_folder import METRICS, SavedRun
 
 EPOCHS, RATE, BATCH = 1000, 0.01, 128  # of what is trained
 PRIOR_PRECISION = 1.0  # of all, as bde has it
