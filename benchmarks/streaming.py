@@ -12,7 +12,6 @@ import datetime
 import json
 import os
 import platform
-import resource
 import shlex
 import subprocess
 import sys
@@ -54,7 +53,9 @@ def resident() -> int:
 
 def peak() -> int:
     """Bytes at most so far."""
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # not ru_maxrss, which begins at that of the process that started this one
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
 def use(posterior: stochens.Posterior, way: str, x: Any, folder: Path) -> int:

@@ -57,7 +57,7 @@ def test_a_member_draws_the_same_in_whatever_company(
     made, x = posterior(method)
     whole = made.predict(x, draws=2, batch_size=4, seed=7)
     monkeypatch.setattr(streaming, "plan", lambda *_, **__: (4, 2))
-    monkeypatch.setattr("stochens.posterior.posterior.plan", lambda *_, **__: (4, 2))
+    monkeypatch.setattr("stochens.posterior.pieces.plan", lambda *_, **__: (4, 2))
     blocks = made.predict(x, draws=2, batch_size=4, seed=7)
     torch.testing.assert_close(
         blocks.probs, whole.probs, **close(torch.float64, terms=20, depth=10)

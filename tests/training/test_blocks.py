@@ -69,7 +69,7 @@ def test_members_that_are_coupled_cannot_be_parted(data, monkeypatch):
         stochens.fit(MLP(2, 4, 2), data, **gather(repulsion=0.1, **OPTIONS))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the unit of ru_maxrss is another")
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_memory_is_the_result_and_what_one_block_needs():
     """In units of one member's parameters. A block needs its parameters, their gradients, Adam's
     two moments, the prior's weight of each, three such arrays inside a step, the network that a
@@ -84,7 +84,7 @@ def test_memory_is_the_result_and_what_one_block_needs():
     )
     assert done.returncode == 0, done.stderr
     one, eight = (float(line) for line in done.stdout.split())
-    assert one < 10.5
+    assert 4 < one < 10.5  # Adam's two moments, gradients and parameters at least
     assert eight - one < 7.5
 
 

@@ -11,7 +11,7 @@ from stochens import InputError
 from stochens_lab.data.tabular import load_table
 from stochens_lab.experiments import tabular
 from stochens_lab.report.finish import finish_run
-from stochens_lab.report.run_folder import Run
+from stochens_lab.report.run_folder import SavedRun
 
 SMALL = {"members": 2, "draws": 4, "warmup": 4, "epochs": 2, "hidden": (3,), "seeds": 2}
 
@@ -66,14 +66,14 @@ def test_what_is_not_there_is_named(folder):
 def test_every_row_has_its_measures_and_a_run_goes_on(folder, tmp_path):
     out = tmp_path / "run"
     config = tabular.configure(folder, out=out, rows=("regular", "mclmc"), **SMALL)
-    run = Run(tabular.run(config))
+    run = SavedRun(tabular.run(config))
     assert run.about["complete"]
     found = run.metrics["airfoil"]
     assert set(found) == {"regular", "mclmc"}
     assert set(found["mclmc"]["test"]) == {"RMSE", "NLL", "seconds"}
     before = json.dumps(run.about["found"]["airfoil"]["mclmc"])
     again = tabular.reconfigure(out, rows=("natural",))
-    run = Run(tabular.run(again, resume=True))
+    run = SavedRun(tabular.run(again, resume=True))
     assert set(run.metrics["airfoil"]) == {"regular", "mclmc", "natural"}
     assert json.dumps(run.about["found"]["airfoil"]["mclmc"]) == before
     console = Console(record=True, width=100)
