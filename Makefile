@@ -35,7 +35,7 @@ pretrained: $(READY)
 # What compares numbers, once more: CAPABILITY is of torch's own loops (default, avx2 or avx512), and
 # MKL and oneDNN are held to their oldest code, so that another CPU's rounding is seen on this one.
 CAPABILITY := default
-NUMERICAL := tests/kernels tests/methods tests/metrics tests/posterior tests/program tests/randomness tests/run \
+NUMERICAL := tests/kernels tests/likelihoods tests/methods tests/metrics tests/posterior tests/program tests/randomness tests/run \
 	tests/samplers tests/training $(addprefix tests/test_,$(addsuffix .py,casts conversions \
 	likelihoods members networks objective swag tolerance))
 portable: $(READY)
