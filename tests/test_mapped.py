@@ -119,6 +119,7 @@ def test_predictions_are_those_of_data_in_memory(stored, monkeypatch):
         posterior.predict(stored(X.numpy()[:0]))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere memory has no such limit")
 def test_none_of_them_is_ever_whole_in_memory(tmp_path):
     """A process that may take 72 MB more uses 96 MB of float32 and 96 MB of float64."""

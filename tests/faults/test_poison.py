@@ -94,7 +94,7 @@ healthy = functools.cache(trained)
 @pytest.mark.parametrize(
     ("lost", "engine"), crossed(["retry", "drop", "keep"], ["vmap", "fused"], each=1)
 )
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     member=st.integers(0, MEMBERS - 1),
     step=st.integers(1, STEPS - 1),

@@ -59,6 +59,7 @@ def test_lengths_stay_free(method, tmp_path):
         torch.testing.assert_close(module(x, noise)[0], wanted, **CLOSE)
 
 
+@pytest.mark.long
 @needs_scan
 def test_lengths_stay_free_in_onnx_with_their_noise(tmp_path):
     pytest.importorskip("onnxscript", reason="ONNX needs stochens[onnx]")

@@ -366,6 +366,7 @@ class WithConvolution(nn.Module):
         return self.head(self.conv(x).tanh().flatten(1))
 
 
+@pytest.mark.long  # peft takes seconds to import
 @pytest.mark.parametrize("kind", ["linear", "conv1d", "attention", "convolution"])
 @pytest.mark.parametrize("names", ["saved", "in memory"])
 def test_adapters_of_peft(peft: Any, kind: str, names: str) -> None:
@@ -406,6 +407,7 @@ def test_adapters_of_peft(peft: Any, kind: str, names: str) -> None:
     torch.testing.assert_close(posterior.predict(x).probs, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_defaults_are_those_of_peft(peft: Any) -> None:
     config, ours = peft.LoraConfig(target_modules=["0"]), LoRA()
     assert (ours.rank, ours.alpha, ours.dropout) == (
@@ -456,7 +458,7 @@ FOLLOWS: Any = [
 ]
 
 
-@pytest.mark.parametrize("method", long_but([FOLLOWS[4], FOLLOWS[5]], FOLLOWS), ids=str)
+@pytest.mark.parametrize("method", long_but([FOLLOWS[5]], FOLLOWS), ids=str)
 def test_save_load_join_take_export(method: Any, tmp_path: Path) -> None:
     net, (x, _) = mlp(), data()
     posterior = fit(net, method, members=4)

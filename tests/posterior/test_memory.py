@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 MB = 1e6
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_half_a_gigabyte_is_predicted_within_a_tenth_of_it():
     """10 GB within 1 GB at a scale of 1/20: 50 MB, and what does not shrink with the data. That is

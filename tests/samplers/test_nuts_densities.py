@@ -19,6 +19,7 @@ from torch.nn import functional as F
 ALARM = 1e-4  # the chance that a right sampler fails one of these, on another machine
 
 
+@pytest.mark.long
 def test_gaussian_in_100_dimensions_with_scales_from_a_hundredth_to_ten():
     """C_ij = s_i s_j / 2^|i - j|. The warm-up begins with variances wrong by up to a factor of 3
     and chains at their target, which they must not leave."""
