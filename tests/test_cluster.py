@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from tests.long import long_but
 from tests.running import fit_watched, gather
 from torch import nn
 from torch.utils.data import DataLoader
@@ -298,7 +299,7 @@ def test_a_log_file_gets_the_count_of_blocks(monkeypatch, capsys):
 # On a cluster -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["dropout", "dropconnect", "np-dropout"])
+@pytest.mark.parametrize("method", long_but({"dropout"}, ["dropout", "dropconnect", "np-dropout"]))
 def test_members_are_the_same_in_1_2_and_4_blocks(cluster, method):
     net = nn.Sequential(nn.Linear(2, 6), nn.GELU(), nn.Linear(6, 2))  # no kernel: torch's noise
     alone = stochens.fit(net, DATA, method=method, **gather(**SMALL))

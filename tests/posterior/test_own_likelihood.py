@@ -190,7 +190,7 @@ def test_saved_joined_and_measured(data, like, tmp_path):
 @needs_scan
 @pytest.mark.parametrize(
     ("like", "suffix"),
-    [pytest.param(Bernoulli(), ".pt2", marks=pytest.mark.long), (Poisson(), ".onnx")],
+    [(Bernoulli(), ".pt2"), pytest.param(Poisson(), ".onnx", marks=pytest.mark.long)],
 )
 def test_exported(data, like, suffix, tmp_path):
     x, y = data[like.name]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.long import long_but
 from tests.running import gather
 from tests.samplers import density
 from tests.samplers.going_on import quiet, same
@@ -15,7 +16,7 @@ from stochens.samplers.engines import PlainRunner
 
 
 @quiet
-@pytest.mark.parametrize("engine", ["auto", "vmap"])
+@pytest.mark.parametrize("engine", long_but({"auto"}, ["auto", "vmap"]))
 def test_going_on_is_one_long_run(engine):
     """Half of the draws and then the rest, in memory: the bits of an uninterrupted run; and what
     was gone on with is as it was."""
