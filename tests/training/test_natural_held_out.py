@@ -3,8 +3,9 @@ mean-field Gaussian of a logistic and of a Poisson regression is known, since E_
 integral in one dimension. `distance_left` was reworked on these cases, so they do not judge it.
 
 What a member's training has left is a gap in nats. `fit` names members from one sigma on, which is
-half a nat a parameter; what it measures is a lower bound less its noise. Asked from one sigma on, two
-of the eight cases failed (one member 0.9 nats off); the tests ask from two on, none below half."""
+half a nat a parameter; what it measures is a lower bound less its noise. Asked from one sigma on,
+two of the eight cases failed (one member 0.9 nats off); the tests ask from two on, and for none
+below half a sigma."""
 
 import math
 import warnings
