@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.inputs.networks import FORMS, parts
+from tests.long import long_but
 from tests.program.test_program import IDS, NOISE, SEED, assert_same, results
 from tests.tolerance import trained
 from torch import Tensor, nn
@@ -124,7 +125,7 @@ def test_the_rows_of_all_inputs_are_free() -> None:
     assert traced.most > 10**6
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", long_but([*FORMS][::2], FORMS))
 def test_trees_of_every_form(form: str, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     """`fit` takes the program, and trains and predicts what vmap does."""
     a, b, y = (t.double() if t.is_floating_point() else t for t in parts())
