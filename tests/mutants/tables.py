@@ -17,7 +17,11 @@ SEED, COUNT = 0, 300
 # module's own examples are always among them.
 BESIDE: dict[str, tuple[str, ...]] = {
     "members": ("tests/test_members.py",),
-    "likelihoods/*": ("tests/test_likelihoods.py", "tests/posterior/test_*.py"),
+    "likelihoods/*_views": ("tests/figures/test_*.py", "tests/report/test_*.py"),
+    "likelihoods/*": (
+        *("tests/test_likelihoods.py", "tests/likelihoods/test_*.py"),
+        "tests/posterior/test_*.py",
+    ),
     "objective": ("tests/test_objective.py",),
     "metrics/*": ("tests/metrics/test_*.py",),
     "methods/*": ("tests/methods/test_*.py", "tests/test_objective.py"),
@@ -25,24 +29,30 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "training/*": ("tests/training/test_*.py",),
     "samplers/swag": ("tests/test_swag.py",),
     "samplers/*": ("tests/samplers/test_*.py",),
+    "posterior/reporting": ("tests/report/test_*.py",),
     "posterior/export": ("tests/posterior/test_export.py",),
     "posterior/*": ("tests/posterior/test_*.py",),
 }
 # Further tests, for what is left then.
 BROADER = (
-    *("tests/posterior/test_*.py", "tests/randomness/test_*.py", "tests/test_checks.py"),
-    *("tests/test_conversions.py", "tests/test_networks.py", "tests/run/test_memory.py"),
-    *("tests/run/test_progress.py", "tests/test_threads.py", "tests/faults/test_checkpoints.py"),
+    *("tests/posterior/test_*.py", "tests/randomness/test_*.py", "tests/run/test_*.py"),
+    *("tests/inputs/test_*.py", "tests/description/test_*.py", "tests/program/test_prefix.py"),
     *(
+        "tests/test_[cdmnprt]*.py",
+        "tests/faults/test_checkpoints.py",
         "tests/faults/test_poison.py",
-        "tests/faults/test_loaders.py",
-        "tests/lab/workflow/test_kinds.py",
     ),
+    *("tests/faults/test_loaders.py", "tests/lab/workflow/test_kinds.py"),
     *("tests/estimators/test_estimators.py", "tests/kernels/test_fused.py"),
 )
 # Another sampler's package, whose threads do not live through a fork; minutes, for others than it.
 LEFT_OUT = ("tests/samplers/test_samplers_numpyro.py",)
-SLOW = ("tests/posterior/test_export.py", "tests/test_cluster.py")
+SLOW = (
+    *("tests/posterior/test_export.py", "tests/inputs/test_export_trees.py"),
+    *("tests/inputs/test_ray_trees.py", "tests/test_cluster.py"),
+    *("tests/test_cuda.py", "tests/test_packaging.py"),
+    *("tests/test_readme.py", "tests/test_readme_numbers.py", "tests/test_private_names.py"),
+)
 
 
 class Known(NamedTuple):
