@@ -37,6 +37,45 @@ def test_a_network_without_a_program_is_said_in_one_line(caplog: pytest.LogCaptu
     assert line.startswith("members run by vmap: the network cannot be traced (")
 
 
+class Unseen(nn.Module):
+    """vmap runs it, and torch.export cannot: what it makes of x depends on how it is looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_exporting():
+            raise RuntimeError("not to be seen")
+        return self.layer(x).sigmoid()  # which no kernel has
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # the loop is said in a warning too
+@pytest.mark.parametrize(("network", "engine"), [(Unseen, "vmap"), (Branching, "loop")])
+def test_fit_says_it_once_and_serves_the_network_all_the_same(
+    network: Any, engine: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In blocks of one member too; the same parameters as by the engine itself."""
+    caplog.set_level(logging.INFO, "stochens")
+    x = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)).double()
+    data = (x, (x[:, 0] > 0).long())
+
+    def fit(**options: Any) -> stochens.Posterior:
+        run = stochens.Run(chunk=1, **options)
+        return stochens.fit(
+            lambda: network().double(), data, method="regular", members=3, epochs=2, batch_size=5,
+            lr=0.01, seed=1, run=run,
+        )  # fmt: skip
+
+    expected = fit(engine=engine)
+    assert "cannot be traced" not in caplog.text
+    monkeypatch.setattr("stochens.program.choice.ON_CPU_FROM", 0.0)
+    ours = fit()
+    assert caplog.text.count(f"members run by {engine}: the network cannot be traced (") == 1
+    for name, p in expected.params.items():
+        assert torch.equal(ours.params[name], p)
+
+
 def test_a_program_that_is_wrong_is_not_taken(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 import stochens
 from stochens import DropConnect, Dropout, Gaussian, NPDropout
 from stochens.posterior import streaming
-from stochens.program import choice
+from stochens.program import choice, outputs
 
 METHODS = ["regular", Dropout(0.3), DropConnect(0.3), NPDropout(), [Dropout(0.2), Gaussian(0.2)]]
 
@@ -38,7 +38,7 @@ def test_a_program_draws_what_vmap_draws(
     caplog.set_level(logging.INFO, "stochens")
     plain = made.predict(x, draws=3, batch_size=4, seed=7)
     assert "one program" not in caplog.text  # too little work for one
-    for module in (choice, streaming):
+    for module in (choice, outputs):
         monkeypatch.setattr(module, "ON_CPU_FROM", 0.0)
     ours = made.predict(x, draws=3, batch_size=4, seed=7)
     assert "members run by one program" in caplog.text

@@ -8,6 +8,7 @@ the program where it is not.
 import importlib.util
 import logging
 import math
+import weakref
 from typing import NamedTuple
 
 import torch
@@ -132,13 +133,13 @@ def program_for(net: nn.Module, few: Input, task: Workload) -> Program | None:
             off = distance_to_members(program, net, few, task)
         wrong = _wrong_gradient(program, net, few, task)
     except Untraceable as error:
-        log.info("members run by %s: the network cannot be traced (%s)", task.engine, error)
+        _say(net, f"members run by {task.engine}: the network cannot be traced ({error})")
         return None
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
-        log.info("members run by %s: their program does not run (%s)", task.engine, reason)
+        _say(net, f"members run by {task.engine}: their program does not run ({reason})")
         return None
     allowed = WITHIN.get(task.dtype or next(iter(trainable(net).values())).dtype, 0.2)
     said = "" if off <= allowed else f"is off by {off:.1e}, and {allowed:.1e} is allowed"
@@ -149,6 +150,16 @@ def program_for(net: nn.Module, few: Input, task: Workload) -> Program | None:
         )
         return None
     return program
+
+
+_said: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
+
+
+def _say(net: nn.Module, text: str) -> None:
+    """Once for a network, whatever number of blocks its members come in."""
+    if text not in _said.setdefault(net, set()):
+        _said[net].add(text)
+        log.info(text)
 
 
 def distance_to_members(program: Program, net: nn.Module, few: Input, task: Workload) -> float:
