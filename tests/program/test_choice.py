@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 import stochens
 from stochens.program import rules
-from stochens.program.choice import Workload, choose, flops, gradient_distance
+from stochens.program.choice import (
+    GROUPED,
+    TURNS_FROM,
+    Workload,
+    choose,
+    flops,
+    gradient_distance,
+    members_apart,
+)
 from stochens.program.program import build
 from stochens.training.engines import COMPILES_SINCE
 
@@ -183,6 +191,19 @@ def test_work_is_counted() -> None:
     program = build(image, torch.randn(4, 3, 6, 6))
     assert program.mean_convolution == 2 * 8 * 36 * 27
     assert build(net(), x).mean_convolution == 0
+
+
+def test_members_take_turns_on_a_cpu_where_convolutions_are_large_or_have_groups() -> None:
+    def program(groups: int) -> Any:
+        layer = nn.Conv2d(4, 4, 3, groups=groups)
+        return build(nn.Sequential(layer, nn.Flatten(), nn.Linear(64, 2)), torch.randn(4, 4, 6, 6))
+
+    for groups, least in [(1, TURNS_FROM), (4, GROUPED * TURNS_FROM)]:
+        made = program(groups)
+        few = int(least / made.mean_convolution)
+        assert made.grouped == (groups > 1)
+        assert not members_apart(made, few, on_gpu=False)
+        assert members_apart(made, few + 1, on_gpu=False)
 
 
 class Expands(nn.Module):

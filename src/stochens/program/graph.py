@@ -149,9 +149,9 @@ class _Whole(nn.Module):
         known = LAYERS.get(type(plain))
         if known is None or (noise is not None and not _says_all(noise)):
             refuse()
-        own = dict(plain.named_parameters())
+        own, options = dict(plain.named_parameters()), known.options(plain)
         names = tuple(prefix + part if part in own else None for part in known.parts)
-        about = {"names": names, "options": known.options(plain), "prefix": prefix}
+        about: dict[str, Any] = {"names": names, "options": options, "prefix": prefix}
         return notes.add(known.kind, input, layer=noise, **about)
 
     def __getattr__(self, name: str) -> Any:

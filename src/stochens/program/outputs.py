@@ -7,7 +7,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -91,7 +91,7 @@ def predicted_by(
     what this gives: the program is traced when it is first needed."""
     kernel, program = None, functools.cache(lambda: kept_program(net, x[:TRIED].to(device), load))
     if kernels and load.engine == "vmap" and isinstance(x, (Tensor, OnHost)) and len(x):
-        few = cast(Tensor, x[:TRIED]).to(device)
+        few = x[:TRIED].to(device)
         with alone():
             kernel = fused_outputs(net, params, few, bf16=bf16 is not False)
     if load.engine != "vmap" or bf16:
