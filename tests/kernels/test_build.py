@@ -45,6 +45,19 @@ def test_compiles_and_caches(sources: Path) -> None:
     assert {f: f.stat().st_mtime_ns for f in (sources / "cache").iterdir()} == made
 
 
+def test_compiling_is_told_once_for_all_runs(
+    sources: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "stochens")
+    for _ in range(2):  # the second finds it in the cache, as another process would
+        assert answer(7) == 7
+        build.load.cache_clear()
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == "compiling the kernel small, which is kept for the next run"
+    assert said[1].startswith("compiled in ")
+    assert len(said) == 2
+
+
 def test_new_source_is_compiled_again(sources: Path) -> None:
     assert answer(1) == 1
     (sources / "small.cpp").write_text(ANSWER.replace("ANSWER;", "-ANSWER;"))

@@ -17,6 +17,7 @@ from stochens import MLP, Dropout, InputError
 from stochens.files import tables
 from stochens.posterior import pieces, predictive, streaming
 from stochens.posterior.reading import join_pieces
+from stochens.program import outputs
 
 X = torch.randn(90, 2, generator=torch.Generator().manual_seed(0))
 
@@ -151,14 +152,14 @@ def test_batches_have_the_size_that_is_asked_for(posterior):
 def test_a_program_that_pays_for_all_rows_runs_the_first_batch_too(small, posterior, monkeypatch):
     """Which of the ways runs a network depends on how much there is to do, and rounds."""
     ran = []
-    kept = streaming._program
+    kept = outputs.kept_program
 
     def counted(net, few, task):
         ran.append(task.examples)
         return kept(net, few, task)
 
-    monkeypatch.setattr(streaming, "fused_outputs", lambda *_, **__: None)
-    monkeypatch.setattr(streaming, "_program", counted)
+    monkeypatch.setattr(outputs, "fused_outputs", lambda *_, **__: None)
+    monkeypatch.setattr(outputs, "kept_program", counted)
     whole = posterior.predict(X)
     (examples,) = set(ran)
     ran.clear()

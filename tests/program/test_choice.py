@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 import stochens
 from stochens.program import rules
-from stochens.program.choice import Workload, choose, flops, gradient_distance
+from stochens.program.choice import (
+    GROUPED,
+    TURNS_FROM,
+    Workload,
+    choose,
+    flops,
+    gradient_distance,
+    members_apart,
+)
 from stochens.program.program import build
 from stochens.training.engines import COMPILES_SINCE
 
@@ -35,6 +43,45 @@ def test_a_network_without_a_program_is_said_in_one_line(caplog: pytest.LogCaptu
     assert choose(Branching(), torch.randn(4, 3), TASK) is None
     (line,) = [record.message for record in caplog.records if record.name == "stochens"]
     assert line.startswith("members run by vmap: the network cannot be traced (")
+
+
+class Unseen(nn.Module):
+    """vmap runs it, and torch.export cannot: what it makes of x depends on how it is looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_exporting():
+            raise RuntimeError("not to be seen")
+        return self.layer(x).sigmoid()  # which no kernel has
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # the loop is said in a warning too
+@pytest.mark.parametrize(("network", "engine"), [(Unseen, "vmap"), (Branching, "loop")])
+def test_fit_says_it_once_and_serves_the_network_all_the_same(
+    network: Any, engine: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In blocks of one member too; the same parameters as by the engine itself."""
+    caplog.set_level(logging.INFO, "stochens")
+    x = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)).double()
+    data = (x, (x[:, 0] > 0).long())
+
+    def fit(**options: Any) -> stochens.Posterior:
+        run = stochens.Run(chunk=1, **options)
+        return stochens.fit(
+            lambda: network().double(), data, method="regular", members=3, epochs=2, batch_size=5,
+            lr=0.01, seed=1, run=run,
+        )  # fmt: skip
+
+    expected = fit(engine=engine)
+    assert "cannot be traced" not in caplog.text
+    monkeypatch.setattr("stochens.program.choice.ON_CPU_FROM", 0.0)
+    ours = fit()
+    assert caplog.text.count(f"members run by {engine}: the network cannot be traced (") == 1
+    for name, p in expected.params.items():
+        assert torch.equal(ours.params[name], p)
 
 
 def test_a_program_that_is_wrong_is_not_taken(
@@ -144,6 +191,19 @@ def test_work_is_counted() -> None:
     program = build(image, torch.randn(4, 3, 6, 6))
     assert program.mean_convolution == 2 * 8 * 36 * 27
     assert build(net(), x).mean_convolution == 0
+
+
+def test_members_take_turns_on_a_cpu_where_convolutions_are_large_or_have_groups() -> None:
+    def program(groups: int) -> Any:
+        layer = nn.Conv2d(4, 4, 3, groups=groups)
+        return build(nn.Sequential(layer, nn.Flatten(), nn.Linear(64, 2)), torch.randn(4, 4, 6, 6))
+
+    for groups, least in [(1, TURNS_FROM), (4, GROUPED * TURNS_FROM)]:
+        made = program(groups)
+        few = int(least / made.mean_convolution)
+        assert made.grouped == (groups > 1)
+        assert not members_apart(made, few, on_gpu=False)
+        assert members_apart(made, few + 1, on_gpu=False)
 
 
 class Expands(nn.Module):

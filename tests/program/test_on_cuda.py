@@ -14,7 +14,6 @@ import stochens
 from stochens.kernels.graphs import record_graph
 from stochens.kernels.noise import words
 from stochens.members import Params, forward
-from stochens.posterior import streaming
 from stochens.program import choice
 from stochens.program.apart import Apart
 from stochens.program.program import Noise, build
@@ -81,7 +80,7 @@ def test_predictions_with_noise_are_those_of_vmap(
     caplog.clear()
     ours = posterior.predict(data[0], draws=2, batch_size=3)
     assert "members run by one program" in caplog.text
-    monkeypatch.setattr(streaming, "_program", lambda *_: None)
+    monkeypatch.setattr("stochens.program.outputs.kept_program", lambda *_: None)
     plain = posterior.predict(data[0], draws=2, batch_size=3)
     torch.testing.assert_close(ours.probs, plain.probs, rtol=1e-10, atol=1e-12)  # float64's sums
 

@@ -10,8 +10,10 @@ from torch import nn
 
 import stochens
 from stochens import DropConnect, Dropout, Gaussian, NPDropout
+from stochens.methods import stochastic
 from stochens.posterior import streaming
-from stochens.program import choice
+from stochens.program import choice, drops, outputs
+from stochens.program.program import Noise, build
 
 METHODS = ["regular", Dropout(0.3), DropConnect(0.3), NPDropout(), [Dropout(0.2), Gaussian(0.2)]]
 
@@ -38,7 +40,7 @@ def test_a_program_draws_what_vmap_draws(
     caplog.set_level(logging.INFO, "stochens")
     plain = made.predict(x, draws=3, batch_size=4, seed=7)
     assert "one program" not in caplog.text  # too little work for one
-    for module in (choice, streaming):
+    for module in (choice, outputs):
         monkeypatch.setattr(module, "ON_CPU_FROM", 0.0)
     ours = made.predict(x, draws=3, batch_size=4, seed=7)
     assert "members run by one program" in caplog.text
@@ -47,6 +49,36 @@ def test_a_program_draws_what_vmap_draws(
     caplog.clear()
     made.predict(x, draws=3, batch_size=4, seed=7)
     assert "one program" not in caplog.text  # it is traced once
+
+
+@pytest.mark.parametrize("node", ["position", "channel"])
+def test_dropout_without_gradients_is_one_operation_with_the_same_numbers(
+    node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit, however members lie: side by side as channels, in front, or alone."""
+    layers = [nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5), nn.GELU()]
+    plain = nn.Sequential(*layers, nn.Linear(5, 2))
+    noisy = stochastic(plain, [Dropout(0.3, node=node)]).eval()
+    x = torch.randn(5, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+    program = build(noisy, x)
+    params = {n: torch.stack([p, p + 0.1]).detach() for n, p in noisy.named_parameters()}
+    for p in params.values():
+        p.requires_grad_()
+    noise = Noise(torch.tensor([4, 9]), torch.tensor([3, 5]))
+    one = {n: p[1] for n, p in params.items()}, Noise(noise.members[1], noise.seed)
+
+    def run() -> list[torch.Tensor]:
+        each = program.each(params, torch.stack([x, x]), noise)
+        return [program(params, x, noise), each, program.one(one[0], x, one[1])]
+
+    calls, made = [], drops.divisors
+    monkeypatch.setattr(drops, "divisors", lambda *given: calls.append(given) or made(*given))
+    with torch.no_grad():
+        ours = run()
+    assert len(calls) == 3 * 2  # two layers, three ways
+    for got, want in zip(ours, run(), strict=True):  # with gradients: masks
+        assert torch.equal(got, want)
+    assert len(calls) == 3 * 2
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -142,7 +142,7 @@ def test_trees_of_every_form(form: str, monkeypatch: pytest.MonkeyPatch, caplog:
     plain, expected = fit()
     assert "one program" not in caplog.text
     monkeypatch.setattr(choice, "ON_CPU_FROM", 0.0)
-    monkeypatch.setattr("stochens.posterior.streaming.ON_CPU_FROM", 0.0)
+    monkeypatch.setattr("stochens.program.outputs.ON_CPU_FROM", 0.0)
     ours, probs = fit()
     assert caplog.text.count("members run by one program") == 2  # in training and in prediction
     within = trained(torch.float64, steps=8, rows=8)

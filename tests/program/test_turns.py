@@ -98,6 +98,31 @@ def test_fit_by_turns_is_fit_by_vmap(
         torch.testing.assert_close(ours.params[name], p, **within)
 
 
+@pytest.mark.filterwarnings("ignore")  # so few draws are troubled
+def test_a_sampler_with_much_to_do_takes_turns_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its steps are counted: without them it would be work for vmap."""
+    monkeypatch.setattr(choice, "TURNS_FROM", 0.0)
+    caplog.set_level(logging.INFO, "stochens")
+    x = torch.randn(10, 3, 4, 4, generator=torch.Generator().manual_seed(0)).double()
+    data = (x, (x[:, 0, 0, 0] > 0).long())
+    steps, batch, chains = 6, 4, 2
+    work = choice.BACKWARD * choice.flops(net().double(), x) / len(x) * steps * batch * chains
+
+    def draws(least: float) -> Tensor:
+        monkeypatch.setattr(choice, "ON_CPU_FROM", least)
+        torch.manual_seed(0)
+        options = {"burn_in": 4, "samples": 2, "thin": 1, "chains": chains, "batch_size": batch}
+        return stochens.sgmcmc(net().double(), data, **options).params["0.weight"]
+
+    plain = draws(1.01 * work)
+    assert "one after the other" not in caplog.text
+    ours = draws(work)
+    assert "one after the other" in caplog.text
+    torch.testing.assert_close(ours, plain, **trained(torch.float64, steps=6, rows=10))
+
+
 def test_memory_that_is_freed_inside_is_given_back_after_the_last() -> None:
     with freed_memory_kept(), freed_memory_kept():
         kept = torch.ones(1 << 20)

@@ -49,7 +49,7 @@ def test_the_slope_of_all_data_from_its_batches(batch):
     run = stochens.Run(device="cpu", precision="float64", engine="vmap")
     problem = prepare(SamplerRequest(net=nn.Linear(2, 2), data=(x, y), members=3, run=run))
     at, _ = langevin._beginning(problem)
-    gradient = Gradient(problem, data_term_for(problem, batch).of)
+    gradient = Gradient(problem, data_term_for(problem, batch, 1).of)
     energy, slope = langevin._of_all(gradient, at, batch, 30, 0)
     q = at.q.clone().requires_grad_()
     logits = [x.double() @ row[:4].view(2, 2).T + row[4:] for row in q]  # weight, then bias

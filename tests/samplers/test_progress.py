@@ -1,9 +1,11 @@
 """Progress of work that goes on: what was done before counts, and all of it is the whole."""
 
 import pytest
+import torch
 from torch import nn
 
 import stochens
+from stochens.training.engines import COMPILES_SINCE
 
 
 class Told:
@@ -40,3 +42,26 @@ def test_langevin_tells_how_far_its_members_are(data):
     for steps in (5, None):
         stochens.langevin(nn.Linear(2, 2), data, members=2, steps=steps, progress=told)
         assert told.done[-1] == told.total > 0
+
+
+COMPILED = {
+    "sgmcmc": lambda **o: stochens.sgmcmc(nn.Linear(2, 2), chains=2, burn_in=2, samples=2, **o),
+    "langevin": lambda **o: stochens.langevin(nn.Linear(2, 2), members=2, steps=3, **o),
+    "mclmc": lambda **o: stochens.mclmc(
+        nn.Linear(2, 2), members=2, training=2, warmup=10, draws_per_member=4, **o
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(torch.__version__ < COMPILES_SINCE, reason="engine='compile' is refused")
+@pytest.mark.parametrize("sampler", COMPILED)
+def test_samplers_tell_when_they_compile(data, sampler, monkeypatch, caplog):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    caplog.set_level("INFO", "stochens")
+    notes = []
+    run = stochens.Run(engine="compile", progress=lambda *told: notes.append(told[2]))
+    COMPILED[sampler](data=data, run=run)
+    began = "compiling the program; torch keeps it for the next run"
+    assert notes.count(began) == caplog.text.count(began) == 1
+    assert len([note for note in notes if note and note.startswith("compiled in ")]) == 1

@@ -235,7 +235,7 @@ def test_mini_batches_are_unbiased(batch_size, seed):
     run = stochens.Run(device="cpu", precision="float64")
     problem = prepare(SamplerRequest(net=net, data=data, members=3, seed=seed, run=run))
     q = torch.cat([p.flatten(1) for p in problem.start.values()], 1)
-    gradient = Gradient(problem, data_term_for(problem, batch_size).of)
+    gradient = Gradient(problem, data_term_for(problem, batch_size, 1).of)
     energy, g = gradient(q, None, 0)
     stream = batches(problem, batch_size)
     count = math.lcm(30, batch_size) // batch_size if batch_size < 30 else 1

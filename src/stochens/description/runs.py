@@ -60,7 +60,13 @@ def what_predicts(net: nn.Module, few: Input, engine: Engine) -> str:
         with _silent():
             if program_for(net, few[:TRIED], task) is not None:
                 return "its program"
-    return "vmap" if engine == "vmap" else LOOP
+    if engine != "vmap":
+        return LOOP
+    each = 0.0 if few.is_cuda else flops(net, few) / len(few)
+    if not each:
+        return "vmap"
+    rows = ON_CPU_FROM / each  # whether there is one is found out when it is needed
+    return f"vmap; its program, if it has one, where draws x members x rows are {rows:.1e} or more"
 
 
 def _why_no_vmap(net: nn.Module, few: Input) -> str:

@@ -17,6 +17,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,12 @@ def _library(source: Path, defines: list[str]) -> Path:
         folder = _cache()
         if (folder / file).exists():
             return folder / file
+        log.info("compiling the kernel %s, which is kept for the next run", source.stem)
+        began = time.monotonic()
         try:
-            return _compile([*compiler, *flags], source, folder / file)
+            made = _compile([*compiler, *flags], source, folder / file)
+            log.info("compiled in %.1f s", time.monotonic() - began)
+            return made
         except RuntimeError as error:
             errors.append(str(error))
     raise RuntimeError(errors[-1])

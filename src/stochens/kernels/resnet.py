@@ -5,6 +5,7 @@ bf16 layout and gradients that meet are added inside a kernel.
 """
 
 import functools
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ from stochens.kernels import conv
 from stochens.kernels.conv import Kept, Noise, Norm
 from stochens.kernels.conv_plan import Layer
 from stochens.members import Params, size
+
+log = logging.getLogger("stochens")
 
 
 class ConvNorm(NamedTuple):
@@ -81,6 +84,7 @@ def compile_steps(steps: tuple[ConvNorm, ...], device: torch.device, *, backward
             jobs.append(("conv_weight_gradient", step.layer, 0))
         dx = backward and step.source > 0
         jobs.append(("conv_pack", step.layer, conv.WANTS_DX * dx))
+    log.info("compiling %d convolution kernels, which takes some seconds in each run", len(jobs))
     conv.compile_all(jobs, device)
 
 

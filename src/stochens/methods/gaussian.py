@@ -53,6 +53,7 @@ class GaussianLayer(StochasticLayer):
     """
 
     last: ClassVar[bool] = True
+    fusable: bool = False  # each layer says it for itself
 
     def __init__(self, layer: nn.Module, sigma: float, *, learn: bool) -> None:
         super().__init__(layer)

@@ -1,11 +1,10 @@
 """Prediction in batches: some members and some rows of x at a time, as memory allows."""
 
 import contextlib
-import functools
 import math
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from stochens.checks import dtype_remedy, telling_rows
 from stochens.errors import InputError
 from stochens.kernels.noise import divisors, words
 from stochens.likelihoods import Predicted
-from stochens.members import Engine, Params, device_of, forward, shared_by_all, size, take
+from stochens.members import Engine, Params, device_of, shared_by_all, size, take
 from stochens.methods import stochastic_layers
 from stochens.posterior.fields import PosteriorFields
 from stochens.posterior.low_rank import params_of_draw
@@ -22,11 +21,10 @@ from stochens.posterior.predictive import Sums
 from stochens.posterior.shared_noise import noise_of_draw, noise_requests
 from stochens.posterior.temperature import temperature_of
 from stochens.private_names import changes
-from stochens.program.choice import BACKWARD, ON_CPU_FROM, TRIED, Workload, choose, flops
+from stochens.program.choice import BACKWARD, TRIED, Workload
 from stochens.program.features import OnHost, features_of
-from stochens.program.fusions import Outputs as Fused
-from stochens.program.fusions import fused_outputs
 from stochens.program.known import findings
+from stochens.program.outputs import predicted_by, unchanged
 from stochens.program.prefix import Split, has_frozen, split
 from stochens.program.program import Noise
 from stochens.randomness.noise import member_noise, same_noise
@@ -125,20 +123,13 @@ def predictive(posterior: PosteriorFields, x: Input, ask: Ask, *, first_row: int
     apart = (1,) if shared else ()  # noise on outputs has no numbers of what batches share
     requests = (noise_requests(net, x[:1]) if ask.shared_noise else None) or None
     given: Input | OnHost = x
-    fused = None
-    if isinstance(x, Tensor) and len(x):
-        # one thread at a time: others have members in the network
-        if again > 1:
-            with seeded(seed, device):
-                net, given = _behind_frozen(net, x, rows, device, engine)
-        if engine == "vmap" and requests is None:
-            few = cast(Tensor, given[:TRIED]).to(device)
-            with alone():
-                fused = fused_outputs(net, params, few, bf16=ask.bf16 is not False)
+    if isinstance(x, Tensor) and len(x) and again > 1:
+        with seeded(seed, device):  # one thread at a time: others have members in the network
+            net, given = _behind_frozen(net, x, rows, device, engine)
     examples = draws * members * ask.all_rows / BACKWARD  # which takes no part here
-    task = Workload(rows, examples, False, compile=False, engine=engine, gradients=False)
-    program = functools.cache(lambda: _program(net, given[:TRIED].to(device), task))
-    way = _Way(engine, ask.bf16, program, fused)
+    load = Workload(rows, examples, False, compile=False, engine=engine, gradients=False)
+    fused = requests is None  # kernels draw by themselves
+    run = predicted_by(net, params, given, load, device=device, bf16=ask.bf16, kernels=fused)
     with torch.no_grad():
         for number in range(draws):
             theta = params_of_draw(params, posterior.low_rank, number, seed=seed)
@@ -155,8 +146,10 @@ def predictive(posterior: PosteriorFields, x: Input, ask: Ask, *, first_row: int
                     seeds = [derive(seed, PREDICTION, number, p, 2) for p in (place, -1)]
                     noise = Noise(ids, torch.tensor(seeds, device=device))
                     part = _padded(given[top : top + rows], rows).to(device)
-                    drawn = _Draw(stream, same, noise, mine)
-                    outputs = _forward(net, block, part, drawn, way)
+                    # Members' tensors are in the network meanwhile, which is one object for all
+                    # threads, and `seeded` lets in one at a time.
+                    with seeded(stream, device):
+                        outputs = run(block, part, noise, _source(noise, same), mine)
                     at = slice(top, min(top + rows, len(x)))
                     got = outputs[:, : at.stop - at.start]  # [m, b, C] of [m, rows, C]
                     sums.add(got, rows=at, first_draw=number * members + first)
@@ -195,66 +188,19 @@ def _behind_frozen(
     return (net, x) if cut is None or features is None else (cut.rest, features)
 
 
-Outputs = Callable[[Params, Any, Noise], Tensor]
-
-
-class _Traced(NamedTuple):
-    """A network's program, if it has one, and what of the network it depends on."""
-
-    operations: float  # of one example and member
-    outputs: Outputs | None
-    tried: bool  # whether there is one is known
-    shared: dict[str, Tensor]  # buffers and frozen parameters, which it holds copies of
-    changed: list[Callable[[], bool]]
-
-    def holds(self, net: nn.Module) -> bool:
-        return _unchanged(net, self.shared, self.changed)
-
-
 class _Cuts(NamedTuple):
-    """A network behind its frozen part, by shape and type of an example, and likewise."""
+    """A network behind its frozen part, by shape and type of an example, and what of the network
+    that depends on."""
 
     by_input: dict[tuple[tuple[int, ...], torch.dtype], Split | None]
     shared: dict[str, Tensor]
     changed: list[Callable[[], bool]]
 
     def holds(self, net: nn.Module) -> bool:
-        return _unchanged(net, self.shared, self.changed)
+        return unchanged(net, self.shared, self.changed)
 
 
-def _unchanged(
-    net: nn.Module, shared: dict[str, Tensor], changed: list[Callable[[], bool]]
-) -> bool:
-    now = shared_by_all(net)
-    same = now.keys() == shared.keys() and all(
-        now[name].data_ptr() == t.data_ptr() for name, t in shared.items()
-    )
-    return same and not any(one() for one in changed)
-
-
-_traced: weakref.WeakKeyDictionary[nn.Module, _Traced] = weakref.WeakKeyDictionary()
 _cuts: weakref.WeakKeyDictionary[nn.Module, _Cuts] = weakref.WeakKeyDictionary()
-
-
-def _program(net: nn.Module, few: Input, task: Workload) -> Outputs | None:
-    """The network's program, on a GPU or for long work on a CPU; it is traced once."""
-    held = _traced.get(net)
-    if held is not None and not _pays(held.operations, few, task):
-        return None
-    if held is None or not held.holds(net):
-        shared = shared_by_all(net)
-        changed = [changes(t) for t in shared.values()]
-        held = _Traced(flops(net, few) / len(few), None, False, shared, changed)
-    pays = _pays(held.operations, few, task)
-    if pays and not held.tried:
-        chosen = choose(net, few, task)
-        held = held._replace(outputs=None if chosen is None else chosen.outputs, tried=True)
-    _traced[net] = held
-    return held.outputs if pays else None
-
-
-def _pays(operations: float, few: Input, task: Workload) -> bool:
-    return few.is_cuda or operations * BACKWARD * task.examples >= ON_CPU_FROM
 
 
 def _padded(x: Input, rows: int) -> Input:
@@ -266,40 +212,10 @@ def _padded(x: Input, rows: int) -> Input:
     return padded
 
 
-class _Way(NamedTuple):
-    """How members are run."""
-
-    engine: Engine
-    bf16: bool | None
-    program: Callable[[], Outputs | None]
-    fused: Fused | None  # by a kernel
-
-
-class _Draw(NamedTuple):
-    """Where the noise of a batch comes from."""
-
-    stream: int  # of torch's generator, and of kernels
-    same: int | None  # the stream of what all batches share
-    noise: Noise  # of each member's own streams, where the device has them
-    given: list[Tensor] | None  # in place of all that
-
-    def source(self) -> contextlib.AbstractContextManager[None]:
-        """What layers draw from."""
-        device = self.noise.members.device
-        if device.type in ("cpu", "cuda"):
-            return member_noise(*self.noise, words, divisors)
-        return contextlib.nullcontext() if self.same is None else same_noise(self.same, device)
-
-
-def _forward(net: nn.Module, params: Params, x: Input, drawn: _Draw, way: _Way) -> Tensor:
-    # Members' tensors are in the network meanwhile, which is one object for all threads, and
-    # `seeded` lets in one at a time.
-    with seeded(drawn.stream, x.device):
-        if way.fused is not None and isinstance(x, Tensor):
-            with drawn.source():
-                return way.fused(params, x, drawn.noise)
-        plain = way.engine == "vmap" and drawn.given is None and not way.bf16
-        if plain and (program := way.program()) is not None:
-            return program(params, x, drawn.noise)
-        with drawn.source(), torch.autocast(x.device.type, torch.bfloat16, enabled=bool(way.bf16)):
-            return forward(net, params, x, engine=way.engine, noise=drawn.given)
+def _source(noise: Noise, same: int | None) -> contextlib.AbstractContextManager[None]:
+    """What layers draw from: each member's own streams, where the device has them. same: the stream
+    of what all batches share, if they share any."""
+    device = noise.members.device
+    if device.type in ("cpu", "cuda"):
+        return member_noise(*noise, words, divisors)
+    return contextlib.nullcontext() if same is None else same_noise(same, device)

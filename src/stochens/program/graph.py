@@ -10,7 +10,7 @@ is all that the network does, or there is none. fusions.py has what is made of i
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -18,13 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stochens.methods import StochasticLayer
-from stochens.methods.gaussian import GaussianLayer
 from stochens.networks import FRN
 from stochens.private_names import called_around, parts_of, with_parts
 from stochens.program.nodes import Graph, Node, Unknown, refuse
-
-# Layers that are looked at as a whole: by what they are, exactly, and not by what they do.
-LAYERS: dict[type[nn.Module], str] = {nn.Linear: "linear", nn.Conv2d: "conv", FRN: "frn"}
 
 TRIES = 3  # random numbers that are drawn meanwhile may be another thread's
 
@@ -127,7 +123,8 @@ def _twin(
     time, under the feet of other threads."""
     if module not in twins:
         prefix = f"{path}." if path else ""
-        if isinstance(module, StochasticLayer) or type(module) is FRN:
+        alone = LAYERS.get(type(module))
+        if isinstance(module, StochasticLayer) or (alone is not None and alone.opaque):
             twins[module] = _Whole(module, prefix, notes)
         else:
             parts = {
@@ -149,20 +146,13 @@ class _Whole(nn.Module):
         layer, prefix, notes = self._original
         noise = layer if isinstance(layer, StochasticLayer) else None
         plain = layer if noise is None else noise.plain
-        kind = LAYERS.get(type(plain))
-        if kind is None or (noise is not None and not _says_all(noise)):
+        known = LAYERS.get(type(plain))
+        if known is None or (noise is not None and not _says_all(noise)):
             refuse()
-        options: tuple[Any, ...] = ()
-        if isinstance(plain, nn.Conv2d):
-            if plain.padding_mode != "zeros":
-                refuse()
-            options = _geometry(plain.stride, plain.padding, plain.dilation, plain.groups)
-        if isinstance(plain, FRN):
-            options = (plain.eps,)
-        parts = ("weight", "bias", "tau") if kind == "frn" else ("weight", "bias")
-        own = dict(plain.named_parameters())
-        names = tuple(prefix + part if part in own else None for part in parts)
-        return notes.add(kind, input, names=names, options=options, layer=noise, prefix=prefix)
+        own, options = dict(plain.named_parameters()), known.options(plain)
+        names = tuple(prefix + part if part in own else None for part in known.parts)
+        about: dict[str, Any] = {"names": names, "options": options, "prefix": prefix}
+        return notes.add(known.kind, input, layer=noise, **about)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_original":
@@ -173,8 +163,7 @@ class _Whole(nn.Module):
 def _says_all(layer: StochasticLayer) -> bool:
     """Whether the layer's class itself says that a kernel can apply its noise: what inherits that
     may have noise of its own."""
-    own = "fusable" in vars(type(layer)) or type(layer) is GaussianLayer
-    inner = layer.inner
+    own, inner = "fusable" in vars(type(layer)), layer.inner
     return own and layer.fusable and (not isinstance(inner, StochasticLayer) or _says_all(inner))
 
 
@@ -382,4 +371,29 @@ METHODS: dict[str, Rule] = {
     "reshape": _reshape,
     "mean": _mean,
     "size": _size,
+}
+
+
+# The rule table -----------------------------------------------------------------------------------
+# What is known of a layer by its class, exactly, and not by what it does: where noise is around it,
+# and where it is made of more operations than the kernels see as one. Nobody else asks for a class.
+
+
+class Layer(NamedTuple):
+    kind: str  # of its node
+    parts: tuple[str, ...]  # the names of its parameters
+    options: Callable[[Any], tuple[Any, ...]]  # of the node
+    opaque: bool = False  # whether it is one node without noise around it too
+
+
+def _conv_options(layer: nn.Conv2d) -> tuple[Any, ...]:
+    if layer.padding_mode != "zeros":
+        refuse()
+    return _geometry(layer.stride, layer.padding, layer.dilation, layer.groups)
+
+
+LAYERS: dict[type[nn.Module], Layer] = {
+    nn.Linear: Layer("linear", ("weight", "bias"), lambda _: ()),
+    nn.Conv2d: Layer("conv", ("weight", "bias"), _conv_options),
+    FRN: Layer("frn", ("weight", "bias", "tau"), lambda frn: (frn.eps,), opaque=True),
 }

@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 from stochens.errors import InputError
 from stochens.members import Params, copy_network, size
 from stochens.program import rules
+from stochens.program.drops import fuse_drops
 from stochens.program.stacker import Stacker, Value, arguments_of, item
 from stochens.program.trace import Traced, Untraceable, is_operator, trace
 from stochens.trees import Input, leaves_of, like_leaves, with_dtype
@@ -247,7 +248,7 @@ def stack(traced: Traced, s: Stacker, *, own_rows: bool) -> fx.GraphModule:
         elif node.op == "output":
             outputs = found[node.args[0][0]]
             s.graph.output(outputs.node if s.alone else s.stacked(outputs))
-    s.graph.eliminate_dead_code()
+    fuse_drops(s.graph)
     return fx.GraphModule(root, s.graph, "Stacked")
 
 

@@ -78,6 +78,7 @@ class GraphRunner:
             new = arrive(now, leapfrog(now, target), rules, record, always)
             copy_all(self._static, tensors(new))
 
+        log.info("compiling a step of the chains; torch keeps it for the next run")
         try:
             self._graph = record_graph(functools.partial(step, compiled_rule(rules)))
         except Exception as error:  # whatever the compiler stumbles over, torch itself can do it

@@ -40,7 +40,7 @@ from stochens.samplers.arrival import Ends
 from stochens.samplers.diagnostics import SamplingWarning
 from stochens.samplers.langevin_steps import State, StepRule
 from stochens.samplers.problem import Problem, SamplerRequest, prepare
-from stochens.samplers.sgmcmc_steps import Gradient, batches, data_term_for, gradient_in_w
+from stochens.samplers.sgmcmc_steps import Gradient, batches, data_term_for, gradient_in_w, told
 from stochens.samplers.target import unflatten
 from stochens.training.request import Place, Start
 from stochens.training.starts import settle_start
@@ -53,6 +53,7 @@ FRICTION = {True: 10.0, False: 1.0}  # with mini-batches, whose noise it must ca
 LAST_STEP = {True: 0.1, False: 1.0}  # of the steps' size at the end, likewise
 ANNEAL = {True: 0.5, False: 0.0}  # from the prior; from elsewhere
 MOST_STEPS = 100_000  # where their number is not given
+USUAL_STEPS = 1000  # likewise: what a way to run the network is chosen for
 LEAST_SHARE = 0.5  # of the members: where fewer are left, those that are left say nothing
 UNITS = 1000  # of a member's progress, for the bar
 
@@ -203,11 +204,11 @@ def _walk(request: LangevinRequest, problem: Problem, plan: StepRule) -> Posteri
         settings = {"batch_size": batch, **plan._asdict(), **problem.settings()}
         settings |= problem.begun(bf16=run.bf16)
     ids = problem.ids
-    term = data_term_for(problem, request.batch_size)
-    gradient = gradient_in_w(problem, term.of)
+    term = data_term_for(problem, request.batch_size, steps or USUAL_STEPS)
     bars = progress_bar("langevin", total=UNITS * len(ids), show=run.progress)
     keeping = kept_in(run.checkpoint, FORMAT, settings, every=run.every)
     with matmul_precision(run), term.context, bars as bar, keeping as keep:
+        gradient = gradient_in_w(problem, told(term, bar))
         at, key = _beginning(problem)
         done = 0
         if keep.found is not None:

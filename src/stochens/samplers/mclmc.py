@@ -37,7 +37,7 @@ from stochens.samplers.mclmc_run import (
 )
 from stochens.samplers.mclmc_run import run as drive
 from stochens.samplers.problem import Problem, SamplerRequest, prepare
-from stochens.samplers.sgmcmc_steps import data_term_for, gradient_in_w, refuse_bad_start
+from stochens.samplers.sgmcmc_steps import data_term_for, gradient_in_w, refuse_bad_start, told
 from stochens.samplers.snapshot import refuse_both
 from stochens.samplers.target import unflatten
 from stochens.training.request import Place, Start
@@ -184,8 +184,7 @@ def _sample_here(request: MclmcRequest, problem: Problem) -> Posterior:
     q = problem.coordinates.w(flatten(problem.start))  # [M, D]
     _refuse_one_parameter(q.shape[1])
     M = len(q)
-    term = data_term_for(problem, None)
-    slope = slope_of(problem, gradient_in_w(problem, term.of))
+    term = data_term_for(problem, None, plan.steps)
     settings = _settings(problem, plan)
     record = _empty(q, plan.samples)
     bars = progress_bar("mclmc", total=plan.steps * M, show=options.progress)
@@ -193,6 +192,7 @@ def _sample_here(request: MclmcRequest, problem: Problem) -> Posterior:
     keeping = kept_in(checkpoint, FORMAT, {**settings, **own}, every=options.every)
     with matmul_precision(options), term.context, bars as bar, keeping as keep:
         refuse_both(resume, keep.found, checkpoint)
+        slope = slope_of(problem, gradient_in_w(problem, told(term, bar)))
         key = keys_of(problem, q.device)
         if resume is not None:
             at = _go_on(resume, settings, record, problem)

@@ -23,7 +23,7 @@ from stochens.run.options import Run, matmul_precision, merge_run
 from stochens.run.progress import Show, progress_bar
 from stochens.samplers.diagnostics import SamplingWarning, warn_of_trouble
 from stochens.samplers.problem import Problem, SamplerRequest, prepare
-from stochens.samplers.sgmcmc_steps import Cycle, Progress, Record, data_term_for, initial
+from stochens.samplers.sgmcmc_steps import Cycle, Progress, Record, data_term_for, initial, told
 from stochens.samplers.sgmcmc_steps import run as drive
 from stochens.samplers.snapshot import refuse_both
 from stochens.samplers.target import unflatten
@@ -153,7 +153,7 @@ def _sample_here(request: SgmcmcRequest, problem: Problem) -> Posterior:
     kind, plan, resume = request.kind, request.plan, request.resume
     options, checkpoint = request.run, request.run.checkpoint
     chains = len(problem.ids)
-    term = data_term_for(problem, request.batch_size)
+    term = data_term_for(problem, request.batch_size, plan.steps)
     settings = _settings(kind, problem, plan, request.batch_size)
     at = Progress(initial(flatten(problem.start)), 0, 0)
     record = _empty(at.state.q, plan.samples)
@@ -168,7 +168,7 @@ def _sample_here(request: SgmcmcRequest, problem: Problem) -> Posterior:
             at = _found(keep.found, record)
         bar.advance(at.step * chains)
         batch = request.batch_size or len(problem.x)
-        at = drive(problem, plan, at, term.of, batch, record, bar, keep)
+        at = drive(problem, plan, at, told(term, bar), batch, record, bar, keep)
     if at.made == 0:
         raise KeyboardInterrupt(f"{kind} was stopped before its first draw")
     if at.made < plan.samples:

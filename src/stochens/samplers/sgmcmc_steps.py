@@ -29,7 +29,7 @@ from stochens.program.data_term import DataTerm, InMemory, Term, Way, data_term,
 from stochens.randomness.hashed import MOMENTUM, normal
 from stochens.randomness.seeds import SAMPLER, derive, permutations
 from stochens.run.checkpoints import Keeper
-from stochens.run.progress import Bar
+from stochens.run.progress import Bar, compiling
 from stochens.samplers.problem import Problem
 from stochens.samplers.target import unflatten
 
@@ -314,15 +314,17 @@ def batches(problem: Problem, batch_size: int) -> Iterator[Tensor | None]:
             yield batch
 
 
-def data_term_for(problem: Problem, batch_size: int | None) -> Term:
-    """The mean NLL of each chain on its rows, [M]."""
+def data_term_for(problem: Problem, batch_size: int | None, steps: int) -> Term:
+    """The mean NLL of each chain on its rows, [M]. steps: about how many are to be made."""
     run, everything = problem.run, len(problem.x)
+    batch = min(batch_size or everything, everything)
     way = Way(
         engine=problem.engine,
         fast=run.way in ("auto", "fused", "compile"),
         compile=run.way == "compile",
         bf16=run.bf16,
-        batch=min(batch_size or everything, everything),
+        batch=batch,
+        examples=float(steps) * batch * len(problem.ids),
         own_rows=batch_size is not None and batch_size < everything,
     )
     net, x = problem.computed
@@ -330,6 +332,21 @@ def data_term_for(problem: Problem, batch_size: int | None) -> Term:
     if run.way == "fused":
         refuse_unfused(net, problem.likelihood, data)
     return data_term(net, problem.likelihood, data, problem.ids, problem.seed, way)
+
+
+def told(term: Term, bar: Bar) -> DataTerm:
+    """The same, which says when it compiles: at its first call for each size of batch."""
+    if not term.compiled:
+        return term.of
+    met: set[int | None] = set()
+
+    def of(params: Params, rows: Tensor | None, step: int | Tensor) -> Tensor:
+        size = None if rows is None else rows.shape[1]
+        with compiling(bar, size not in met):
+            met.add(size)
+            return term.of(params, rows, step)
+
+    return of
 
 
 def refuse_bad_start(energy: Tensor, ids: tuple[int, ...]) -> None:

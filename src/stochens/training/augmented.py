@@ -8,9 +8,10 @@ from torch import Tensor
 from stochens.data import Augment, Source
 from stochens.errors import InputError
 from stochens.likelihoods import Likelihood
-from stochens.members import Params, forward_each
-from stochens.program.choice import TRIED, Workload, choose
+from stochens.members import Params
+from stochens.program.choice import TRIED, Workload
 from stochens.program.data_term import Term, own_noise
+from stochens.program.outputs import outputs_for
 from stochens.program.program import Noise
 from stochens.randomness.seeds import AUGMENTATION, member_seed, noise_seed, reseed, seeded
 from stochens.training.task import Task
@@ -28,12 +29,10 @@ def augmented_term(task: Task, members: tuple[int, ...]) -> Term:
     assert augment is not None
     ids = torch.tensor(members, device=device)
     first = torch.tensor([noise_seed(settings.seed)], device=device)
-    program: Any = None
-    if settings.fast and not settings.bf16:
-        examples = settings.epochs * data.size * len(members)
-        work = Workload(settings.batch_size, examples, True, False, settings.engine)
-        chosen = choose(net, data.x[:TRIED].to(device), work)
-        program = None if chosen is None else chosen.outputs
+    examples = settings.epochs * data.size * len(members)
+    work = Workload(settings.batch_size, examples, True, False, settings.engine)
+    few = data.x[:TRIED].to(device)
+    run = outputs_for(net, few, work, fast=settings.fast, bf16=settings.bf16)
 
     def batch_of(batch: Any) -> tuple[Any, Tensor, Tensor | None]:
         """x, y [M, B, ...] and what rows count."""
@@ -54,14 +53,7 @@ def augmented_term(task: Task, members: tuple[int, ...]) -> Term:
         seeds = [member_seed(settings.seed, k, AUGMENTATION, number) for k in members]
         x, y = augmented(augment, x, y, seeds)
         noise = Noise(ids, first + step)
-        if program is not None:
-            outputs = program.each(params, x, noise)
-        else:
-            with (
-                own_noise(noise),
-                torch.autocast(device.type, torch.bfloat16, enabled=bool(settings.bf16)),
-            ):
-                outputs = forward_each(net, params, x, engine=settings.engine)  # [M, B, C]
+        outputs = run.each(params, x, noise, own_noise(noise))  # [M, B, C]
         nll: Tensor = likelihood.nll(outputs, y, *(() if weights is None else (weights,)))
         return nll
 

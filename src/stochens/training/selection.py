@@ -1,15 +1,15 @@
 """The members of a block on validation data, epoch by epoch: who stops, and with which state."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from stochens.members import Params, forward, size
+from stochens.members import Params, size
 from stochens.posterior.history import History
-from stochens.program.choice import TRIED, Workload, choose
+from stochens.program.choice import BACKWARD, TRIED, Workload
 from stochens.program.data_term import own_noise
+from stochens.program.outputs import outputs_for
 from stochens.program.program import Noise
 from stochens.randomness.seeds import VALIDATION, derive, seeded
 from stochens.training.task import HeldOut, Task
@@ -33,23 +33,10 @@ def validation_nll(
     first = torch.tensor([derive(settings.seed, VALIDATION, 1)], device=device)
     stream = derive(settings.seed, VALIDATION, 2)
     net.eval()
-    program: Any = None
-    if settings.fast and not settings.bf16:
-        examples = settings.epochs * many * len(members) * len(held.y) / 3  # no way back
-        work = Workload(held.rows, examples, False, False, settings.engine, gradients=False)
-        chosen = choose(net, held.x[:TRIED], work)
-        program = None if chosen is None else chosen.outputs
+    examples = settings.epochs * many * len(members) * len(held.y) / BACKWARD  # no way back
+    work = Workload(held.rows, examples, False, False, settings.engine, gradients=False)
+    run = outputs_for(net, held.x[:TRIED], work, fast=settings.fast, bf16=settings.bf16)
     net.train()
-
-    def outputs_of(params: Params, x: Any, noise: Noise) -> Tensor:
-        if program is not None:
-            outputs: Tensor = program(params, x, noise)
-            return outputs
-        with (
-            own_noise(noise),
-            torch.autocast(device.type, torch.bfloat16, enabled=bool(settings.bf16)),
-        ):
-            return forward(net, params, x, engine=settings.engine)  # [M, B, C]
 
     def mean_nll() -> Tensor:
         total = torch.zeros(len(members), dtype=torch.float64, device=device)
@@ -59,7 +46,7 @@ def validation_nll(
             for k, top in enumerate(parts):
                 rows = slice(top, top + held.rows)
                 y, noise = held.y[rows], Noise(ids, first + draw * len(parts) + k)
-                outputs = outputs_of(params, held.x[rows], noise)
+                outputs = run(params, held.x[rows], noise, own_noise(noise))  # [M, B, C]
                 weights = () if held.weights is None else (held.weights[rows],)
                 nll = likelihood.nll(outputs, y.expand(size(params), *y.shape), *weights)
                 total += nll.double() * len(y)
