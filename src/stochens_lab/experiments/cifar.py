@@ -4,7 +4,6 @@ One run is one row of the table: a method, trained in blocks of members. A block
 done, and a run that was stopped goes on with the first that is missing.
 """
 
-import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +26,8 @@ from stochens.training.machines import local_device
 from stochens.training.schedules import Natural, rate_for, schedule_named
 from stochens_lab.data.corruptions import CORRUPTIONS, INTENSITIES, corrupt
 from stochens_lab.data.hmc_reference import check_aligned, load_hmc_reference
-from stochens_lab.data.image_sets import SETS, normalise
-from stochens_lab.data.images import find_images, load_images
+from stochens_lab.data.image_sets import normalise
+from stochens_lab.data.images import Task, load_task
 from stochens_lab.experiments.cifar_config import CifarConfig
 from stochens_lab.experiments.cifar_measures import (
     average_corrupted,
@@ -67,32 +66,7 @@ from stochens_lab.experiments.runs import (
 from stochens_lab.report.run_folder import TRAINING, RunFolder
 
 
-@dataclasses.dataclass(frozen=True)
-class Images:
-    """Bytes [N, 3, 32, 32] and labels [N], and other sets' test images, which are no such thing."""
-
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
-    others: dict[str, Tensor]
-    classes: int
-    labels: Tensor  # of all test images, also where few are asked for
-
-
-def load_cifar(config: CifarConfig) -> Images:
-    x, y, names = load_images(config.data, config.name, "train")
-    if config.images is not None and config.images > len(x):
-        raise InputError(f"images = {config.images}, but there are {len(x)} to train on")
-    x_test, y_test, _ = load_images(config.data, config.name, "test")
-    few, test = slice(config.images), slice(config.test_images)
-    others = {
-        name: load_images(config.data, name, "test").x[test]
-        for name in SETS
-        if name != config.name and find_images(config.data, name, "test") is not None
-    }
-    return Images((x[few], y[few]), (x_test[test], y_test[test]), others, len(names), y_test)
-
-
-def load_reference(config: CifarConfig, images: Images) -> Tensor | None:
+def load_reference(config: CifarConfig, images: Task) -> Tensor | None:
     """HMC's probabilities for the test images, proved to be in their order; None if not there."""
     if config.name != "cifar10":
         return None  # none were published in this form
@@ -151,7 +125,9 @@ def run(
     """Train what is missing, predict, compare; returns the run folder."""
     check(config)
     device = find_device(config.engine, config.address, config.device)
-    images = load_cifar(config)
+    images = load_task(
+        config.data, config.name, images=config.images, test_images=config.test_images
+    )
     reference = load_reference(config, images)
     net = lambda: ResNet20FRN(images.classes)  # noqa: E731
     start, copy = None, config.out / CHECKPOINTS / "start"
@@ -176,7 +152,7 @@ def run(
 def _train_blocks(
     config: CifarConfig,
     folder: RunFolder,
-    images: Images,
+    images: Task,
     net: Net,
     start: Posterior | None,
     row: str,
@@ -221,7 +197,7 @@ def _train_blocks(
 def _measure(
     config: CifarConfig,
     folder: RunFolder,
-    images: Images,
+    images: Task,
     reference: Tensor | None,
     row: str,
     ensemble: Posterior,
@@ -267,7 +243,7 @@ def _measure(
         _measure_corrupted(config, folder, images, row, device, predicted, note)
 
 
-def _count_steps(config: CifarConfig, images: Images) -> int:
+def _count_steps(config: CifarConfig, images: Task) -> int:
     return config.epochs * -(-len(images.train[0]) // config.batch_size)
 
 
@@ -285,7 +261,7 @@ def _keep_reference(config: CifarConfig, folder: RunFolder, probs: Tensor, label
 def _measure_corrupted(
     config: CifarConfig,
     folder: RunFolder,
-    images: Images,
+    images: Task,
     row: str,
     device: torch.device,
     predicted: Callable[..., Predictive],

@@ -10,7 +10,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,27 +24,19 @@ from stochens.posterior.predictive import Predictive
 from stochens.randomness.seeds import derive
 from stochens.run.options import Run
 from stochens.training.fit import fit
-from stochens_lab.data.image_sets import SETS
-from stochens_lab.data.images import find_images, load_images
+from stochens_lab.data.images import Task, load_task
 from stochens_lab.experiments.cifar_measures import measure_labelled, measure_ood
 from stochens_lab.experiments.configs import config_to_json
 from stochens_lab.experiments.rows import Training, describe_training, predict_classes
 from stochens_lab.experiments.runs import checkpoint_folder, find_device, finish_run, open_run
 from stochens_lab.experiments.transfer_config import TransferConfig
 from stochens_lab.experiments.transfer_rows import Row, Trained, list_rows, mobilenet, to_pixels
-from stochens_lab.report.run_folder import METRICS, TRAINING, RunFolder, SavedRun
+from stochens_lab.report.run_folder import TRAINING, RunFolder, SavedRun
+from stochens_lab.report.view import COST
 
 SET = "cifar100"
 TOLD = ("accuracy", "NLL", "ECE")
 Build = Callable[[TransferConfig, int], Trained]
-Data = tuple[Tensor, Tensor]  # pixels [N, 3, 32, 32], labels [N]
-
-
-class Images(NamedTuple):
-    train: Data
-    test: Data
-    others: dict[str, Tensor]  # test images of other sets
-    classes: int
 
 
 def run(
@@ -60,7 +52,10 @@ def run(
     """
     device = find_device(config.engine, None, config.device)
     images = load(config)
-    trained = (build or _build)(config, images.classes)
+    if build is not None:
+        trained = build(config, images.classes)
+    else:
+        trained = mobilenet(config.weights, images.classes, side=config.side, seed=config.seed)
     rows = list_rows(trained.late)
     for name in config.rows:
         check_known("row", name, rows)
@@ -76,32 +71,23 @@ def run(
         return finish_run(folder)
 
 
-def load(config: TransferConfig) -> Images:
-    """CIFAR-100, and those of the other sets that are in the folder."""
-    x, y, names = load_images(config.data, SET, "train")
-    if config.images is not None and config.images > len(x):
-        raise InputError(f"images = {config.images}, but there are {len(x)} to train on")
-    if not 0 < config.held_out < (config.images or len(x)):
+def load(config: TransferConfig) -> Task:
+    """CIFAR-100, and those of the other sets that are in the folder; as the network takes them."""
+    found = load_task(config.data, SET, images=config.images, test_images=config.test_images)
+    (x, y), (x_test, y_test) = found.train, found.test
+    if not 0 < config.held_out < len(x):
         raise InputError(f"held_out = {config.held_out} leaves no image to train on")
-    few, test = slice(config.images), slice(config.test_images)
-    x_test, y_test, _ = load_images(config.data, SET, "test")
-    others = {
-        name: to_pixels(load_images(config.data, name, "test").x[test])
-        for name in SETS
-        if name != SET and find_images(config.data, name, "test") is not None
-    }
-    train, known = (to_pixels(x[few]), y[few]), (to_pixels(x_test[test]), y_test[test])
-    return Images(train, known, others, len(names))
-
-
-def _build(config: TransferConfig, classes: int) -> Trained:
-    return mobilenet(config.weights, classes, side=config.side, seed=config.seed)
+    return found._replace(
+        train=(to_pixels(x), y),
+        test=(to_pixels(x_test), y_test),
+        others={name: to_pixels(other) for name, other in found.others.items()},
+    )
 
 
 def _do_row(
     config: TransferConfig,
     folder: RunFolder,
-    images: Images,
+    images: Task,
     trained: Trained,
     name: str,
     rows: Mapping[str, Row],
@@ -132,11 +118,11 @@ def _do_row(
     p = predict_classes(posterior, images.test[0], seed=config.seed, keep_draws=False)
     spent["prediction"] = time.monotonic() - began
     measured = measure_labelled(p, images.test[1], config.resamples)
-    _put(folder, name, "test", {metric: measured[metric] for metric in TOLD})
+    folder.put_row((SET, name, "test"), {metric: measured[metric] for metric in TOLD})
     for other, x in images.others.items():
         q = predict_classes(posterior, x, seed=config.seed, keep_draws=False)
-        _put(folder, name, other, measure_ood(p.mean, q.mean, config.resamples))
-    _put(folder, name, "cost", {what: Interval(v, v, v) for what, v in spent.items()})
+        folder.put_row((SET, name, other), measure_ood(p.mean, q.mean, config.resamples))
+    folder.put_row((SET, name, COST), {what: Interval(v, v, v) for what, v in spent.items()})
     steps = options["epochs"] * -(-len(images.train[0]) // config.batch_size)
     start = row.options.get("start", "reset")
     about = describe_training(posterior, Training(name, fit, steps, start))
@@ -149,7 +135,7 @@ def _do_row(
 
 def _try_rates(
     config: TransferConfig,
-    images: Images,
+    images: Task,
     trained: Trained,
     name: str,
     row: Row,
@@ -202,8 +188,3 @@ def _in_words(p: Predictive, labels: Tensor, spent: Mapping[str, float]) -> str:
     mean = p.mean.cpu()
     accuracy, nll = float(metrics.accuracy(mean, labels)), float(metrics.nll(mean, labels))
     return f"accuracy {100 * accuracy:.2f} %, NLL {nll:.4f}, {spent['training']:.1f} s"
-
-
-def _put(folder: RunFolder, name: str, domain: str, found: Mapping[str, Interval]) -> None:
-    for metric, interval in found.items():
-        folder.put(METRICS, (SET, name, domain, metric), interval._asdict())
