@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from stochens.metrics import Interval
 from stochens.report.parts import Note
+from stochens.report.tables import Cell, Head, Table
+from stochens.report.tables import Row as TableRow
 from stochens.report.text import join_words
 from stochens_lab.report.cifar.paired import ENTROPY, MEASURES, RESAMPLES, Paired
 from stochens_lab.report.cifar.rows import (
@@ -15,10 +17,8 @@ from stochens_lab.report.cifar.rows import (
     family,
     name_set,
 )
-from stochens_lab.report.page.parts import Part
+from stochens_lab.report.page.parts import Part, embolden
 from stochens_lab.report.paper import CIFAR, TEST, paper_value
-from stochens_lab.report.tables import Cell, Head, Table
-from stochens_lab.report.tables import Row as TableRow
 from stochens_lab.report.view import Metric
 
 METHOD = "SE1"
@@ -196,8 +196,7 @@ def _build_cell(cell: Comparison | None) -> Cell:
         cell.text,
         cell.interval.value,
         cell.span_text,
-        notes=(cell.pair_text,) if cell.pair_text else (),
-        verdict=VERDICTS[cell.verdict],
+        notes=(*filter(None, [cell.pair_text]), embolden(VERDICTS[cell.verdict])),
         mark=cell.verdict,
     )
 

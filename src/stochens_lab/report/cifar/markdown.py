@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.table import Table as TerminalTable
 
+from stochens.report.tables import Table
 from stochens_lab.report.cifar.claims import format_claims
 from stochens_lab.report.cifar.numbers import find_intensities, read_corrupted
 from stochens_lab.report.cifar.rows import OOD, TEST_METRICS, Row, Rows, gather, is_cifar, name_set
@@ -18,7 +19,7 @@ from stochens_lab.report.cifar.trade import NOTE as TRADE
 from stochens_lab.report.cifar.trade import TITLE, build_trade_table
 from stochens_lab.report.paper import CORRUPTED, TEST
 from stochens_lab.report.run_folder import SavedRun
-from stochens_lab.report.tables import Table, build_terminal, format_markdown, join_cells
+from stochens_lab.report.tables import build_terminal, format_markdown, join_cells
 from stochens_lab.report.view import RunView
 
 SHORT = {"agreement": "agree", "variance": "var", "accuracy": "acc"}  # for 80 columns
