@@ -46,7 +46,6 @@ from stochens_lab.experiments.cifar_rows import (
     cut_blocks,
     find_missing,
     find_start,
-    keep_copy,
     load_blocks,
     name_row,
     optimizer_of,
@@ -137,7 +136,7 @@ def run(
     row = name_row(config)
     with open_run(config.out, "cifar", config_to_json(config), device, resume=resume) as folder:
         if start is not None:
-            keep_copy(start, copy, net)
+            start.save(copy, overwrite=True)  # a run that goes on can do without the other
         ensemble, whole = _train_blocks(config, folder, images, net, start, row, device, note)
         _measure(config, folder, images, reference, row, ensemble, note)
         if whole:

@@ -67,20 +67,16 @@ def run(
     device = find_device(config.engine, config.address, config.device)
     with open_run(config.out, "toy", config_to_json(config), device, resume=resume) as folder:
         if config.jobs > 1:
-            run_parts(run, _split_config(config), folder, jobs=config.jobs)
+            parts = [  # a run for each set, inside the run's folder
+                dataclasses.replace(config, sets=(name,), jobs=1, out=config.out / PARTS / name)
+                for name in config.sets
+            ]
+            run_parts(run, parts, folder, jobs=config.jobs)
         else:
             replicates = Replicates(several=config.draws * config.seeds > 1)
             for set_name in config.sets:
                 _run_set(config, folder, replicates, set_name, note)
         return finish_run(folder)
-
-
-def _split_config(config: ToyConfig) -> list[ToyConfig]:
-    """A run for each set, inside the run's folder."""
-    return [
-        dataclasses.replace(config, sets=(name,), jobs=1, out=config.out / PARTS / name)
-        for name in config.sets
-    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,8 +149,11 @@ def _sample_reference(
         )
     truth = {place: predict_classes(reference, x, keep_draws=False) for place, x in places.items()}
     if number == 0:
-        _keep_points(folder, set_name, data, places)
-        _keep_reference(folder, set_name, reference, truth, places["in"][:100])
+        for name, x in {"train": data[0], "labels": data[1], **places}.items():
+            folder.arrays[f"{set_name}/points/{name}"] = x.numpy()
+        for place, p in truth.items():
+            folder.predictive((set_name, REFERENCE, place), p)
+        folder.put(SAMPLER, (set_name,), describe_reference(reference, places["in"][:100]))
     few = _thin_reference(reference, config.members)
     for domain in DOMAINS:
         alone = config.draws == 1  # however many ensembles there are
@@ -217,25 +216,6 @@ def _make_places(config: ToyConfig) -> dict[str, Tensor]:
     }
     maps = {f"map-{domain}": grid(side, steps=MAP_STEPS) for domain, side in DOMAINS.items()}
     return places | maps
-
-
-def _keep_points(
-    folder: RunFolder, set_name: str, data: tuple[Tensor, Tensor], places: dict[str, Tensor]
-) -> None:
-    for name, x in {"train": data[0], "labels": data[1], **places}.items():
-        folder.arrays[f"{set_name}/points/{name}"] = x.numpy()
-
-
-def _keep_reference(
-    folder: RunFolder,
-    set_name: str,
-    reference: Posterior,
-    truth: dict[str, Predictive],
-    at: Tensor,
-) -> None:
-    for place, p in truth.items():
-        folder.predictive((set_name, REFERENCE, place), p)
-    folder.put(SAMPLER, (set_name,), describe_reference(reference, at))
 
 
 def _trace_curves(

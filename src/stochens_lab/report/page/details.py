@@ -163,10 +163,6 @@ def _split_key(view: RunView, key: str) -> tuple[str, str]:
     return "", key
 
 
-def explain_words(words: Sequence[tuple[str, str]] = READING) -> list[Part]:
-    return [Definitions(words, "reading")]
-
-
 LOSS = (
     "The training KL loss: the expected negative log-likelihood of all the data, the L2 and "
     "stochasticity terms and those of a finite sigma. The constant of machine precision is left "
