@@ -82,16 +82,16 @@ def _at_random(_: Posterior, x: Tensor, config: ActiveConfig, seed: int) -> list
 
 
 def _by_bald(posterior: Posterior, x: Tensor, config: ActiveConfig, seed: int) -> list[int]:
-    return bald(_functions(posterior, x, config, seed)).topk(config.batch).indices.tolist()
+    return bald(_predict_functions(posterior, x, config, seed)).topk(config.batch).indices.tolist()
 
 
 def _by_batch_bald(posterior: Posterior, x: Tensor, config: ActiveConfig, seed: int) -> list[int]:
-    p = _functions(posterior, x, config, seed)
+    p = _predict_functions(posterior, x, config, seed)
     found = batch_bald(p, config.batch, configurations=config.configurations, seed=seed)
     return found.indices.tolist()
 
 
-def _functions(posterior: Posterior, x: Tensor, config: ActiveConfig, seed: int) -> Any:
+def _predict_functions(posterior: Posterior, x: Tensor, config: ActiveConfig, seed: int) -> Any:
     """Every draw one function of x, as joint entropies need them."""
     return posterior.predict(x, draws=config.draws, noise="shared", keep_draws=True, seed=seed)
 

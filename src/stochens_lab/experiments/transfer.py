@@ -10,7 +10,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +39,16 @@ TOLD = ("accuracy", "NLL", "ECE")
 Build = Callable[[TransferConfig, int], Trained]
 
 
+class Work(NamedTuple):
+    """What all rows have in common."""
+
+    config: TransferConfig
+    images: Task
+    trained: Trained
+    run: Run
+    note: Callable[[str], None]
+
+
 def run(
     config: TransferConfig,
     *,
@@ -62,12 +72,14 @@ def run(
     before = SavedRun(config.out) if resume else None
     done = before.metrics.get(SET, {}) if before else {}
     told: dict[str, Any] = dict(before.training.get(SET, {})) if before else {}
+    how = Run(device=device, engine=config.engine, precision=config.precision)
+    work = Work(config, images, trained, how, note)
     with open_run(config.out, "transfer", config_to_json(config), device, resume=resume) as folder:
         for name in config.rows or rows:
             if name in done:
                 note(f"{name} is done")
                 continue
-            told[name] = _do_row(config, folder, images, trained, name, rows, told, device, note)
+            told[name] = _run_row(work, folder, name, rows[name], told)
         return finish_run(folder)
 
 
@@ -84,19 +96,11 @@ def load(config: TransferConfig) -> Task:
     )
 
 
-def _do_row(
-    config: TransferConfig,
-    folder: RunFolder,
-    images: Task,
-    trained: Trained,
-    name: str,
-    rows: Mapping[str, Row],
-    told: Mapping[str, Any],
-    device: str,
-    note: Callable[[str], None],
+def _run_row(
+    work: Work, folder: RunFolder, name: str, row: Row, told: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Choose its rate, train, predict and measure; what is told of its training."""
-    row = rows[name]
+    config, images, trained, run, note = work
     options: dict[str, Any] = {
         **row.options,
         "epochs": config.epochs * row.times,
@@ -104,14 +108,13 @@ def _do_row(
         "seed": config.seed,
     }
     members = config.members if row.members is None else row.members
-    tried = told.get(row.rate_of or "", {}).get("held-out NLL") or _try_rates(
-        config, images, trained, name, row, options, device, note
-    )
+    tried = told.get(row.rate_of or "", {}).get("held-out NLL")
+    tried = tried or _try_rates(work, name, row, options)
     options["lr"] = float(min(tried, key=lambda rate: tried[rate]))
     note(f"{name}: {members} members, {options['epochs']} epochs, rate {options['lr']:g}")
-    cost = _Cost(device)
+    cost = _Cost(str(run.device))
     with folder.timed(f"{SET}/{name}"):
-        kept = dataclasses.replace(_how(config, device), checkpoint=checkpoint_folder(folder, name))
+        kept = dataclasses.replace(run, checkpoint=checkpoint_folder(folder, name))
         posterior = fit(trained.net, images.train, members=members, run=kept, **options)
         spent = cost.of(posterior)
     began = time.monotonic()
@@ -129,37 +132,24 @@ def _do_row(
     about |= {"rate": options["lr"], "held-out NLL": tried, "members": members}
     folder.put(TRAINING, (SET, name), about)
     folder.write()
-    note(f"{name}: {_in_words(p, images.test[1], spent)}")
+    note(f"{name}: {_describe_result(p, images.test[1], spent)}")
     return about
 
 
-def _try_rates(
-    config: TransferConfig,
-    images: Task,
-    trained: Trained,
-    name: str,
-    row: Row,
-    options: Mapping[str, Any],
-    device: str,
-    note: Callable[[str], None],
-) -> dict[str, float]:
+def _try_rates(work: Work, name: str, row: Row, options: Mapping[str, Any]) -> dict[str, float]:
     """NLL of one member on images that it was not trained on, for each rate: test images are for
     the results."""
-    x, y = images.train
+    config, (x, y) = work.config, work.images.train
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(derive(config.seed, 1)))
     held, rest = order[: config.held_out], order[config.held_out :]
     found: dict[str, float] = {}
     for rate in row.rates:
-        data, how = (x[rest], y[rest]), _how(config, device)
-        one = fit(trained.net, data, members=1, lr=rate, run=how, **options)
+        data = (x[rest], y[rest])
+        one = fit(work.trained.net, data, members=1, lr=rate, run=work.run, **options)
         p = predict_classes(one, x[held], seed=config.seed, keep_draws=False)
         found[f"{rate:g}"] = float(metrics.nll(p.mean.cpu(), y[held]))
-        note(f"{name}: rate {rate:g}, held-out NLL {found[f'{rate:g}']:.4f}")
+        work.note(f"{name}: rate {rate:g}, held-out NLL {found[f'{rate:g}']:.4f}")
     return found
-
-
-def _how(config: TransferConfig, device: str) -> Run:
-    return Run(device=device, engine=config.engine, precision=config.precision)
 
 
 class _Cost:
@@ -184,7 +174,7 @@ class _Cost:
         return found | {"stored": sum(t.numel() * t.element_size() for t in kept) / 1e6}
 
 
-def _in_words(p: Predictive, labels: Tensor, spent: Mapping[str, float]) -> str:
+def _describe_result(p: Predictive, labels: Tensor, spent: Mapping[str, float]) -> str:
     mean = p.mean.cpu()
     accuracy, nll = float(metrics.accuracy(mean, labels)), float(metrics.nll(mean, labels))
     return f"accuracy {100 * accuracy:.2f} %, NLL {nll:.4f}, {spent['training']:.1f} s"
