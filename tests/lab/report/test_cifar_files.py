@@ -49,7 +49,7 @@ def test_boxes_are_the_quartiles_over_corruptions(runs, row):
     assert list_corrupted(row, "NLL", 6) == []
     figure = draw_boxes(gather([RunView(runs[1], "run0")])[0])
     _, ax = figure.axes
-    heights = ax.patches[2].get_path().vertices[:, 1]
+    heights = np.asarray(ax.patches[2].get_path().vertices)[:, 1]
     assert heights.min() == pytest.approx(values[3] + 0.75 * (values[4] - values[3]))
     assert heights.max() == pytest.approx(values[11] + 0.25 * (values[12] - values[11]))
     drawn = {y for line in ax.lines for y in line.get_ydata()}

@@ -156,13 +156,13 @@ def _draw_row(
     colour, again = _choose_colour(rows, row), _choose_dash(rows, row) != "-"
     metric = describe_metric(name)
     found = {
-        i: np.array(values)
-        for i, level in enumerate(levels, 1)
-        if (values := list_corrupted(row, name, level))
+        i: known for i, level in enumerate(levels, 1) if (known := list_corrupted(row, name, level))
     }
+    if not found:
+        return
     line = {"color": colour, "linewidth": 1.0}
     drawn = ax.boxplot(
-        [metric.scale * values for values in found.values()],
+        [[metric.scale * value for value in values] for values in found.values()],
         whis=(0, 100),
         positions=[i + at for i in found],
         widths=0.75 * width,
@@ -178,8 +178,7 @@ def _draw_row(
         patch.set_facecolor((*patch.get_facecolor()[:3], 0.0 if again else 0.3))
         median = metric.text(float(np.median(values)))
         set_tooltip(patch, f"{row.name}, intensity {levels[i - 1]}: median {median}")
-    if drawn["boxes"]:
-        drawn["boxes"][0].set_label(row.name)
+    drawn["boxes"][0].set_label(row.name)
 
 
 def draw_curves(rows: Rows, which: str) -> Figure | None:
