@@ -10,10 +10,11 @@ from torch import Tensor
 
 from stochens.errors import InputError
 from stochens.files.storage import write_whole
-from stochens.likelihoods import MultilabelPredictive, Predicted
+from stochens.likelihoods import Predicted
+from stochens.likelihoods.base import Targets
 from stochens.posterior.outputs import outputs_of
 from stochens.posterior.posterior import Posterior
-from stochens.posterior.predictive import DRAWS_BUDGET, Predictive
+from stochens.posterior.predictive import DRAWS_BUDGET
 from stochens_lab.data.image_parquet import import_parquet
 from stochens_lab.workflow.schema import Schema
 from stochens_lab.workflow.targets import whole_classes
@@ -65,7 +66,7 @@ def make_table(
     for first in range(0, len(x), rows):
         part = x[first : first + rows]
         p = _predict_checked(posterior, schema, part, draws=draws, seed=seed, keep_draws=True)
-        blocks.append({name: t.numpy() for name, t in list_columns(p, level).items()})
+        blocks.append({name: t.numpy() for name, t in list_columns(p, schema.kind, level).items()})
     columns = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
     if schema.classes:
         names = np.array(whole_classes(schema.classes) or schema.classes)
@@ -73,18 +74,18 @@ def make_table(
     return columns
 
 
-def list_columns(p: Predicted, level: float) -> dict[str, Tensor]:
+def list_columns(p: Predicted, kind: Targets, level: float) -> dict[str, Tensor]:
     """What a prediction says of each input, by the names of tables: [B], or [B, K] for K classes or
-    targets. The parts of a standard deviation are stated as such: their squares add up."""
+    targets. Numbers have the two parts of their standard deviation: their squares add up."""
     found = p.summaries(level)
-    if isinstance(p, Predictive | MultilabelPredictive):
-        ends = {name: found[name] for name in ("low", "high")}
-        unsure = {name: found[name] for name in ("entropy", "mutual_information")}
-        return {"label": p.labels, "prob": found["probs"], **ends, **unsure}
-    for part in ("epistemic", "aleatoric"):
-        if part in found:
+    if kind == "numbers":
+        for part in ("epistemic", "aleatoric"):
             found[f"{part}_std"] = found.pop(part).sqrt()
-    return found
+        return found
+    probs = found.pop("probs")
+    label = (probs > 0.5).long() if kind == "labels" else probs.argmax(-1)
+    ends = {name: found.pop(name) for name in ("low", "high")}
+    return {"label": label, "prob": probs, **ends, **found}
 
 
 # -- files -----------------------------------------------------------------------------------------

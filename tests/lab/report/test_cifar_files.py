@@ -108,7 +108,7 @@ def test_figures_of_several_runs_lie_beside_the_page(runs, tmp_path):
 
 def test_figures_of_the_same_run_are_the_same_files(runs, tmp_path):
     for again in ("first", "second"):
-        save_figures(runs[0], tmp_path / again)
+        save_figures([runs[0]], tmp_path / again)
     first, second = (
         {f.name: f.read_bytes() for f in (tmp_path / d).iterdir()} for d in ("first", "second")
     )

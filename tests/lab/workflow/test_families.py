@@ -163,7 +163,7 @@ def test_from_a_file_to_measures_as_in_python(typed, here, tmp_path, family):
     found = json.loads(said.out)
     assert about.column in found[0]
     stated, k = about.stated
-    column = list_columns(p, 0.95)[stated][:, k]
+    column = list_columns(p, like.targets, 0.95)[stated][:, k]
     assert [row[about.column] for row in found] == column.tolist()
     said = typed("evaluate", run, "new.csv", "--same-model", "--json")
     assert said.code == 0, said.err
