@@ -41,22 +41,22 @@ def test_others_have_no_classes():
 
 
 @pytest.mark.parametrize("name", long_but([n for n in FLAT if n not in SLOW], FLAT))
-def test_columns_hold_the_prediction_and_its_interval(name):
+def test_summaries_hold_the_prediction_and_its_interval(name):
     row = ROWS[name]
     p = one(row)
-    narrow, wide = p.columns(0.5), p.columns(0.9)
-    central = wide["prob" if "prob" in wide else "mean"]
+    narrow, wide = p.summaries(0.5), p.summaries(0.9)
+    central = wide["probs" if "probs" in wide else "mean"]
     assert torch.equal(central, p.mean)
     assert all(len(column) == 5 for column in wide.values())
     assert (wide["low"] <= narrow["low"]).all()
     assert (narrow["high"] <= wide["high"]).all()
-    if "prob" not in wide:
-        whole = wide["epistemic_std"].square() + wide["aleatoric_std"].square()
+    if "probs" not in wide:
+        whole = wide["epistemic"] + wide["aleatoric"]
         torch.testing.assert_close(whole.sqrt(), wide["std"], **CLOSE)
         assert torch.equal(wide["high"], p.quantile(0.95))
     for level in (0.0, 1.0):
         with pytest.raises(InputError, match=r"level must be in \(0, 1\)"):
-            p.columns(level)
+            p.summaries(level)
 
 
 @pytest.mark.parametrize(("unit", "rows"), [(1e-24, 5), (1e24, 1)])

@@ -75,10 +75,12 @@ class Predictive(Predicted):
         """The same without its draws."""
         return dataclasses.replace(self, draws=None)
 
-    def summaries(self) -> dict[str, Tensor]:
-        """Mean probabilities [B, ..., C], entropy and mutual information [B, ...] in nats."""
+    def summaries(self, level: float | None = None) -> dict[str, Tensor]:
+        """Mean probabilities [B, ..., C], entropy and mutual information [B, ...] in nats; with a
+        level the interval of each probability over the draws."""
         unsure = {"entropy": self.entropy, "mutual_information": self.mutual_information}
-        return {"probs": self.mean, **unsure}
+        ends = {} if level is None else central_interval(self.probs, level)
+        return {"probs": self.mean, **unsure, **ends}
 
     def by_draw(self) -> dict[str, Tensor]:
         """The probabilities of every draw, [B, S, ..., C]."""
@@ -125,19 +127,6 @@ class Predictive(Predicted):
     def labels(self) -> Tensor:
         """The likeliest class of each input, or of each of its places: [B, ...]."""
         return self.mean.argmax(-1)
-
-    def columns(self, level: float = 0.95) -> dict[str, Tensor]:
-        """The likeliest class, the probability of each, an interval of what the draws say of it,
-        and both uncertainties in nats."""
-        low, high = central_interval(self.probs, level)
-        return {
-            "label": self.labels,
-            "prob": self.mean,
-            "low": low,
-            "high": high,
-            "entropy": self.entropy,
-            "mutual_information": self.mutual_information,
-        }
 
     def log_prob(self, y: Tensor) -> Tensor:
         """log of the mean probability of the labels y [B], in nats and float64: [B].

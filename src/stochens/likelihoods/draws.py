@@ -63,13 +63,6 @@ class Predicted(abc.ABC):
         kind = type(self).__name__
         raise InputError(f"ood is for classes, and these are {kind}s; leave it out")
 
-    def columns(self, level: float = 0.95) -> dict[str, Tensor]:
-        """What a table says of each input, by name: [B], or [B, K] for K classes or targets.
-
-        level: of the intervals.
-        """
-        return {"mean": self.mean}
-
     def moved(self, shift: Tensor, scale: Tensor) -> Self:
         """The prediction of  shift + scale y  in float64, both [D], of numbers in units."""
         raise InputError(f"a {type(self).__name__} has no units that could be changed")
@@ -135,9 +128,12 @@ class Predicted(abc.ABC):
     def light(self) -> Self:
         """The same without its draws."""
 
-    def summaries(self) -> dict[str, Tensor]:
+    def summaries(self, level: float | None = None) -> dict[str, Tensor]:
         """What is said of each example, by name, each [B, ...]: what `predict(x, out=...)` writes,
-        by the names that `export` has."""
+        by the names that `export` has.
+
+        level: with an interval of this level, low and high, which needs the draws.
+        """
         return {"mean": self.mean}
 
     def by_draw(self) -> dict[str, Tensor]:
@@ -209,19 +205,19 @@ class Draws(abc.ABC):
         network's own precision, by operations that ONNX has."""
 
 
-def central_interval(values: Tensor, level: float) -> tuple[Tensor, Tensor]:
+def central_interval(values: Tensor, level: float) -> dict[str, Tensor]:
     """The central interval that holds a share `level` of the draws: [S, B, ...] -> [B, ...] each.
 
-    >>> low, high = central_interval(torch.linspace(0, 1, 101).view(101, 1), 0.9)
-    >>> round(low.item(), 2), round(high.item(), 2)
-    (0.05, 0.95)
+    >>> found = central_interval(torch.linspace(0, 1, 101).view(101, 1), 0.9)
+    >>> {name: round(end.item(), 2) for name, end in found.items()}
+    {'low': 0.05, 'high': 0.95}
     """
     if not 0 < level < 1:
         raise InputError(f"an interval's level must be in (0, 1), got {level!r}")
     at = torch.tensor([(1 - level) / 2, (1 + level) / 2]).to(values)
     rows = max(1, MOST_QUANTILE // max(1, values[:, :1].numel()))
     low, high = torch.cat([part.quantile(at, 0) for part in values.split(rows, 1)], 1)
-    return low, high
+    return {"low": low, "high": high}
 
 
 def _no_numbers(p: Predicted) -> str:

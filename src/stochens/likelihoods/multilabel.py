@@ -120,10 +120,12 @@ class MultilabelPredictive(Predicted):
         """The same without its draws."""
         return dataclasses.replace(self, draws=None)
 
-    def summaries(self) -> dict[str, Tensor]:
-        """Probabilities of yes, entropy and mutual information in nats, of each label: [B, L]."""
+    def summaries(self, level: float | None = None) -> dict[str, Tensor]:
+        """Probabilities of yes, entropy and mutual information in nats, of each label: [B, L]; with
+        a level the interval of each probability over the draws."""
         unsure = {"entropy": self.entropy, "mutual_information": self.mutual_information}
-        return {"probs": self.mean, **unsure}
+        ends = {} if level is None else central_interval(self.logits.sigmoid(), level)
+        return {"probs": self.mean, **unsure, **ends}
 
     def by_draw(self) -> dict[str, Tensor]:
         """The logits of every draw, [B, S, L]."""
@@ -164,19 +166,6 @@ class MultilabelPredictive(Predicted):
     def labels(self) -> Tensor:
         """Which labels are likelier than not, as 0 and 1: [B, L]."""
         return (self.mean > 0.5).long()
-
-    def columns(self, level: float = 0.95) -> dict[str, Tensor]:
-        """Of each label: whether it is likelier than not, its probability, an interval of what the
-        draws say of that, and both uncertainties in nats."""
-        low, high = central_interval(self.logits.sigmoid(), level)
-        return {
-            "label": self.labels,
-            "prob": self.mean,
-            "low": low,
-            "high": high,
-            "entropy": self.entropy,
-            "mutual_information": self.mutual_information,
-        }
 
     def log_prob(self, y: Tensor) -> Tensor:
         """log 1/S sum_s prod_l p_s(y_l) of labels y [B, L], in nats and float64: [B]. NaN in y is

@@ -47,18 +47,6 @@ class Moments(Predicted):
         """The root of `variance`."""
         return self.variance.sqrt()
 
-    def columns(self, level: float = LEVEL) -> dict[str, Tensor]:
-        """Mean, standard deviation, the interval where the family has a cdf, and the two parts of
-        the standard deviation, whose squares add up to its square: [B, D] each."""
-        ends = self.interval(level) if has_cdf(self.each()) else ()
-        return {
-            "mean": self.mean,
-            "std": self.std,
-            **dict(zip(("low", "high"), ends, strict=False)),
-            "epistemic_std": self.epistemic.sqrt(),
-            "aleatoric_std": self.aleatoric.sqrt(),
-        }
-
     @abc.abstractmethod
     def each(self) -> Distribution:
         """Each draw's distribution of y, one of torch's of [S, B, D], in float64."""
@@ -77,16 +65,17 @@ class Moments(Predicted):
     def some(self, rows: slice) -> Self:
         """The same at some of the inputs."""
 
-    def summaries(self) -> dict[str, Tensor]:
+    def summaries(self, level: float | None = None) -> dict[str, Tensor]:
         """Mean, std, aleatoric and epistemic (variances), and where draws are kept and the family
-        has a cdf the 95 % interval, low and high: [B, D]."""
+        has a cdf an interval, of 95 % unless told, low and high: [B, D]."""
         parts = {"aleatoric": self.aleatoric, "epistemic": self.epistemic}
         found = {"mean": self.mean, "std": self.std, **parts}
         if not self.keeps_draws or not has_cdf(one := self.some(slice(0, 1)).each()):
             return found
         rows = max(1, AT_ONCE // max(1, one.batch_shape.numel() * one.event_shape.numel()))
         tops = range(0, len(self.mean), rows)  # in float64 all draws may be too many
-        ends = [self.some(slice(top, top + rows)).interval(LEVEL) for top in tops]
+        level = LEVEL if level is None else level
+        ends = [self.some(slice(top, top + rows)).interval(level) for top in tops]
         low, high = (torch.cat(each) for each in zip(*ends, strict=True))
         return {**found, "low": low, "high": high}
 

@@ -11,7 +11,7 @@ from stochens.figures.views import Ranking, name_of
 from stochens.report.content import Content
 from stochens.report.images import IGNORED, Image, Shown, show_input, show_map
 from stochens.report.parts import Heading, Note
-from stochens.report.tables import Cell, PlainTable, Row
+from stochens.report.tables import Cell, Head, Row, Table
 
 SHOWN = 8  # of each ranking
 
@@ -69,7 +69,7 @@ def _highest(ranking: Ranking) -> list[int]:
     return [int(k) for k in order[:SHOWN] if score[k] > 0]
 
 
-def _show(content: Content, rows: list[int]) -> Cards | PlainTable:
+def _show(content: Content, rows: list[int]) -> Cards | Table:
     views = content.p.views
     shown = [show_input(x, content.features, content.show) for x in content.pick(rows)]
     said = [views.say(row, content.y, content.names) for row in rows]
@@ -88,10 +88,11 @@ def _pictures(shown: Shown, maps: list[Image]) -> list[Image]:
     return maps if shown.image is None else [shown.image, *maps]
 
 
-def _rows(rows: list[int], said: list[str], shown: list[Shown]) -> PlainTable:
+def _rows(rows: list[int], said: list[str], shown: list[Shown]) -> Table:
     names = list(dict.fromkeys(name for one in shown for name in one.cells))
     found = [
-        Row(str(row), [Cell(words, style="words"), *(Cell(one.cells.get(n, "")) for n in names)])
+        Row(str(row), [Cell(words, mark="words"), *(Cell(one.cells.get(n, "")) for n in names)])
         for row, words, one in zip(rows, said, shown, strict=True)
     ]
-    return PlainTable("examples", ["example", "prediction", *names], found, "results examples")
+    heads = [*map(Head, ("example", "prediction", *names))]
+    return Table("examples", heads, found, style="results examples")

@@ -16,8 +16,7 @@ from stochens.report.content import Content
 from stochens.report.examples import show_examples
 from stochens.report.parts import Heading, Note, Section, SideBySide
 from stochens.report.pictures import show_figure
-from stochens.report.tables import Cell, PlainTable, Row, interval_text, number
-from stochens.report.text import DASH
+from stochens.report.tables import Cell, Head, Row, Table, interval_text, number
 from stochens.report.words import MEANINGS
 
 MOST_PARTS = 200  # rows of a table of classes
@@ -61,7 +60,7 @@ def show_measures(rows: dict[str, Interval], kept: Reliability | None) -> list[o
             [
                 number(interval.value),
                 Cell(interval_text(interval)),
-                Cell(MEANINGS.get(name, ""), style="words"),
+                Cell(MEANINGS.get(name, ""), mark="words"),
             ],
         )
         for name, interval in rows.items()
@@ -72,8 +71,8 @@ def show_measures(rows: dict[str, Interval], kept: Reliability | None) -> list[o
             " That of ECE allows for what chance adds to it, and begins at 0 where the model may "
             "be calibrated."
         )
-    heads = ["measure", "value", "95 % interval", "what it says"]
-    return [PlainTable("measures", heads, found, "results measures"), Note(note)]
+    heads = [*map(Head, ("measure", "value", "95 % interval", "what it says"))]
+    return [Table("measures", heads, found, style="results measures"), Note(note)]
 
 
 def show_calibration(content: Content, kept: Reliability | None) -> list[object]:
@@ -149,10 +148,10 @@ def show_parts(table: PartTable | None) -> list[object]:
     rows = [
         Row(table.names[k], [_score(column[k]) for column in table.columns.values()]) for k in shown
     ]
-    heads = [table.kind, *table.columns]
+    heads = [*map(Head, (table.kind, *table.columns))]
     parts: list[object] = [
         Note(table.reading),
-        PlainTable(f"scores of each {table.kind}", heads, rows, "results narrow"),
+        Table(f"scores of each {table.kind}", heads, rows, style="results narrow"),
     ]
     if len(table.names) > MOST_PARTS:
         parts.append(Note(f"The first {MOST_PARTS} of {len(table.names)}."))
@@ -166,10 +165,10 @@ def show_parts(table: PartTable | None) -> list[object]:
 
 
 def _score(value: Tensor) -> Cell:
-    return Cell(DASH) if bool(value.isnan()) else number(float(value))
+    return Cell() if bool(value.isnan()) else number(float(value))
 
 
-def _confusion(counts: Tensor, names: list[str]) -> PlainTable:
+def _confusion(counts: Tensor, names: list[str]) -> Table:
     shares = counts.double() / counts.sum(1, keepdim=True).clamp_min(1)
     rows = [
         Row(
@@ -181,7 +180,8 @@ def _confusion(counts: Tensor, names: list[str]) -> PlainTable:
         )
         for i in range(len(counts))
     ]
-    return PlainTable("labels and what was predicted", ["label", *names], rows, "heat")
+    heads = [*map(Head, ("label", *names))]
+    return Table("labels and what was predicted", heads, rows, style="heat")
 
 
 def show_members(content: Content, together: dict[str, Interval]) -> list[object]:
@@ -200,7 +200,7 @@ def show_members(content: Content, together: dict[str, Interval]) -> list[object
         Cell(number(together[n].value).text, together[n].value, interval_text(together[n]))
         for n in names
     ]
-    rows = [Row("all together", first, "together-row")]
+    rows = [Row("all together", first, style="together-row")]
     rows += [Row(word, [number(float(f(columns[n]))) for n in names]) for word, f in summary]
     alone = [Row(name, [number(own[n]) for n in names]) for name, own in each.items()]
     kind = next(iter(each)).split()[0]
@@ -208,11 +208,11 @@ def show_members(content: Content, together: dict[str, Interval]) -> list[object
         f"What all predict together, beside each {kind} alone. Together they are usually better "
         "than almost all of them, most of all in NLL."
     )
-    heads = ["", *names]
+    heads = [*map(Head, ("", *names))]
     return [
         Note(reading),
-        PlainTable("all together and alone", heads, rows, "results"),
-        PlainTable(f"each {kind}", heads, alone, "results", summary=f"Each {kind}"),
+        Table("all together and alone", heads, rows, style="results"),
+        Table(f"each {kind}", heads, alone, style="results", summary=f"Each {kind}"),
     ]
 
 

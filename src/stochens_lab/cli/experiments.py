@@ -9,12 +9,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from stochens.errors import InputError
 from stochens_lab.cli.app import INTERRUPTED, app
 from stochens_lab.cli.options import take_options
-from stochens_lab.cli.shared import refuse_other_place
+from stochens_lab.cli.shared import note, print_line, refuse_other_place
 from stochens_lab.experiments import (
     active,
     cifar,
@@ -139,12 +138,11 @@ def write_report(
     """
     if out is None and len(runs) > 1:
         raise InputError("several runs need a place for their page: --out FILE.html")
-    console = Console()
     with blame_damage(runs):
         page = finish.write_page(runs, out)
-        console.print(f"Page: {page}", highlight=False, soft_wrap=True)
+        print_line(f"Page: {page}")
         for line in finish.write_companions(runs, page, figures=figures):
-            console.print(line, highlight=False, soft_wrap=True)
+            print_line(line)
 
 
 def _run(
@@ -164,19 +162,14 @@ def _run(
     else:
         refuse_other_place(resume, out)
         config = configs.reconfigure(resume, **given)
-    console, errors = Console(), Console(stderr=True)
     stopped = False
-
-    def note(text: str) -> None:
-        errors.print(f"[dim]{escape(text)}[/dim]", highlight=False)
-
     try:
         run(config, resume=resume is not None, note=note)
     except KeyboardInterrupt:
         stopped = True
-        errors.print("stopped; what is done is kept", highlight=False)
+        note("stopped; what is done is kept")
     if not stopped or finish.has_results(config.out):
-        for line in finish.finish_run(config.out, console):
-            console.print(line, highlight=False, soft_wrap=True)
+        for line in finish.finish_run(config.out, Console()):
+            print_line(line)
     if stopped:
         raise typer.Exit(INTERRUPTED)

@@ -36,7 +36,12 @@ def read(
     schema, rows = opened.schema_arrow, opened.metadata.num_rows
     find_columns(schema.names, [*features, *targets], file)
     for name in features:
-        _check_numbers(schema.field(name).type, name, file)
+        kind = schema.field(name).type
+        if not _is_number(kind):
+            raise InputError(
+                f"{file}: column {name!r} is of type {kind}, no numbers; make numbers of it, or "
+                f"leave it out: --drop {name}"
+            )
     if not rows:
         raise InputError(f"{file} has no rows")
     if rows * 8 * (len(features) + len(targets)) > MOST_BYTES:
@@ -68,20 +73,10 @@ def _read_column(opened: Any, name: str, file: Path, blanks: bool = False) -> An
     return column
 
 
-def _check_numbers(kind: Any, name: str, file: Path) -> None:
-    from pyarrow import types
-
-    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
-        raise InputError(
-            f"{file}: column {name!r} is of type {kind}, no numbers; make numbers of it, or leave "
-            f"it out: --drop {name}"
-        )
-
-
-def _read_numbers(column: Any, name: str, file: Path) -> np.ndarray:
-    """[N] float64."""
+def _read_numbers(column: Any, name: str, file: Path, blanks: bool = False) -> np.ndarray:
+    """[N] float64; blanks: NaN where there is no value."""
     values: np.ndarray = column.to_numpy(zero_copy_only=False).astype(np.float64)
-    broken = ~np.isfinite(values)
+    broken = np.isinf(values) if blanks else ~np.isfinite(values)
     if broken.any():
         row = int(broken.argmax())
         if np.isnan(values[row]):
@@ -94,39 +89,37 @@ def _read_values(column: Any, name: str, file: Path, blanks: bool) -> Values:
     """Texts as they stand, numbers as numbers."""
     import pyarrow as pa
 
+    if pa.types.is_dictionary(column.type):
+        if _is_text(column.type.value_type):
+            known = [_blank(text) if blanks else text for text in column.dictionary.to_pylist()]
+            return [BLANK if i is None else known[i] for i in column.indices.to_pylist()]
+        column = column.dictionary_decode()
+    if _is_text(column.type):
+        texts: list[str | None] = column.to_pylist()
+        return [_blank(text) if blanks else str(text) for text in texts]
     kind = column.type
+    if not _is_number(kind):
+        raise InputError(f"{file}: column {name!r} is of type {kind}, neither labels nor numbers")
     if blanks:
-        return _read_with_blanks(column, name, file)
-    if pa.types.is_dictionary(kind):
-        distinct = column.dictionary
-        if pa.types.is_string(distinct.type) or pa.types.is_large_string(distinct.type):
-            known: list[str] = distinct.to_pylist()
-            return [known[i] for i in column.indices.to_pylist()]
-        column, kind = column.dictionary_decode(), distinct.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        found: list[str] = column.to_pylist()
-        return found
-    if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
-        whole: np.ndarray = column.to_numpy(zero_copy_only=False)
-        return whole
+        return _read_numbers(column.cast(pa.float64()), name, file, blanks)
     if pa.types.is_floating(kind):
         return _read_numbers(column, name, file)
-    raise InputError(f"{file}: column {name!r} is of type {kind}, neither labels nor numbers")
+    whole: np.ndarray = column.to_numpy(zero_copy_only=False)
+    return whole
 
 
-def _read_with_blanks(column: Any, name: str, file: Path) -> Values:
-    """Likewise; a text that is missing is blank, and a number NaN."""
-    import pyarrow as pa
+def _blank(text: str | None) -> str:
+    """A text that is missing is blank."""
+    return BLANK if text is None or text.strip().lower() in MISSING else text
 
-    column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-    kind = column.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        texts = (text or "" for text in column.to_pylist())
-        return [BLANK if text.strip().lower() in MISSING else text for text in texts]
-    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        values: np.ndarray = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        if np.isinf(values).any():
-            row = int(np.isinf(values).argmax())
-            raise InputError(f"{file}: column {name!r} is {values[row]} in row {row + 1}")
-        return values
-    raise InputError(f"{file}: column {name!r} is of type {kind}, neither labels nor numbers")
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def _is_number(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))

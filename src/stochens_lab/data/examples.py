@@ -82,11 +82,8 @@ def read_first(
     if kind == "images":
         if targets:
             raise InputError(f"{file} is a folder of images: its folders are the classes")
-        found = user_images.read(file)
-        if found.labels is None:
-            raise InputError(f"{file} has images without labels; put each in a folder of its class")
-        layout = Layout(kind, (), ("class",), found.x.shape[1:])
-        return layout, Examples(found.x, [found.labels], found.classes)
+        images = _read_images(file)
+        return Layout(kind, (), ("class",), images.x.shape[1:]), images
     if kind == "array":
         arrays = _read_arrays(file)
         wanted = _find_targets(list(arrays), targets, file)
@@ -113,15 +110,20 @@ def read(
         )
     wanted = layout.targets if with_targets else ()
     if kind == "images":
-        found = user_images.read(file, shape=layout.shape)
-        if with_targets and found.labels is None:
-            raise InputError(f"{file} has images without labels; put each in a folder of its class")
-        labels: list[Values] = [found.labels] if with_targets and found.labels else []
-        return Examples(found.x, labels, found.classes)
+        return _read_images(file, layout.shape, with_targets=with_targets)
     if kind == "array":
         return _from_arrays(_read_arrays(file), file, layout, wanted, blanks)
     columns = TABLES[file.suffix.lower()].read(file, layout.features, wanted, blanks=blanks)
     return Examples(columns.x, columns.targets, [])
+
+
+def _read_images(
+    file: Path, shape: tuple[int, ...] | None = None, *, with_targets: bool = True
+) -> Examples:
+    found = user_images.read(file, shape=shape)
+    if with_targets and found.labels is None:
+        raise InputError(f"{file} has images without labels; put each in a folder of its class")
+    return Examples(found.x, [found.labels] if with_targets and found.labels else [], found.classes)
 
 
 # -- columns ---------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from torch import Tensor
+
 from stochens.errors import InputError
 from stochens.files.hashing import hash_bytes
 from stochens_lab.data import image_binary, image_parquet, svhn_mat
@@ -54,6 +56,32 @@ def load_images(folder: str | Path, name: str, split: str) -> Images:
     if found is None:
         raise InputError(f"{folder} has no {name} {split} images; {how_to_get(folder, name)}")
     return READERS[found.form].read(found.files, about, split)
+
+
+class Task(NamedTuple):
+    """Bytes [N, 3, 32, 32] and labels [N] to learn from and to test on, and other sets' test
+    images, which are no such thing."""
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    others: dict[str, Tensor]
+    classes: int
+    labels: Tensor  # of all test images, also where few are asked for
+
+
+def load_task(folder: Path, name: str, *, images: int | None, test_images: int | None) -> Task:
+    """A set, and those of the others that are in the folder; the first so many images of each."""
+    x, y, names = load_images(folder, name, "train")
+    if images is not None and images > len(x):
+        raise InputError(f"images = {images}, but there are {len(x)} to train on")
+    x_test, y_test, _ = load_images(folder, name, "test")
+    few, test = slice(images), slice(test_images)
+    others = {
+        other: load_images(folder, other, "test").x[test]
+        for other in SETS
+        if other != name and find_images(folder, other, "test") is not None
+    }
+    return Task((x[few], y[few]), (x_test[test], y_test[test]), others, len(names), y_test)
 
 
 def find_images(folder: str | Path, name: str, split: str) -> Found | None:

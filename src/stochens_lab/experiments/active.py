@@ -5,7 +5,6 @@ informative ones gets copies of a few; BatchBALD sees what they tell together.
 """
 
 import dataclasses
-import math
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,19 +17,18 @@ from torch import Tensor
 import stochens
 from stochens import metrics
 from stochens.errors import InputError
-from stochens.metrics import Interval
 from stochens.posterior.acquisition import bald, batch_bald
 from stochens.posterior.posterior import Posterior
 from stochens.randomness.seeds import derive
 from stochens.run.options import Run
 from stochens_lab.data.digits import add_noise, read_digits
 from stochens_lab.experiments import configs
+from stochens_lab.experiments.replicates import over_seeds as over_seeds  # tabular has it too
 from stochens_lab.experiments.runs import choose_device, finish_run, is_whole, open_run
-from stochens_lab.report.run_folder import METRICS, RunFolder, SavedRun
+from stochens_lab.report.run_folder import RunFolder, SavedRun
 
 SET, WHOLE = "repeated digits", "repeated digits, mean over the curve"
 CLASSES, PIXELS = 10, 64
-LEVEL = 0.95  # of the intervals over seeds
 LR = 0.02
 # With 20 labels and a precision of 1 the members stay near the prior's mode, and hardly differ: an
 # input has 0.05 nats of mutual information at most, and a copy of it about as much again.
@@ -84,16 +82,16 @@ def _at_random(_: Posterior, x: Tensor, config: ActiveConfig, seed: int) -> list
 
 
 def _by_bald(posterior: Posterior, x: Tensor, config: ActiveConfig, seed: int) -> list[int]:
-    return bald(_functions(posterior, x, config, seed)).topk(config.batch).indices.tolist()
+    return bald(_predict_functions(posterior, x, config, seed)).topk(config.batch).indices.tolist()
 
 
 def _by_batch_bald(posterior: Posterior, x: Tensor, config: ActiveConfig, seed: int) -> list[int]:
-    p = _functions(posterior, x, config, seed)
+    p = _predict_functions(posterior, x, config, seed)
     found = batch_bald(p, config.batch, configurations=config.configurations, seed=seed)
     return found.indices.tolist()
 
 
-def _functions(posterior: Posterior, x: Tensor, config: ActiveConfig, seed: int) -> Any:
+def _predict_functions(posterior: Posterior, x: Tensor, config: ActiveConfig, seed: int) -> Any:
     """Every draw one function of x, as joint entropies need them."""
     return posterior.predict(x, draws=config.draws, noise="shared", keep_draws=True, seed=seed)
 
@@ -195,8 +193,8 @@ def _put_rows(
     is above the others, seed by seed."""
     for name, rows in curves.items():
         for k, count in enumerate(labels):
-            interval = over_seeds([row[k] for row in rows])
-            folder.put(METRICS, (SET, name, f"{count} labels", "accuracy"), interval._asdict())
+            accuracy = over_seeds([row[k] for row in rows])
+            folder.put_row((SET, name, f"{count} labels"), {"accuracy": accuracy})
     means = {name: [statistics.fmean(row) for row in rows] for name, rows in curves.items()}
     gains = {
         f"{BEST} less {name}": [a - b for a, b in zip(means[BEST], means[name], strict=True)]
@@ -204,17 +202,4 @@ def _put_rows(
         if name != BEST
     }
     for name, values in (means | gains).items():
-        folder.put(METRICS, (WHOLE, name, "test", "accuracy"), over_seeds(values)._asdict())
-
-
-def over_seeds(values: Sequence[float]) -> Interval:
-    """The mean and Student's interval for it.
-
-    >>> [round(v, 3) for v in over_seeds([0.7, 0.8, 0.9])]
-    [0.8, 0.552, 1.048]
-    """
-    from scipy.stats import t  # comes with scikit-learn, and takes a second to import
-
-    mean, n = statistics.fmean(values), len(values)
-    half = float(t.ppf((1 + LEVEL) / 2, n - 1)) * statistics.stdev(values) / math.sqrt(n)
-    return Interval(mean, mean - half, mean + half)
+        folder.put_row((WHOLE, name, "test"), {"accuracy": over_seeds(values)})

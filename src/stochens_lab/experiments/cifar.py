@@ -4,11 +4,10 @@ One run is one row of the table: a method, trained in blocks of members. A block
 done, and a run that was stopped goes on with the first that is missing.
 """
 
-import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +26,8 @@ from stochens.training.machines import local_device
 from stochens.training.schedules import Natural, rate_for, schedule_named
 from stochens_lab.data.corruptions import CORRUPTIONS, INTENSITIES, corrupt
 from stochens_lab.data.hmc_reference import check_aligned, load_hmc_reference
-from stochens_lab.data.image_sets import SETS, normalise
-from stochens_lab.data.images import find_images, load_images
+from stochens_lab.data.image_sets import normalise
+from stochens_lab.data.images import Task, load_task
 from stochens_lab.experiments.cifar_config import CifarConfig
 from stochens_lab.experiments.cifar_measures import (
     average_corrupted,
@@ -47,7 +46,6 @@ from stochens_lab.experiments.cifar_rows import (
     cut_blocks,
     find_missing,
     find_start,
-    keep_copy,
     load_blocks,
     name_row,
     optimizer_of,
@@ -67,32 +65,7 @@ from stochens_lab.experiments.runs import (
 from stochens_lab.report.run_folder import TRAINING, RunFolder
 
 
-@dataclasses.dataclass(frozen=True)
-class Images:
-    """Bytes [N, 3, 32, 32] and labels [N], and other sets' test images, which are no such thing."""
-
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
-    others: dict[str, Tensor]
-    classes: int
-    labels: Tensor  # of all test images, also where few are asked for
-
-
-def load_cifar(config: CifarConfig) -> Images:
-    x, y, names = load_images(config.data, config.name, "train")
-    if config.images is not None and config.images > len(x):
-        raise InputError(f"images = {config.images}, but there are {len(x)} to train on")
-    x_test, y_test, _ = load_images(config.data, config.name, "test")
-    few, test = slice(config.images), slice(config.test_images)
-    others = {
-        name: load_images(config.data, name, "test").x[test]
-        for name in SETS
-        if name != config.name and find_images(config.data, name, "test") is not None
-    }
-    return Images((x[few], y[few]), (x_test[test], y_test[test]), others, len(names), y_test)
-
-
-def load_reference(config: CifarConfig, images: Images) -> Tensor | None:
+def load_reference(config: CifarConfig, images: Task) -> Tensor | None:
     """HMC's probabilities for the test images, proved to be in their order; None if not there."""
     if config.name != "cifar10":
         return None  # none were published in this form
@@ -145,13 +118,25 @@ def check(config: CifarConfig) -> None:
             raise InputError(f"{field} must be at least 1, got {value}")
 
 
+class Work(NamedTuple):
+    """What is trained and measured, and where it goes."""
+
+    config: CifarConfig
+    folder: RunFolder
+    images: Task
+    row: str
+    note: Callable[[str], None]
+
+
 def run(
     config: CifarConfig, *, resume: bool = False, note: Callable[[str], None] = lambda text: None
 ) -> Path:
     """Train what is missing, predict, compare; returns the run folder."""
     check(config)
     device = find_device(config.engine, config.address, config.device)
-    images = load_cifar(config)
+    images = load_task(
+        config.data, config.name, images=config.images, test_images=config.test_images
+    )
     reference = load_reference(config, images)
     net = lambda: ResNet20FRN(images.classes)  # noqa: E731
     start, copy = None, config.out / CHECKPOINTS / "start"
@@ -161,9 +146,10 @@ def run(
     row = name_row(config)
     with open_run(config.out, "cifar", config_to_json(config), device, resume=resume) as folder:
         if start is not None:
-            keep_copy(start, copy, net)
-        ensemble, whole = _train_blocks(config, folder, images, net, start, row, device, note)
-        _measure(config, folder, images, reference, row, ensemble, note)
+            start.save(copy, overwrite=True)  # a run that goes on can do without the other
+        work = Work(config, folder, images, row, note)
+        ensemble, whole = _train_blocks(work, net, start, device)
+        _measure(work, reference, ensemble)
         if whole:
             return finish_run(folder)
         folder.write()
@@ -174,16 +160,10 @@ def run(
 
 
 def _train_blocks(
-    config: CifarConfig,
-    folder: RunFolder,
-    images: Images,
-    net: Net,
-    start: Posterior | None,
-    row: str,
-    device: str,
-    note: Callable[[str], None],
+    work: Work, net: Net, start: Posterior | None, device: str
 ) -> tuple[Posterior, bool]:
     """The blocks that are there and those that there is time for, and whether these are all."""
+    config, folder, images, row, note = work
     began, longest = time.monotonic(), 0.0
     blocks = load_blocks(folder.path, net, str(local_device(device)))
     for path in blocks:
@@ -206,8 +186,8 @@ def _train_blocks(
         note(f"{row}: members {ids[0]} to {ids[-1]}, {config.epochs} epochs")
         before = time.monotonic()
         with folder.timed(f"{config.name}/{row} {path.name}"):
-            work, own = checkpoint_folder(folder, path.name), take_params(start, ids)
-            posterior = train_block(config, Block(net, data, ids, device, work, own))
+            keep, own = checkpoint_folder(folder, path.name), take_params(start, ids)
+            posterior = train_block(config, Block(net, data, ids, device, keep, own))
         longest = max(longest, time.monotonic() - before)
         posterior.save(path)
         folder.write()
@@ -218,15 +198,8 @@ def _train_blocks(
 # Measuring ----------------------------------------------------------------------------------------
 
 
-def _measure(
-    config: CifarConfig,
-    folder: RunFolder,
-    images: Images,
-    reference: Tensor | None,
-    row: str,
-    ensemble: Posterior,
-    note: Callable[[str], None],
-) -> None:
+def _measure(work: Work, reference: Tensor | None, ensemble: Posterior) -> None:
+    config, folder, images, row, note = work
     x_test, y_test = images.test
     device = device_of(ensemble.params)
     precision = "bf16" if device.type == "cuda" else "float32"
@@ -249,7 +222,7 @@ def _measure(
             (config.name, row, "test"),
             measure_closeness(p.mean, reference, config.resamples),
         )
-        _keep_reference(config, folder, reference, y_test)
+        _keep_reference(work, reference)
     for name, x in images.others.items():
         note(f"{row}: {name}, which is no {config.name}")
         q = predicted(x, keep_draws=False)
@@ -264,34 +237,30 @@ def _measure(
     folder.put(TRAINING, (config.name, row), told)
     folder.write()
     if config.corruptions:
-        _measure_corrupted(config, folder, images, row, device, predicted, note)
+        _measure_corrupted(work, device, predicted)
 
 
-def _count_steps(config: CifarConfig, images: Images) -> int:
+def _count_steps(config: CifarConfig, images: Task) -> int:
     return config.epochs * -(-len(images.train[0]) // config.batch_size)
 
 
-def _keep_reference(config: CifarConfig, folder: RunFolder, probs: Tensor, labels: Tensor) -> None:
+def _keep_reference(work: Work, probs: Tensor) -> None:
     """Its own row; of the published predictions only the mean is known."""
+    config, folder = work.config, work.folder
     prefix = f"{config.name}/{REFERENCE}/test"
     p = Predictive(probs, probs.new_zeros(len(probs)), None)
     folder.arrays[f"{prefix}/mean"] = probs.numpy()
     folder.arrays[f"{prefix}/entropy"] = p.entropy.numpy()
-    known = measure_labelled(p, labels, config.resamples)
+    known = measure_labelled(p, work.images.test[1], config.resamples)
     known.pop("MI", None)
     folder.put_row((config.name, REFERENCE, "test"), known)
 
 
 def _measure_corrupted(
-    config: CifarConfig,
-    folder: RunFolder,
-    images: Images,
-    row: str,
-    device: torch.device,
-    predicted: Callable[..., Predictive],
-    note: Callable[[str], None],
+    work: Work, device: torch.device, predicted: Callable[..., Predictive]
 ) -> None:
     """The test images under every corruption and intensity, and the mean over all of them."""
+    config, folder, images, row, note = work
     x, y = images.test[0].to(device), images.test[1]
     found: dict[tuple[str, int], dict[str, Interval]] = {}
     for corruption in CORRUPTIONS:

@@ -232,12 +232,6 @@ def find_start(
     return _read_copy(copy, net, ids) or _read_start(start, options, net, ids)
 
 
-def keep_copy(members: Posterior, copy: Path, net: Net) -> None:
-    """A copy, so that a run which goes on can do without the one it began with."""
-    if _read_copy(copy, net, list(members.members)) is None:
-        members.save(copy, overwrite=True)
-
-
 def _read_copy(copy: Path, net: Net, ids: list[int]) -> Posterior | None:
     try:
         there = load(copy, net)

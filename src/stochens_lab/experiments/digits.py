@@ -15,7 +15,7 @@ import typer
 from torch import Tensor, nn
 
 from stochens import metrics
-from stochens.comparison import OWN_NOISE, compare
+from stochens.comparison import OWN_NOISE
 from stochens.errors import InputError
 from stochens.members import Params
 from stochens.metrics import Interval
@@ -26,6 +26,7 @@ from stochens.samplers.langevin import langevin, usual_step
 from stochens.samplers.sampling import hmc
 from stochens_lab.data.digits import add_noise, cut_photo_patches, read_digits, rotate
 from stochens_lab.experiments import configs
+from stochens_lab.experiments.cifar_measures import measure_labelled
 from stochens_lab.experiments.configs import config_to_json
 from stochens_lab.experiments.rows import (
     ENSEMBLES,
@@ -244,10 +245,7 @@ def measure_all(
     found: Mapping[str, Predictive], labels: Tensor, *, resamples: int
 ) -> dict[str, dict[str, Interval]]:
     """domain -> metric -> what can be said without the reference."""
-    rows = {
-        domain: compare({"": found[domain]}, labels, resamples=resamples, show=False).rows[""]
-        for domain in LABELLED
-    }
+    rows = {domain: measure_labelled(found[domain], labels, resamples) for domain in LABELLED}
     known, unknown = found["test"].mean, found[UNLABELLED].mean
     auroc = metrics.bootstrap(metrics.ood_auroc, known, unknown, resamples=resamples)
     return rows | {UNLABELLED: {"OOD AUROC": auroc}}

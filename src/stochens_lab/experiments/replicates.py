@@ -1,6 +1,8 @@
 """Distances to the reference over data draws and seeds, and the intervals that follow from both."""
 
 import math
+import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -80,9 +82,16 @@ def average_draws(rows: list[tuple[int, Interval]]) -> Interval:
     by_draw: dict[int, list[float]] = {}
     for draw, interval in rows:
         by_draw.setdefault(draw, []).append(interval.value)
-    groups = [float(np.mean(values)) for values in by_draw.values()]
-    if len(groups) == 1:
-        groups = next(iter(by_draw.values()))
-    mean, count = float(np.mean(groups)), len(groups)
-    half = float(stdtrit(count - 1, (1 + LEVEL) / 2)) * float(np.std(groups, ddof=1))
-    return Interval(mean, mean - half / math.sqrt(count), mean + half / math.sqrt(count))
+    groups = [statistics.fmean(values) for values in by_draw.values()]
+    return over_seeds(next(iter(by_draw.values())) if len(groups) == 1 else groups)
+
+
+def over_seeds(values: Sequence[float]) -> Interval:
+    """The mean and Student's 95 % interval for it.
+
+    >>> [round(v, 3) for v in over_seeds([0.7, 0.8, 0.9])]
+    [0.8, 0.552, 1.048]
+    """
+    mean, n = statistics.fmean(values), len(values)
+    half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * statistics.stdev(values) / math.sqrt(n)
+    return Interval(mean, mean - half, mean + half)

@@ -1,5 +1,6 @@
 """A run: its folder, and where its work is done."""
 
+import contextlib
 import re
 import shutil
 from pathlib import Path
@@ -93,10 +94,8 @@ def choose_device(name: str | None) -> torch.device:
 
 
 def _parse_device(name: str) -> torch.device:
-    try:
+    with contextlib.suppress(RuntimeError):  # of a name that torch does not know
         device = torch.device(name)
-    except RuntimeError:
-        raise InputError(f"--device must be cpu or cuda, got {name!r}") from None
-    if device.type not in ("cpu", "cuda"):
-        raise InputError(f"--device must be cpu or cuda, got {name!r}")
-    return device
+        if device.type in ("cpu", "cuda"):
+            return device
+    raise InputError(f"--device must be cpu or cuda, got {name!r}")

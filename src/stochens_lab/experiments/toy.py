@@ -7,7 +7,7 @@ in-domain points uniform on [-1, 1]^2, out-of-domain on [-10, 10]^2.
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -67,24 +67,30 @@ def run(
     device = find_device(config.engine, config.address, config.device)
     with open_run(config.out, "toy", config_to_json(config), device, resume=resume) as folder:
         if config.jobs > 1:
-            run_parts(run, _split_config(config), folder, jobs=config.jobs)
+            parts = [  # a run for each set, inside the run's folder
+                dataclasses.replace(config, sets=(name,), jobs=1, out=config.out / PARTS / name)
+                for name in config.sets
+            ]
+            run_parts(run, parts, folder, jobs=config.jobs)
         else:
             replicates = Replicates(several=config.draws * config.seeds > 1)
+            work = Work(config, folder, replicates, _make_places(config), note)
             for set_name in config.sets:
-                _run_set(config, folder, replicates, set_name, note)
+                _run_set(work, set_name)
         return finish_run(folder)
 
 
-def _split_config(config: ToyConfig) -> list[ToyConfig]:
-    """A run for each set, inside the run's folder."""
-    return [
-        dataclasses.replace(config, sets=(name,), jobs=1, out=config.out / PARTS / name)
-        for name in config.sets
-    ]
+class Work(NamedTuple):
+    """What all sets have in common."""
+
+    config: ToyConfig
+    folder: RunFolder
+    replicates: Replicates
+    places: dict[str, Tensor]  # test points of each domain, and the grids of its maps
+    note: Callable[[str], None]
 
 
-@dataclasses.dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """A draw of the training data, and what the true posterior says."""
 
     number: int
@@ -92,23 +98,17 @@ class Draw:
     truth: dict[str, Predictive]  # by place
 
 
-def _run_set(
-    config: ToyConfig,
-    folder: RunFolder,
-    replicates: Replicates,
-    set_name: str,
-    note: Callable[[str], None],
-) -> None:
-    places = _make_places(config)
+def _run_set(work: Work, set_name: str) -> None:
+    config, folder, replicates, places, note = work
     draws = []
     for number in range(config.draws):
         note(f"set {set_name}, draw {number}: {REFERENCE}")
-        draws.append(_sample_reference(config, folder, replicates, set_name, number, places))
+        draws.append(_sample_reference(work, set_name, number))
         replicates.write(folder)
     for row in list_trainings(config, set_name):
         note(f"set {set_name}: {row.name}, {row.steps} steps")
         with folder.timed(f"{set_name}/{row.name}"):
-            trained = list(_train_ensembles(config, folder, set_name, row, draws))
+            trained = list(_train_ensembles(work, set_name, row, draws))
         for k, (draw, posterior) in enumerate(trained):
             shown = k == 0  # on the maps and in the tables of training
             wanted = places if shown else {d: places[d] for d in DOMAINS}
@@ -126,19 +126,13 @@ def _run_set(
                 folder.put(TRAINING, (set_name, row.name), describe_training(posterior, row))
         replicates.write(folder)
     if not config.only:
-        _trace_curves(config, folder, replicates, set_name, draws, places, note)
+        _trace_curves(work, set_name, draws)
         replicates.write(folder)
 
 
-def _sample_reference(
-    config: ToyConfig,
-    folder: RunFolder,
-    replicates: Replicates,
-    set_name: str,
-    number: int,
-    places: dict[str, Tensor],
-) -> Draw:
+def _sample_reference(work: Work, set_name: str, number: int) -> Draw:
     """The reference of one data draw, and its own noise."""
+    config, folder, replicates, places, _ = work
     data = toy_set(set_name, n=config.points, draw=number)
     with folder.timed(f"{set_name}/{number}/{REFERENCE}"):
         reference = nuts(
@@ -153,8 +147,11 @@ def _sample_reference(
         )
     truth = {place: predict_classes(reference, x, keep_draws=False) for place, x in places.items()}
     if number == 0:
-        _keep_points(folder, set_name, data, places)
-        _keep_reference(folder, set_name, reference, truth, places["in"][:100])
+        for name, x in {"train": data[0], "labels": data[1], **places}.items():
+            folder.arrays[f"{set_name}/points/{name}"] = x.numpy()
+        for place, p in truth.items():
+            folder.predictive((set_name, REFERENCE, place), p)
+        folder.put(SAMPLER, (set_name,), describe_reference(reference, places["in"][:100]))
     few = _thin_reference(reference, config.members)
     for domain in DOMAINS:
         alone = config.draws == 1  # however many ensembles there are
@@ -168,10 +165,11 @@ def _sample_reference(
 
 
 def _train_ensembles(
-    config: ToyConfig, folder: RunFolder, set_name: str, row: Training, draws: list[Draw]
+    work: Work, set_name: str, row: Training, draws: list[Draw]
 ) -> Iterator[tuple[Draw, Posterior]]:
     """`seeds` independent ensembles of each data draw, trained together: a member depends on its
     own number alone, so this is the same as so many trainings, in fewer and larger steps."""
+    config, folder = work.config, work.folder
     size = config.members
     options: dict[str, Any] = {"steps": row.steps, "start": row.start}
     place = (set_name, row.name, row.steps)
@@ -210,7 +208,6 @@ def _thin_reference(reference: Posterior, members: int) -> Posterior:
 
 
 def _make_places(config: ToyConfig) -> dict[str, Tensor]:
-    """Test points of each domain, and the grids of its maps."""
     places = {
         domain: uniform_points(config.test_points, half_side=side, seed=config.seed)
         for domain, side in DOMAINS.items()
@@ -219,40 +216,14 @@ def _make_places(config: ToyConfig) -> dict[str, Tensor]:
     return places | maps
 
 
-def _keep_points(
-    folder: RunFolder, set_name: str, data: tuple[Tensor, Tensor], places: dict[str, Tensor]
-) -> None:
-    for name, x in {"train": data[0], "labels": data[1], **places}.items():
-        folder.arrays[f"{set_name}/points/{name}"] = x.numpy()
-
-
-def _keep_reference(
-    folder: RunFolder,
-    set_name: str,
-    reference: Posterior,
-    truth: dict[str, Predictive],
-    at: Tensor,
-) -> None:
-    for place, p in truth.items():
-        folder.predictive((set_name, REFERENCE, place), p)
-    folder.put(SAMPLER, (set_name,), describe_reference(reference, at))
-
-
-def _trace_curves(
-    config: ToyConfig,
-    folder: RunFolder,
-    replicates: Replicates,
-    set_name: str,
-    draws: list[Draw],
-    places: dict[str, Tensor],
-    note: Callable[[str], None],
-) -> None:
+def _trace_curves(work: Work, set_name: str, draws: list[Draw]) -> None:
     """Regular and SE3 trained for fewer steps, and how far apart SE3's sets are then."""
+    config, _, replicates, places, note = work
     for steps in config.curve:
         for name in CURVES:
             note(f"set {set_name}: {name}, {steps} steps")
             row = Training(name, TRAININGS[name], steps)
-            for draw, posterior in _train_ensembles(config, folder, set_name, row, draws):
+            for draw, posterior in _train_ensembles(work, set_name, row, draws):
                 for domain in DOMAINS:
                     p = predict_classes(posterior, places[domain], keep_draws=False)
                     replicates.add_curve((set_name, name, domain), steps, p, draw.truth[domain])

@@ -24,27 +24,29 @@ from stochens.posterior.predictive import Predictive
 from stochens.randomness.seeds import derive
 from stochens.run.options import Run
 from stochens.training.fit import fit
-from stochens_lab.data.image_sets import SETS
-from stochens_lab.data.images import find_images, load_images
+from stochens_lab.data.images import Task, load_task
 from stochens_lab.experiments.cifar_measures import measure_labelled, measure_ood
 from stochens_lab.experiments.configs import config_to_json
 from stochens_lab.experiments.rows import Training, describe_training, predict_classes
 from stochens_lab.experiments.runs import checkpoint_folder, find_device, finish_run, open_run
 from stochens_lab.experiments.transfer_config import TransferConfig
 from stochens_lab.experiments.transfer_rows import Row, Trained, list_rows, mobilenet, to_pixels
-from stochens_lab.report.run_folder import METRICS, TRAINING, RunFolder, SavedRun
+from stochens_lab.report.run_folder import TRAINING, RunFolder, SavedRun
+from stochens_lab.report.view import COST
 
 SET = "cifar100"
 TOLD = ("accuracy", "NLL", "ECE")
 Build = Callable[[TransferConfig, int], Trained]
-Data = tuple[Tensor, Tensor]  # pixels [N, 3, 32, 32], labels [N]
 
 
-class Images(NamedTuple):
-    train: Data
-    test: Data
-    others: dict[str, Tensor]  # test images of other sets
-    classes: int
+class Work(NamedTuple):
+    """What all rows have in common."""
+
+    config: TransferConfig
+    images: Task
+    trained: Trained
+    run: Run
+    note: Callable[[str], None]
 
 
 def run(
@@ -60,57 +62,45 @@ def run(
     """
     device = find_device(config.engine, None, config.device)
     images = load(config)
-    trained = (build or _build)(config, images.classes)
+    if build is not None:
+        trained = build(config, images.classes)
+    else:
+        trained = mobilenet(config.weights, images.classes, side=config.side, seed=config.seed)
     rows = list_rows(trained.late)
     for name in config.rows:
         check_known("row", name, rows)
     before = SavedRun(config.out) if resume else None
     done = before.metrics.get(SET, {}) if before else {}
     told: dict[str, Any] = dict(before.training.get(SET, {})) if before else {}
+    how = Run(device=device, engine=config.engine, precision=config.precision)
+    work = Work(config, images, trained, how, note)
     with open_run(config.out, "transfer", config_to_json(config), device, resume=resume) as folder:
         for name in config.rows or rows:
             if name in done:
                 note(f"{name} is done")
                 continue
-            told[name] = _do_row(config, folder, images, trained, name, rows, told, device, note)
+            told[name] = _run_row(work, folder, name, rows[name], told)
         return finish_run(folder)
 
 
-def load(config: TransferConfig) -> Images:
-    """CIFAR-100, and those of the other sets that are in the folder."""
-    x, y, names = load_images(config.data, SET, "train")
-    if config.images is not None and config.images > len(x):
-        raise InputError(f"images = {config.images}, but there are {len(x)} to train on")
-    if not 0 < config.held_out < (config.images or len(x)):
+def load(config: TransferConfig) -> Task:
+    """CIFAR-100, and those of the other sets that are in the folder; as the network takes them."""
+    found = load_task(config.data, SET, images=config.images, test_images=config.test_images)
+    (x, y), (x_test, y_test) = found.train, found.test
+    if not 0 < config.held_out < len(x):
         raise InputError(f"held_out = {config.held_out} leaves no image to train on")
-    few, test = slice(config.images), slice(config.test_images)
-    x_test, y_test, _ = load_images(config.data, SET, "test")
-    others = {
-        name: to_pixels(load_images(config.data, name, "test").x[test])
-        for name in SETS
-        if name != SET and find_images(config.data, name, "test") is not None
-    }
-    train, known = (to_pixels(x[few]), y[few]), (to_pixels(x_test[test]), y_test[test])
-    return Images(train, known, others, len(names))
+    return found._replace(
+        train=(to_pixels(x), y),
+        test=(to_pixels(x_test), y_test),
+        others={name: to_pixels(other) for name, other in found.others.items()},
+    )
 
 
-def _build(config: TransferConfig, classes: int) -> Trained:
-    return mobilenet(config.weights, classes, side=config.side, seed=config.seed)
-
-
-def _do_row(
-    config: TransferConfig,
-    folder: RunFolder,
-    images: Images,
-    trained: Trained,
-    name: str,
-    rows: Mapping[str, Row],
-    told: Mapping[str, Any],
-    device: str,
-    note: Callable[[str], None],
+def _run_row(
+    work: Work, folder: RunFolder, name: str, row: Row, told: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Choose its rate, train, predict and measure; what is told of its training."""
-    row = rows[name]
+    config, images, trained, run, note = work
     options: dict[str, Any] = {
         **row.options,
         "epochs": config.epochs * row.times,
@@ -118,62 +108,48 @@ def _do_row(
         "seed": config.seed,
     }
     members = config.members if row.members is None else row.members
-    tried = told.get(row.rate_of or "", {}).get("held-out NLL") or _try_rates(
-        config, images, trained, name, row, options, device, note
-    )
+    tried = told.get(row.rate_of or "", {}).get("held-out NLL")
+    tried = tried or _try_rates(work, name, row, options)
     options["lr"] = float(min(tried, key=lambda rate: tried[rate]))
     note(f"{name}: {members} members, {options['epochs']} epochs, rate {options['lr']:g}")
-    cost = _Cost(device)
+    cost = _Cost(str(run.device))
     with folder.timed(f"{SET}/{name}"):
-        kept = dataclasses.replace(_how(config, device), checkpoint=checkpoint_folder(folder, name))
+        kept = dataclasses.replace(run, checkpoint=checkpoint_folder(folder, name))
         posterior = fit(trained.net, images.train, members=members, run=kept, **options)
         spent = cost.of(posterior)
     began = time.monotonic()
     p = predict_classes(posterior, images.test[0], seed=config.seed, keep_draws=False)
     spent["prediction"] = time.monotonic() - began
     measured = measure_labelled(p, images.test[1], config.resamples)
-    _put(folder, name, "test", {metric: measured[metric] for metric in TOLD})
+    folder.put_row((SET, name, "test"), {metric: measured[metric] for metric in TOLD})
     for other, x in images.others.items():
         q = predict_classes(posterior, x, seed=config.seed, keep_draws=False)
-        _put(folder, name, other, measure_ood(p.mean, q.mean, config.resamples))
-    _put(folder, name, "cost", {what: Interval(v, v, v) for what, v in spent.items()})
+        folder.put_row((SET, name, other), measure_ood(p.mean, q.mean, config.resamples))
+    folder.put_row((SET, name, COST), {what: Interval(v, v, v) for what, v in spent.items()})
     steps = options["epochs"] * -(-len(images.train[0]) // config.batch_size)
     start = row.options.get("start", "reset")
     about = describe_training(posterior, Training(name, fit, steps, start))
     about |= {"rate": options["lr"], "held-out NLL": tried, "members": members}
     folder.put(TRAINING, (SET, name), about)
     folder.write()
-    note(f"{name}: {_in_words(p, images.test[1], spent)}")
+    note(f"{name}: {_describe_result(p, images.test[1], spent)}")
     return about
 
 
-def _try_rates(
-    config: TransferConfig,
-    images: Images,
-    trained: Trained,
-    name: str,
-    row: Row,
-    options: Mapping[str, Any],
-    device: str,
-    note: Callable[[str], None],
-) -> dict[str, float]:
+def _try_rates(work: Work, name: str, row: Row, options: Mapping[str, Any]) -> dict[str, float]:
     """NLL of one member on images that it was not trained on, for each rate: test images are for
     the results."""
-    x, y = images.train
+    config, (x, y) = work.config, work.images.train
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(derive(config.seed, 1)))
     held, rest = order[: config.held_out], order[config.held_out :]
     found: dict[str, float] = {}
     for rate in row.rates:
-        data, how = (x[rest], y[rest]), _how(config, device)
-        one = fit(trained.net, data, members=1, lr=rate, run=how, **options)
+        data = (x[rest], y[rest])
+        one = fit(work.trained.net, data, members=1, lr=rate, run=work.run, **options)
         p = predict_classes(one, x[held], seed=config.seed, keep_draws=False)
         found[f"{rate:g}"] = float(metrics.nll(p.mean.cpu(), y[held]))
-        note(f"{name}: rate {rate:g}, held-out NLL {found[f'{rate:g}']:.4f}")
+        work.note(f"{name}: rate {rate:g}, held-out NLL {found[f'{rate:g}']:.4f}")
     return found
-
-
-def _how(config: TransferConfig, device: str) -> Run:
-    return Run(device=device, engine=config.engine, precision=config.precision)
 
 
 class _Cost:
@@ -198,12 +174,7 @@ class _Cost:
         return found | {"stored": sum(t.numel() * t.element_size() for t in kept) / 1e6}
 
 
-def _in_words(p: Predictive, labels: Tensor, spent: Mapping[str, float]) -> str:
+def _describe_result(p: Predictive, labels: Tensor, spent: Mapping[str, float]) -> str:
     mean = p.mean.cpu()
     accuracy, nll = float(metrics.accuracy(mean, labels)), float(metrics.nll(mean, labels))
     return f"accuracy {100 * accuracy:.2f} %, NLL {nll:.4f}, {spent['training']:.1f} s"
-
-
-def _put(folder: RunFolder, name: str, domain: str, found: Mapping[str, Interval]) -> None:
-    for metric, interval in found.items():
-        folder.put(METRICS, (SET, name, domain, metric), interval._asdict())

@@ -40,7 +40,7 @@ def finish_run(path: Path, console: Console) -> Iterator[str]:
     run = SavedRun(path)
     for table in _build_tables(run):
         console.print(table)
-    _import_slow("figures.files").save_figures(run)
+    _import_slow("figures.files").save_figures([run], path / FIGURES)
     write_whole(path / TABLES, markdown.format_run(run).encode())
     yield f"Page:    {write_page([path], None)}"
     yield f"Figures: {path / FIGURES}"
@@ -93,7 +93,7 @@ def write_companions(paths: Sequence[Path], page: Path, *, figures: bool) -> Ite
             yield f"No tables and numbers beside the page: {page.parent} is a run's own folder"
         return
     if figures:
-        _import_slow("figures.files").save_all_figures(runs, images, page.parent / FIGURES)
+        _import_slow("figures.files").save_figures(runs, page.parent / FIGURES)
         if (page.parent / FIGURES).exists():
             yield f"Figures: {page.parent / FIGURES}"
     if figures or len(images) > 1:

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from stochens.metrics import Interval
+from stochens.report.tables import Head, Row, Table
 from stochens_lab.report.cifar.markdown import format_cifar
 from stochens_lab.report.cifar.rows import gather, is_cifar
 from stochens_lab.report.run_folder import SavedRun
+from stochens_lab.report.tables import format_markdown
 from stochens_lab.report.view import RunView, describe_metric, name_domain
 
 
@@ -56,25 +57,15 @@ def _tell_command(view: RunView) -> Iterator[str]:
 
 def _format_sets(view: RunView) -> Iterator[str]:
     for set_name, rows in view.run.metrics.items():
-        columns = [(name, d) for name, domains in view.columns(set_name).items() for d in domains]
-        heads = [f"{_format_label(name)}, {name_domain(d)}" for name, d in columns]
-        yield from ("", f"## {set_name}", "", f"| | {' | '.join(heads)} |")
-        yield "| --- |" + " --- |" * len(columns)
-        for method in rows:
-            cells = [
-                _format_cell(view.interval(set_name, method, d, name), name) for name, d in columns
-            ]
-            yield f"| {method} | {' | '.join(cells)} |"
-
-
-def _format_label(name: str) -> str:
-    metric = describe_metric(name)
-    return f"{metric.label} ({metric.unit})" if metric.unit else metric.label
-
-
-def _format_cell(interval: Interval | None, name: str) -> str:
-    if interval is None:
-        return ""
-    metric = describe_metric(name)
-    value, about = metric.text(interval.value), metric.range(interval)
-    return f"{value} ({about})" if about else value
+        columns = [
+            (describe_metric(name), name, domain)
+            for name, domains in view.columns(set_name).items()
+            for domain in domains
+        ]
+        heads = [Head(metric.label, metric.unit, name_domain(d)) for metric, _, d in columns]
+        lines = [
+            Row(method, [m.cell(view.interval(set_name, method, d, n)) for m, n, d in columns])
+            for method in rows
+        ]
+        yield from ("", f"## {set_name}", "")
+        yield from format_markdown(Table("", [Head(""), *heads], lines))

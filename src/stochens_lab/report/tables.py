@@ -1,74 +1,14 @@
-"""A table as plain data: the page shows it by a template, Markdown by `format_markdown`."""
+"""Tables of the page as Markdown, and tables for the terminal."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from rich import box
 from rich.table import Table as TerminalTable
 
+from stochens.report.tables import BEST, Cell, Head, Table
 from stochens.report.text import DASH
 
-BEST = "best"
-
-
-@dataclass(frozen=True)
-class Head:
-    """A column: its label, its unit, and of which other set of images it is."""
-
-    label: str
-    unit: str = ""
-    where: str = ""
-
-
-@dataclass(frozen=True)
-class Group:
-    """Neighbouring columns under one label."""
-
-    label: str
-    unit: str
-    columns: int
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What a cell says, and in small type below: its interval, notes, the paper's value, a verdict.
-
-    `value` is the exact number behind the text. `mark` is a class of the style sheet; `share`, from
-    0 to 1, is the length of a bar or the depth of a tint.
-    """
-
-    text: str = DASH
-    value: float | None = None
-    interval: str = ""
-    notes: tuple[str, ...] = ()
-    paper: str = ""
-    verdict: str = ""
-    mark: str = ""
-    share: float | None = None
-    columns: int = 1
-
-
-@dataclass(frozen=True)
-class Row:
-    name: str
-    cells: Sequence[Cell]
-    note: str = ""
-    from_paper: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """`references` are rows that do not compete, and stand above the others."""
-
-    template: ClassVar[str] = "table.html"
-    caption: str
-    heads: Sequence[Head]  # the first is that of the rows' names
-    rows: Sequence[Row]
-    references: Sequence[Row] = ()
-    groups: Sequence[Group] = ()
-    style: str = ""
-    best: str = "best"  # what a screen reader says of a cell with this mark
+FROM_PAPER = "paper"  # the style of a row that is not ours
 
 
 def format_markdown(table: Table) -> Iterator[str]:
@@ -78,7 +18,9 @@ def format_markdown(table: Table) -> Iterator[str]:
         cells = [row.name.replace("|", "\\|")]
         for cell in row.cells:
             cells += [_format_cell(cell), *[""] * (cell.columns - 1)]
-        yield join_cells([f"*{c}*" if c else "" for c in cells] if row.from_paper else cells)
+        yield join_cells(
+            [f"*{c}*" if c else "" for c in cells] if row.style == FROM_PAPER else cells
+        )
 
 
 def build_terminal(

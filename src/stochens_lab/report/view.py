@@ -10,6 +10,7 @@ import numpy as np
 
 from stochens.comparison import OWN_NOISE
 from stochens.metrics import Interval
+from stochens.report.tables import Cell
 from stochens.report.text import MINUS
 from stochens_lab.report.run_folder import SavedRun
 
@@ -46,6 +47,12 @@ class Metric:
         """
         low, high = interval.low, interval.high
         return "" if low == high else f"{self.text(low)} to {self.text(high)}"
+
+    def cell(self, interval: Interval | None, **more: Any) -> Cell:
+        """Of a table; a dash where nothing was measured."""
+        if interval is None:
+            return Cell()
+        return Cell(self.text(interval.value), interval.value, self.range(interval), **more)
 
 
 METRICS = {

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,14 +53,24 @@ def read_reference(path: Path, classes: tuple[str, ...], rows: int) -> Predictiv
     if suffix == ".npy":
         with reading(path):
             probs = torch.from_numpy(read_file(path)["x"])
-        found = _from_draws(probs, path) if probs.dim() == 3 else _from_mean(probs, None, path)
+        if probs.dim() == 3:
+            found = Predictive.of(checked_probs(probs, str(path), "[S, B, C]"))
+        else:
+            found = _from_mean(probs, None, path)
     elif suffix == ".npz":
-        with reading(path):
-            arrays = read_file(path, NUMBERS_AND_TEXT)
-        named = [str(name) for name in arrays.get("classes", [])]
-        _check_classes(named, classes, path)
         with reading(path):  # texts, and numbers in another byte order, are no tensors
-            found = _from_arrays(arrays, path)
+            arrays = read_file(path, NUMBERS_AND_TEXT)
+            named = tuple(str(name) for name in arrays.pop("classes", []))
+            if named and named != classes:
+                raise InputError(
+                    f"{path} is of the classes {', '.join(named[:8])}, the run of others"
+                )
+            if "prob" not in arrays:
+                raise InputError(f"{path} has no array prob; was it written by stochens predict?")
+            mi = arrays.get("mutual_information")
+            found = _from_mean(
+                torch.from_numpy(arrays["prob"]), None if mi is None else torch.from_numpy(mi), path
+            )
     elif suffix in (".csv", ".parquet"):
         names = [*(f"prob_{name}" for name in classes), "mutual_information"]
         reader = columns_csv if suffix == ".csv" else columns_parquet
@@ -75,24 +84,6 @@ def read_reference(path: Path, classes: tuple[str, ...], rows: int) -> Predictiv
             f"[{rows}, {len(classes)}], row by row the same examples"
         )
     return found
-
-
-def _from_arrays(arrays: Mapping[str, Any], path: Path) -> Predictive:
-    if "prob" not in arrays:
-        raise InputError(f"{path} has no array prob; was it written by stochens predict?")
-    mi = arrays.get("mutual_information")
-    return _from_mean(
-        torch.from_numpy(arrays["prob"]), None if mi is None else torch.from_numpy(mi), path
-    )
-
-
-def _check_classes(found: list[str], classes: tuple[str, ...], path: Path) -> None:
-    if found and tuple(found) != classes:
-        raise InputError(f"{path} is of the classes {', '.join(found[:8])}, the run of others")
-
-
-def _from_draws(probs: Tensor, path: Path) -> Predictive:
-    return Predictive.of(checked_probs(probs, str(path), "[S, B, C]"))
 
 
 def _from_mean(mean: Tensor, mi: Tensor | None, path: Path) -> Predictive:

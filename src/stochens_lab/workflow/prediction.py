@@ -11,6 +11,7 @@ from torch import Tensor
 from stochens.errors import InputError
 from stochens.files.storage import write_whole
 from stochens.likelihoods import Predicted
+from stochens.likelihoods.base import Targets
 from stochens.posterior.outputs import outputs_of
 from stochens.posterior.posterior import Posterior
 from stochens.posterior.predictive import DRAWS_BUDGET
@@ -52,7 +53,7 @@ def make_table(
     draws: int = 1,
     seed: int = 0,
 ) -> Table:
-    """Everything that is written of each example: what the prediction states as its columns.
+    """Everything that is written of each example.
 
     Intervals need all draws. Where those do not fit into memory the examples go in blocks, and the
     noise of a method is another draw for each block.
@@ -65,12 +66,26 @@ def make_table(
     for first in range(0, len(x), rows):
         part = x[first : first + rows]
         p = _predict_checked(posterior, schema, part, draws=draws, seed=seed, keep_draws=True)
-        blocks.append({name: t.numpy() for name, t in p.columns(level).items()})
+        blocks.append({name: t.numpy() for name, t in list_columns(p, schema.kind, level).items()})
     columns = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
     if schema.classes:
         names = np.array(whole_classes(schema.classes) or schema.classes)
         columns["label"] = names[columns["label"]]
     return columns
+
+
+def list_columns(p: Predicted, kind: Targets, level: float) -> dict[str, Tensor]:
+    """What a prediction says of each input, by the names of tables: [B], or [B, K] for K classes or
+    targets. Numbers have the two parts of their standard deviation: their squares add up."""
+    found = p.summaries(level)
+    if kind == "numbers":
+        for part in ("epistemic", "aleatoric"):
+            found[f"{part}_std"] = found.pop(part).sqrt()
+        return found
+    probs = found.pop("probs")
+    label = (probs > 0.5).long() if kind == "labels" else probs.argmax(-1)
+    ends = {name: found.pop(name) for name in ("low", "high")}
+    return {"label": label, "prob": probs, **ends, **found}
 
 
 # -- files -----------------------------------------------------------------------------------------

@@ -194,7 +194,7 @@ def run(config: FitConfig, model: Model, *, resume: bool = False, note: Note) ->
         where = checkpoint_folder(folder, EXPERIMENT)
         try:
             with folder.timed("training"):
-                posterior = _trained(config, model, data, where)
+                posterior = _train(config, model, data, where)
         except Exception:
             if not resume and not where.exists():  # refused before the first step
                 _undo(config.out, new)
@@ -222,7 +222,7 @@ def _has_checkpoint(out: Path) -> bool:
     return any((out / CHECKPOINTS).rglob(DESCRIPTION))
 
 
-def _trained(config: FitConfig, model: Model, data: Prepared, where: Path) -> Posterior:
+def _train(config: FitConfig, model: Model, data: Prepared, where: Path) -> Posterior:
     options: dict[str, Any] = {
         "members": config.members,
         "epochs": config.epochs,

@@ -49,7 +49,7 @@ def test_every_strategy_has_its_curve_and_its_interval(run):
 
 
 def test_it_is_drawn_and_written(run, tmp_path):
-    save_figures(run, tmp_path)
+    save_figures([run], tmp_path)
     assert (tmp_path / "learning.svg").stat().st_size > 1000
     from rich.console import Console
 

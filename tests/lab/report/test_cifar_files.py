@@ -13,15 +13,15 @@ from stochens.metrics import accuracy as accuracy_of
 from stochens.metrics import ece
 from stochens_lab.report import finish, markdown
 from stochens_lab.report.cifar.numbers import (
-    compute_box,
     compute_calibration,
     compute_entropies,
     compute_shares,
+    list_corrupted,
     measure_distance,
     read_curve,
 )
 from stochens_lab.report.cifar.rows import gather
-from stochens_lab.report.figures.cifar import draw_cifar_figures
+from stochens_lab.report.figures.cifar import draw_boxes, draw_cifar_figures
 from stochens_lab.report.figures.files import save_figures
 from stochens_lab.report.view import RunView
 
@@ -45,11 +45,16 @@ def test_boxes_are_the_quartiles_over_corruptions(runs, row):
     table = runs[1].metrics[SET]["SE1 0.1"]
     values = sorted(v["NLL"]["value"] for name, v in table.items() if name.endswith("-3"))
     assert len(values) == 16
-    found = compute_box(row, "NLL", 3)
-    assert (found.low, found.high) == (values[0], values[-1])
-    assert found.median == pytest.approx((values[7] + values[8]) / 2)
-    assert found.first == pytest.approx(values[3] + 0.75 * (values[4] - values[3]))
-    assert compute_box(row, "NLL", 6) is None
+    assert sorted(list_corrupted(row, "NLL", 3)) == values
+    assert list_corrupted(row, "NLL", 6) == []
+    figure = draw_boxes(gather([RunView(runs[1], "run0")])[0])
+    _, ax = figure.axes
+    heights = np.asarray(ax.patches[2].get_path().vertices)[:, 1]
+    assert heights.min() == pytest.approx(values[3] + 0.75 * (values[4] - values[3]))
+    assert heights.max() == pytest.approx(values[11] + 0.25 * (values[12] - values[11]))
+    drawn = {y for line in ax.lines for y in line.get_ydata()}
+    assert {values[0], values[-1]} <= drawn
+    assert any(y == pytest.approx((values[7] + values[8]) / 2) for y in drawn)
 
 
 def test_histograms_add_up_and_distance_is_wassersteins():
@@ -103,7 +108,7 @@ def test_figures_of_several_runs_lie_beside_the_page(runs, tmp_path):
 
 def test_figures_of_the_same_run_are_the_same_files(runs, tmp_path):
     for again in ("first", "second"):
-        save_figures(runs[0], tmp_path / again)
+        save_figures([runs[0]], tmp_path / again)
     first, second = (
         {f.name: f.read_bytes() for f in (tmp_path / d).iterdir()} for d in ("first", "second")
     )

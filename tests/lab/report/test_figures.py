@@ -99,6 +99,6 @@ def test_maps_have_a_pixel_for_each_point(tmp_path):
 
 def test_files_stay_in_their_folder_whatever_a_set_is_called(tmp_path):
     run = sample_run(tmp_path / "run", sets=("../../out",), methods=("regular",))
-    save_figures(run, tmp_path / "in" / "figures")
+    save_figures([run], tmp_path / "in" / "figures")
     assert [p.name for p in tmp_path.iterdir() if p.name not in ("in", "run")] == []
     assert all(p.is_file() for p in (tmp_path / "in" / "figures").iterdir())

@@ -18,6 +18,7 @@ from stochens import InputError
 from stochens.likelihoods import LIKELIHOODS
 from stochens_lab.data.columns import parse_yes_or_no
 from stochens_lab.workflow.likelihood import make_named
+from stochens_lab.workflow.prediction import list_columns
 
 ROWS, NEW = 40, 12
 SMALL = ("--members", 2, "--epochs", 2, "--batch-size", 16, "--seed", 3)
@@ -162,7 +163,7 @@ def test_from_a_file_to_measures_as_in_python(typed, here, tmp_path, family):
     found = json.loads(said.out)
     assert about.column in found[0]
     stated, k = about.stated
-    column = p.columns(0.95)[stated][:, k]
+    column = list_columns(p, like.targets, 0.95)[stated][:, k]
     assert [row[about.column] for row in found] == column.tolist()
     said = typed("evaluate", run, "new.csv", "--same-model", "--json")
     assert said.code == 0, said.err

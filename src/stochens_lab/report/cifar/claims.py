@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 from stochens.metrics import Interval
 from stochens.report.parts import Note
+from stochens.report.tables import Cell, Head, Table
+from stochens.report.tables import Row as TableRow
 from stochens.report.text import join_words
-from stochens_lab.report.cifar.paired import ENTROPY, MEASURES, RESAMPLES, Paired
+from stochens_lab.report.cifar.paired import MEASURES, RESAMPLES, Paired
 from stochens_lab.report.cifar.rows import (
     Row,
     Rows,
@@ -15,10 +17,8 @@ from stochens_lab.report.cifar.rows import (
     family,
     name_set,
 )
-from stochens_lab.report.page.parts import Part
+from stochens_lab.report.page.parts import Part, embolden
 from stochens_lab.report.paper import CIFAR, TEST, paper_value
-from stochens_lab.report.tables import Cell, Head, Table
-from stochens_lab.report.tables import Row as TableRow
 from stochens_lab.report.view import Metric
 
 METHOD = "SE1"
@@ -26,11 +26,6 @@ OTHERS = ("regular", "MultiSWA", "cSGHMC", "SE2", "SE3")
 REACHED = ("agreement", "variance")  # what the paper's SE1 is held to
 HOLDS, FAILS, UNCLEAR = "holds", "fails", "unclear"
 VERDICTS = {HOLDS: "it holds", FAILS: "it does not", UNCLEAR: "no clear difference"}
-ENTROPY_METRIC = Metric("entropy histogram", "nats", 1, 4, -1)
-
-
-def describe_measure(name: str) -> Metric:
-    return ENTROPY_METRIC if name == ENTROPY else describe_metric(name)
 
 
 class Comparison(NamedTuple):
@@ -43,7 +38,7 @@ class Comparison(NamedTuple):
 
     @property
     def metric(self) -> Metric:
-        return describe_measure(self.measure)
+        return describe_metric(self.measure)
 
     @property
     def text(self) -> str:
@@ -78,7 +73,8 @@ def check_claims(rows: Rows, paired: Paired) -> list[Claim]:
         other = find_largest(rows, name)
         cells = {} if other is None else _compare(paired, one, other)
         if other is not None and cells:
-            about = _phrase_recipes(one, other)
+            same = one.recipe == other.recipe
+            about = f"both {one.recipe}" if same else f"{one.recipe} against {other.recipe}"
             found.append(Claim(f"{one.method} is closer to HMC than {other.method}", about, cells))
     reached = {
         name: cell for name in REACHED if (cell := _check_level(rows, one, name)) is not None
@@ -152,14 +148,6 @@ def _phrase_levels(rows: Rows, reached: dict[str, Comparison]) -> str:
     return join_words(said)
 
 
-def _phrase_recipes(one: Row, other: Row) -> str:
-    return (
-        f"both {one.recipe}"
-        if one.recipe == other.recipe
-        else f"{one.recipe} against {other.recipe}"
-    )
-
-
 NOTE = (
     "How much closer to HMC the first row is than the second, on the same test images. Under the "
     f"difference stand its 95\u00a0% interval, over {RESAMPLES:,} draws of those images, the same "
@@ -179,7 +167,7 @@ def build_claims(rows: Rows) -> list[Part]:
     if not found:
         return []
     measures = [name for name in MEASURES if any(name in claim.cells for claim in found)]
-    metrics = [describe_measure(name) for name in measures]
+    metrics = [describe_metric(name) for name in measures]
     lines = [
         TableRow(claim.name, [_build_cell(claim.cells.get(name)) for name in measures], claim.about)
         for claim in found
@@ -196,8 +184,7 @@ def _build_cell(cell: Comparison | None) -> Cell:
         cell.text,
         cell.interval.value,
         cell.span_text,
-        notes=(cell.pair_text,) if cell.pair_text else (),
-        verdict=VERDICTS[cell.verdict],
+        notes=(*filter(None, [cell.pair_text]), embolden(VERDICTS[cell.verdict])),
         mark=cell.verdict,
     )
 

@@ -1,11 +1,12 @@
 """The paper's Tables 2 and 3 with our rows and its own: as Markdown, for the terminal, and
 the numbers of all rows as JSON."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table as TerminalTable
 
+from stochens.report.tables import Table
 from stochens_lab.report.cifar.claims import format_claims
 from stochens_lab.report.cifar.numbers import find_intensities, read_corrupted
 from stochens_lab.report.cifar.rows import OOD, TEST_METRICS, Row, Rows, gather, is_cifar, name_set
@@ -18,7 +19,7 @@ from stochens_lab.report.cifar.trade import NOTE as TRADE
 from stochens_lab.report.cifar.trade import TITLE, build_trade_table
 from stochens_lab.report.paper import CORRUPTED, TEST
 from stochens_lab.report.run_folder import SavedRun
-from stochens_lab.report.tables import Table, build_terminal, format_markdown, join_cells
+from stochens_lab.report.tables import build_terminal, format_markdown, join_cells
 from stochens_lab.report.view import RunView
 
 SHORT = {"agreement": "agree", "variance": "var", "accuracy": "acc"}  # for 80 columns
@@ -98,7 +99,7 @@ def cifar_metrics(runs: Sequence[SavedRun]) -> dict[str, Any]:
     views = [view for i, run in enumerate(runs) if is_cifar(view := RunView(run, f"run{i}"))]
     sets = gather(views)
     return {
-        f"{row.name}, {name_set(rows.set_name)}" if len(sets) > 1 else row.name: _row(
+        f"{row.name}, {name_set(rows.set_name)}" if len(sets) > 1 else row.name: _gather_row(
             row, rows.ood, reference=row in rows.references
         )
         for rows in sets
@@ -106,29 +107,24 @@ def cifar_metrics(runs: Sequence[SavedRun]) -> dict[str, Any]:
     }
 
 
-def _row(row: Row, others: Sequence[str], *, reference: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {"run": dict.fromkeys(RUN_KEYS) if reference else _run(row)}
+def _gather_row(row: Row, others: Sequence[str], *, reference: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"run": dict.fromkeys(RUN_KEYS) if reference else _describe_run(row)}
     # Against itself the reference has agreement 1 and variance 0, which is no measurement.
     names = [n for n in TEST_METRICS if not (reference and n in ("agreement", "variance"))]
-    found |= _measures(row, TEST, names)
-    auroc = {name: _interval(row, name, OOD) for name in others}
-    if any(auroc.values()):
-        found["auroc"] = {name: interval for name, interval in auroc.items() if interval}
-    corrupted = _measures(row, CORRUPTED, names)
-    return found | ({"corrupted": corrupted} if corrupted else {})
+    found |= _read_known(row, {name.lower(): (TEST, name) for name in names})
+    further = {
+        "auroc": {name: (name, OOD) for name in others},
+        "corrupted": {name.lower(): (CORRUPTED, name) for name in names},
+    }
+    return found | {what: k for what, wanted in further.items() if (k := _read_known(row, wanted))}
 
 
-def _measures(row: Row, domain: str, names: Sequence[str]) -> dict[str, Any]:
-    found = {name.lower(): _interval(row, domain, name) for name in names}
-    return {name: interval for name, interval in found.items() if interval}
+def _read_known(row: Row, wanted: Mapping[str, Column]) -> dict[str, Any]:
+    found = {name: row.interval(*column) for name, column in wanted.items()}
+    return {name: interval._asdict() for name, interval in found.items() if interval}
 
 
-def _interval(row: Row, domain: str, metric: str) -> dict[str, float] | None:
-    interval = row.interval(domain, metric)
-    return None if interval is None else interval._asdict()
-
-
-def _run(row: Row) -> dict[str, Any]:
+def _describe_run(row: Row) -> dict[str, Any]:
     about = row.views[0].about
     machine = about.get("machine") or {}
     cores = f"{machine['cores']} cores" if machine.get("cores") else None

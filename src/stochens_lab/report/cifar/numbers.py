@@ -84,14 +84,6 @@ def compute_calibration(row: Row) -> Calibration | None:
     return Calibration(curve.confidence[full].tolist(), gap.tolist())
 
 
-class Box(NamedTuple):
-    low: float
-    first: float
-    median: float
-    third: float
-    high: float
-
-
 def read_corrupted(row: Row, metric: str) -> dict[str, dict[int, float]]:
     """Corruption -> intensity -> value."""
     found: dict[str, dict[int, float]] = {}
@@ -107,10 +99,9 @@ def find_intensities(rows: Sequence[Row]) -> list[int]:
     return sorted({at[1] for at in found if at is not None})
 
 
-def compute_box(row: Row, metric: str, intensity: int) -> Box | None:
-    """Over the corruptions of an intensity: the whole range, the quartiles and the median."""
-    values = [v[intensity] for v in read_corrupted(row, metric).values() if intensity in v]
-    return Box(*np.quantile(values, [0, 0.25, 0.5, 0.75, 1]).tolist()) if values else None
+def list_corrupted(row: Row, metric: str, intensity: int) -> list[float]:
+    """The values of all corruptions of an intensity."""
+    return [v[intensity] for v in read_corrupted(row, metric).values() if intensity in v]
 
 
 def read_curve(row: Row, which: str, metric: str) -> tuple[list[float], list[float]] | None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from stochens.report.parts import Heading, Note, Section, SideBySide
+from stochens.report.parts import Definitions, Heading, Note, Section, SideBySide
 from stochens.report.pictures import show_figure
 from stochens_lab.report.cifar.claims import build_claims
 from stochens_lab.report.cifar.numbers import CURVES
@@ -28,12 +28,7 @@ from stochens_lab.report.figures.cifar import (
     draw_entropies,
     draw_trades,
 )
-from stochens_lab.report.page.details import (
-    explain_words,
-    show_sampler,
-    show_timings,
-    show_training,
-)
+from stochens_lab.report.page.details import show_sampler, show_timings, show_training
 from stochens_lab.report.page.parts import Part
 from stochens_lab.report.view import RunView
 
@@ -114,7 +109,7 @@ def show_cifar_run(view: RunView) -> list[Section]:
         Section("Training", show_training(view)),
         Section("Sampler", show_sampler(view)),
         Section("Time", show_timings(view)),
-        Section("How to read this", explain_words(READING)),
+        Section("How to read this", [Definitions(READING, "reading")]),
     ]
 
 

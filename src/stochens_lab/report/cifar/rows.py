@@ -86,6 +86,7 @@ SHOWN_AS = METRICS | {
     "NLL": Metric("NLL", "nats", 1, 3, -1),
     "ECE": Metric("ECE", "", 1, 3, -1),
     "agreement": Metric("agreement", "%", 100, 2, 1),
+    "entropy histogram": Metric("entropy histogram", "nats", 1, 4, -1),
 }
 TARGETS = {"agreement": 1.0, "variance": 0.0, "entropy error": 0.0, "MI error": 0.0}
 SAME = 2e-5  # two runs' values of one reference may differ by rounding, not by one image of 10,000

@@ -6,6 +6,8 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from stochens.metrics import Interval
+from stochens.report.tables import BEST, Cell, Head, Table
+from stochens.report.tables import Row as TableRow
 from stochens.report.text import DASH, join_words
 from stochens_lab.report.cifar.numbers import find_intensities, read_corrupted
 from stochens_lab.report.cifar.rows import (
@@ -27,8 +29,7 @@ from stochens_lab.report.paper import (
     TEST,
     paper_value,
 )
-from stochens_lab.report.tables import BEST, Cell, Head, Table
-from stochens_lab.report.tables import Row as TableRow
+from stochens_lab.report.tables import FROM_PAPER
 from stochens_lab.report.view import unique
 
 FURTHER = ("entropy error", "Brier", "AURC", "entropy", "MI")
@@ -174,18 +175,10 @@ def _find_common_recipe(rows: Rows) -> str:
 
 def _build_cell(rows: Rows, row: Row, column: Column) -> Cell:
     interval, metric = row.interval(*column), describe_metric(column[1])
-    if interval is None:
-        known = rows.by_definition(row, *column)
-        return (
-            Cell() if known is None else Cell(f"{known * metric.scale:g}", notes=("by definition",))
-        )
-    low, high = metric.text(interval.low), metric.text(interval.high)
-    return Cell(
-        metric.text(interval.value),
-        interval.value,
-        f"{low} to {high}" if interval.low < interval.high else "",
-        mark=rows.marks(*column).get(row.name, ""),
-    )
+    known = rows.by_definition(row, *column)
+    if known is not None:
+        return Cell(f"{known * metric.scale:g}", notes=("by definition",))
+    return metric.cell(interval, mark=rows.marks(*column).get(row.name, ""))
 
 
 def _build_paper_row(rows: Rows, name: str, columns: Sequence[Column], domain: str) -> TableRow:
@@ -196,7 +189,7 @@ def _build_paper_row(rows: Rows, name: str, columns: Sequence[Column], domain: s
     cells = [Cell(texts[metric]) for metric in metrics]
     if sets:
         cells.append(Cell(texts[OOD], columns=sets, mark="spread" if sets > 1 else ""))
-    return TableRow(f"{name}, paper", cells, from_paper=True)
+    return TableRow(f"{name}, paper", cells, style=FROM_PAPER)
 
 
 def build_heat_table(row: Row) -> Table | None:

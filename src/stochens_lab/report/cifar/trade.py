@@ -3,11 +3,11 @@
 from typing import NamedTuple
 
 from stochens.metrics import Interval
+from stochens.report.tables import Cell, Head, Table
+from stochens.report.tables import Row as TableRow
 from stochens_lab.report.cifar.numbers import read_curve
 from stochens_lab.report.cifar.rows import SETTINGS, Row, Rows, describe_metric, phrase_setting
 from stochens_lab.report.paper import TEST
-from stochens_lab.report.tables import Cell, Head, Table
-from stochens_lab.report.tables import Row as TableRow
 
 METRICS = ("agreement", "variance", "accuracy", "NLL")
 FREE = ("members", "epochs", "draws", "seed", "test_images")  # the rest must be the same

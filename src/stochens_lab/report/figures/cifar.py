@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -24,13 +25,13 @@ from stochens.figures.style import (
 from stochens_lab.report.cifar.numbers import (
     CURVES,
     choose_height,
-    compute_box,
     compute_calibration,
     compute_edges,
     compute_entropies,
     compute_shares,
     find_intensities,
     find_level,
+    list_corrupted,
     list_curve_metrics,
     measure_distance,
     read_curve,
@@ -130,7 +131,7 @@ def draw_calibration(rows: Rows) -> Figure | None:
 def draw_boxes(rows: Rows) -> Figure | None:
     """fig5: accuracy and NLL over the corruptions, by intensity, methods side by side."""
     levels = find_intensities(rows.all)
-    drawn = [row for row in rows.all if any(compute_box(row, "accuracy", i) for i in levels)]
+    drawn = [row for row in rows.all if any(list_corrupted(row, "accuracy", i) for i in levels)]
     if not drawn:
         return None
     width = 0.8 / len(drawn)
@@ -150,17 +151,20 @@ def draw_boxes(rows: Rows) -> Figure | None:
 def _draw_row(
     ax: Axes, rows: Rows, row: Row, name: str, levels: Sequence[int], at: float, width: float
 ) -> None:
-    """A box for each intensity; hollow where its colour comes a second time."""
+    """A box for each intensity, with lines to the lowest and highest; hollow where its colour comes
+    a second time."""
     colour, again = _choose_colour(rows, row), _choose_dash(rows, row) != "-"
-    scale = describe_metric(name).scale
-    found = [
-        (i, box) for i, level in enumerate(levels, 1) if (box := compute_box(row, name, level))
-    ]
-    keys = "whislo", "q1", "med", "q3", "whishi"
+    metric = describe_metric(name)
+    found = {
+        i: known for i, level in enumerate(levels, 1) if (known := list_corrupted(row, name, level))
+    }
+    if not found:
+        return
     line = {"color": colour, "linewidth": 1.0}
-    drawn = ax.bxp(
-        [dict(zip(keys, (scale * v for v in box), strict=True)) for _, box in found],
-        positions=[i + at for i, _ in found],
+    drawn = ax.boxplot(
+        [[metric.scale * value for value in values] for values in found.values()],
+        whis=(0, 100),
+        positions=[i + at for i in found],
         widths=0.75 * width,
         showfliers=False,
         showcaps=False,
@@ -170,12 +174,11 @@ def _draw_row(
         medianprops=line | {"linewidth": 1.6},
         whiskerprops=line,
     )
-    for patch, (i, box) in zip(drawn["boxes"], found, strict=True):
+    for patch, (i, values) in zip(drawn["boxes"], found.items(), strict=True):
         patch.set_facecolor((*patch.get_facecolor()[:3], 0.0 if again else 0.3))
-        median = describe_metric(name).text(box.median)
+        median = metric.text(float(np.median(values)))
         set_tooltip(patch, f"{row.name}, intensity {levels[i - 1]}: median {median}")
-    if drawn["boxes"]:
-        drawn["boxes"][0].set_label(row.name)
+    drawn["boxes"][0].set_label(row.name)
 
 
 def draw_curves(rows: Rows, which: str) -> Figure | None:

@@ -213,7 +213,7 @@ def draw_uncertainty(
     _draw_histograms(spread, predictions, elsewhere)
     calibration.plot([0, 1], [0, 1], color=QUIET, linewidth=0.8, linestyle="--")
     for i, (name, p) in enumerate(predictions.items()):
-        look: dict[str, Any] = {"color": pick_colour(i), "linestyle": pick_dash(i)}
+        look = _choose_look(i)
         curve = calibration_curve(p.mean, y, bins=10)
         points = curve.confidence.tolist(), curve.accuracy.tolist()
         plot_line(calibration, name, *points, marker="o", **look)

@@ -14,27 +14,20 @@ from stochens_lab.report.figures.costs import draw_costs
 from stochens_lab.report.figures.courses import draw_steps, draw_uncertainty
 from stochens_lab.report.figures.learning import draw_learning
 from stochens_lab.report.figures.planes import draw_plane_figures
-from stochens_lab.report.run_folder import FIGURES, SavedRun
+from stochens_lab.report.run_folder import SavedRun
 from stochens_lab.report.view import RunView
 
 HERE, THERE = "test", "photographs"
 
 
-def save_figures(run: SavedRun, folder: Path | None = None) -> None:
-    """Every figure that the run has the numbers for, as PNG and SVG; in the run's own folder if
-    none is given."""
-    view = RunView(run, "")
-    figures = draw_cifar_figures([run]) if is_cifar(view) else _draw_figures(view)
-    _save(figures, run.path / FIGURES if folder is None else folder)
-
-
-def save_all_figures(runs: Sequence[SavedRun], images: Sequence[SavedRun], folder: Path) -> None:
-    """Of several runs; those of `images` share theirs, others have a folder each."""
-    if images:
-        _save(draw_cifar_figures(images), folder)
-    for run in runs:
-        if run not in images:
-            save_figures(run, folder / run.name if len(runs) > 1 else folder)
+def save_figures(runs: Sequence[SavedRun], folder: Path) -> None:
+    """Every figure that the runs have the numbers for, as PNG and SVG. Runs of CIFAR share theirs;
+    others have a folder each, where there are several."""
+    views = [RunView(run, "") for run in runs]
+    _save(draw_cifar_figures([view.run for view in views if is_cifar(view)]), folder)
+    for view in views:
+        if not is_cifar(view):
+            _save(_draw_figures(view), folder / view.run.name if len(runs) > 1 else folder)
 
 
 def _save(figures: Iterable[tuple[str, Figure]], folder: Path) -> None:

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from stochens.report.parts import Note, Section
+from stochens.report.parts import Definitions, Note, Section
 from stochens.report.shell import dress, open_templates, read_asset
 from stochens.report.text import join_words
 from stochens_lab.report.cifar.page import show_cifar_run, show_cifar_runs, summarise_cifar
 from stochens_lab.report.cifar.rows import is_cifar
 from stochens_lab.report.page.details import (
-    explain_words,
+    READING,
     show_calibration,
     show_facts,
     show_sampler,
@@ -84,7 +84,7 @@ def _show_run(view: RunView) -> list[Section]:
         Section("Calibration", show_calibration(view)),
         Section("Sampler", show_sampler(view)),
         Section("Time", show_timings(view)),
-        Section("How to read this", explain_words()),
+        Section("How to read this", [Definitions(READING, "reading")]),
     ]
 
 

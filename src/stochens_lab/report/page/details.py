@@ -8,10 +8,10 @@ from markupsafe import Markup
 
 from stochens.report.parts import Definitions, Heading, Note
 from stochens.report.pictures import show_figure
+from stochens.report.tables import Cell, Head, Row, Table
 from stochens.report.text import DASH, format_duration, format_number
 from stochens_lab.report.figures.courses import draw_calibration, draw_losses, draw_steps
 from stochens_lab.report.page.parts import Part, Troubles
-from stochens_lab.report.tables import Cell, Head, Row, Table
 from stochens_lab.report.view import RunView, unique
 
 DIAGNOSTICS = {
@@ -161,10 +161,6 @@ def _split_key(view: RunView, key: str) -> tuple[str, str]:
                 parts = parts[1:]
             return set_name, "/".join(parts)
     return "", key
-
-
-def explain_words(words: Sequence[tuple[str, str]] = READING) -> list[Part]:
-    return [Definitions(words, "reading")]
 
 
 LOSS = (

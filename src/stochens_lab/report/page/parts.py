@@ -7,7 +7,7 @@ from typing import ClassVar
 from markupsafe import Markup
 
 from stochens.report.parts import Definitions, Heading, Note, Picture, SideBySide
-from stochens_lab.report.tables import Table
+from stochens.report.tables import Table
 
 
 @dataclass(frozen=True)

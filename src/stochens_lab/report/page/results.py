@@ -8,10 +8,10 @@ from markupsafe import Markup
 
 from stochens.metrics import Interval
 from stochens.report.parts import Heading, Note
+from stochens.report.tables import BEST, Cell, Group, Head, Row, Table
 from stochens.report.text import MINUS, join_words
 from stochens_lab.report.page.parts import Part, embolden
 from stochens_lab.report.paper import EXPERIMENT, paper_value
-from stochens_lab.report.tables import BEST, Cell, Group, Head, Row, Table
 from stochens_lab.report.view import (
     CONTROL_SUFFIX,
     HALVES,
@@ -108,31 +108,22 @@ def _note_row(view: RunView, set_name: str, method: str) -> str:
 
 
 def _build_cell(view: RunView, set_name: str, method: str, domain: str, name: str) -> Cell:
-    interval = view.interval(set_name, method, domain, name)
-    if interval is None:
-        return Cell()
     metric = describe_metric(name)
     paper = paper_value(view.experiment, set_name, method, domain, name)
-    return Cell(
-        metric.text(interval.value),
-        interval.value,
-        metric.range(interval),
-        paper="" if paper is None else metric.text(paper),
-        mark=_rank(view, set_name, method, domain, name, interval),
+    return metric.cell(
+        view.interval(set_name, method, domain, name),
+        notes=() if paper is None else (Markup("<i>paper {}</i>").format(metric.text(paper)),),
+        mark=_rank(view, set_name, method, domain, name),
     )
 
 
-def _rank(
-    view: RunView, set_name: str, method: str, domain: str, name: str, interval: Interval
-) -> str:
+def _rank(view: RunView, set_name: str, method: str, domain: str, name: str) -> str:
     best = view.best(set_name, domain, name)
     if best is None or method not in view.methods(set_name):
         return ""
-    if method == best:
-        return BEST
-    top = view.interval(set_name, best, domain, name)
-    assert top is not None
-    return "near" if interval.low <= top.value <= interval.high else ""
+    top, own = (view.interval(set_name, one, domain, name) for one in (best, method))
+    near = top is not None and own is not None and own.low <= top.value <= own.high
+    return BEST if method == best else "near" if near else ""
 
 
 def summarise(view: RunView) -> Markup | None:
@@ -292,9 +283,9 @@ def _build_row(view: RunView, claim: Claim, places: list[tuple[str, str]]) -> Ro
             continue
         verdict = judge(claim, one, other)
         change = _format_percent(one.value / other.value - 1)
-        cells.append(Cell(change, verdict=VERDICTS[verdict], mark=verdict))
+        cells.append(Cell(change, notes=(embolden(VERDICTS[verdict]),), mark=verdict))
     name = f"{claim.method} is {claim.says} than {claim.other}"
-    return Row(name, cells, claim.whose) if any(cell.verdict for cell in cells) else None
+    return Row(name, cells, claim.whose) if any(cell.mark for cell in cells) else None
 
 
 def _format_percent(share: float) -> str:
