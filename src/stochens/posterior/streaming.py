@@ -75,11 +75,11 @@ def plan(
 
 def bytes_of_one(net: nn.Module, x: Input, trained_on: tuple[int, ...] | None) -> int:
     """Of activations for one row of x [B, ...], or an InputError if the network cannot take it."""
-    home = next(net.parameters()).device
     kept = _bytes.setdefault(net, {})
-    case = (form(x), torch.is_autocast_enabled(home.type))
+    case = (form(x), *map(torch.is_autocast_enabled, ("cpu", "cuda")))
     if case in kept:
         return kept[case]
+    home = next(net.parameters()).device
     try:
         found = max(1, activation_bytes(net, telling_rows(x, 1).to(home)))
         if all(t.is_floating_point() for t in leaves_of(x)):  # whole numbers may be out of range
@@ -121,7 +121,9 @@ def predictive(posterior: PosteriorFields, x: Input, ask: Ask, *, first_row: int
         temperature=temperature_of(posterior.calibration),
     )
     again = draws * math.ceil(members / chunk)  # passes over x
-    shared = _ready(net)
+    with alone():
+        known = _ready(net)
+    shared = bool(known["shared"])
     apart = (1,) if shared else ()  # noise on outputs has no numbers of what batches share
     requests = (noise_requests(net, x[:1]) if ask.shared_noise else None) or None
     given: Input | OnHost = x
@@ -132,9 +134,9 @@ def predictive(posterior: PosteriorFields, x: Input, ask: Ask, *, first_row: int
             with seeded(seed, device):
                 net, given = _behind_frozen(net, x, rows, device, engine)
         if engine == "vmap" and requests is None:
-            few = cast(Tensor, given[:TRIED]).to(device)
             with alone():
-                fused = fused_outputs(net, params, few, bf16=ask.bf16 is not False)
+                known = known if net is posterior.net else findings(net)
+                fused = _kernel(net, known, params, given[:TRIED].to(device), ask.bf16)
     examples = draws * members * ask.all_rows / BACKWARD  # which takes no part here
     task = Workload(rows, examples, False, compile=False, engine=engine, gradients=False)
     program = functools.cache(lambda: _program(net, given[:TRIED].to(device), task))
@@ -152,8 +154,7 @@ def predictive(posterior: PosteriorFields, x: Input, ask: Ask, *, first_row: int
                 for top in range(0, len(x), rows):
                     place = first_row + top
                     stream = derive(seed, PREDICTION, number, first, place, *apart)
-                    seeds = [derive(seed, PREDICTION, number, p, 2) for p in (place, -1)]
-                    noise = Noise(ids, torch.tensor(seeds, device=device))
+                    noise = Noise(ids, _seeds(seed, number, place, device))
                     part = _padded(given[top : top + rows], rows).to(device)
                     drawn = _Draw(stream, same, noise, mine)
                     outputs = _forward(net, block, part, drawn, way)
@@ -163,16 +164,36 @@ def predictive(posterior: PosteriorFields, x: Input, ask: Ask, *, first_row: int
     return sums.result()
 
 
-def _ready(net: nn.Module) -> bool:
-    """Puts the network into its mode for predictions, and says whether a batch shares noise."""
-    with alone():
-        kept = findings(net)
-        if "shared" not in kept:
-            net.eval()
-            kept = findings(net)  # others, where that has changed it
-            layers = stochastic_layers(net).values()
-            kept["shared"] = any(layer.shared_by_batch() for layer in layers)
-        return bool(kept["shared"])
+@functools.lru_cache(maxsize=16)
+def _seeds(seed: int, number: int, place: int, device: torch.device) -> Tensor:
+    """[2], of the noise of this batch alone, and of that which all batches share."""
+    own = [derive(seed, PREDICTION, number, p, 2) for p in (place, -1)]
+    return torch.tensor(own, device=device)
+
+
+def _ready(net: nn.Module) -> dict[Hashable, Any]:
+    """Puts the network into its mode for predictions. What is known of it then: of "shared",
+    whether a batch shares noise."""
+    known = findings(net)
+    if "shared" not in known:
+        net.eval()
+        known = findings(net)  # others, where that has changed it
+        known["shared"] = any(n.shared_by_batch() for n in stochastic_layers(net).values())
+    return known
+
+
+def _kernel(
+    net: nn.Module, known: dict[Hashable, Any], params: Params, few: Tensor, bf16: bool | None
+) -> Fused | None:
+    """What runs all members on inputs like few [B, ...], chosen once."""
+    dtype, allowed = next(iter(params.values())).dtype, bf16 is not False
+    case = ("kernel", few.shape[1:], few.dtype, few.device, dtype, allowed)
+    if case in known:
+        return cast(Fused | None, known[case])
+    found = fused_outputs(net, params, few, bf16=allowed)
+    if "graph" in known:  # else something was in the way, and will not be the next time
+        known[case] = found
+    return found
 
 
 def _behind_frozen(
