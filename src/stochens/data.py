@@ -42,7 +42,6 @@ from stochens.trees import (
     is_several,
     named,
     read_tree,
-    row_bytes,
 )
 
 # (x [B, ...], y [B, ...]) -> others of as many rows
@@ -498,10 +497,11 @@ def finite(x: Input, first_row: int = 0) -> None:
     for name, t in named(x).items():
         if not t.is_floating_point():
             continue
-        some = max(1, LOOKED_AT // max(1, row_bytes(t)))
+        some = max(1, LOOKED_AT * len(t) // max(1, t.nbytes))
         for top in range(0, len(t), some):
             block = t[top : top + some]
-            if not bool(block.isfinite().all()):
+            # All are finite if their sum is. It may overflow, and then they are looked at.
+            if not math.isfinite(block.sum()) and not bool(block.isfinite().all()):
                 where = tuple(int(i) for i in (~block.isfinite()).nonzero()[0])
                 place = [first_row + top + where[0], *where[1:]]
                 raise InputError(f"{name} must be finite; {name}{place} is {block[where].item()}")

@@ -47,12 +47,13 @@ def open_inputs(given: Any, like: Input | None = None, *, target: str | None = N
     >>> opened.rows, len(list(opened.blocks))
     (5, 2)
     """
-    if isinstance(given, Data) and (_in_parts(given.data) or is_stream(given.data)):
-        given, target = given.data, given.target or target
-    if _in_parts(given) or is_stream(given):
-        return Opened(input_blocks(given, like, target=target), _length(given), True)
-    if (arrays := _mapped_arrays(given)) is not None:
-        return Opened(_blocks_of_arrays(given, like, target), len(arrays[0]), True)
+    if not isinstance(given, Tensor):
+        if isinstance(given, Data) and (_in_parts(given.data) or is_stream(given.data)):
+            given, target = given.data, given.target or target
+        if _in_parts(given) or is_stream(given):
+            return Opened(input_blocks(given, like, target=target), _length(given), True)
+        if (arrays := _mapped_arrays(given)) is not None:
+            return Opened(_blocks_of_arrays(given, like, target), len(arrays[0]), True)
     x = inputs(given, like, target=target)
     return Opened(iter([x]), len(x), False)
 
@@ -102,7 +103,9 @@ def inputs(given: Any, like: Input | None = None, *, target: str | None = None) 
     """
     if isinstance(given, Data):
         return _inputs_of(given, like, target)
-    if _in_parts(given) or is_stream(given):
+    if isinstance(given, Tensor):
+        x = _input(given, like, target)
+    elif _in_parts(given) or is_stream(given):
         blocks = list(input_blocks(given, like, target=target))
         for block in blocks:
             if form(block) != form(blocks[0]):
@@ -113,7 +116,8 @@ def inputs(given: Any, like: Input | None = None, *, target: str | None = None) 
                 )
         joined: Input = cat(blocks)
         return joined
-    x = _input(columns_of(given), like, target)
+    else:
+        x = _input(columns_of(given), like, target)
     refuse_empty(x)
     finite(x)
     return x

@@ -149,6 +149,8 @@ def is_several(value: Any, rows: int | None, *, collated: bool = False) -> bool:
     >>> is_several({"a": a}, 5), is_several((a, b), 5), is_several([a[0]] * 5, 5)
     (True, True, False)
     """
+    if isinstance(value, Tensor):
+        return False
     if isinstance(value, (InputTree, Mapping)) or is_dataclass(value):
         return True
     if not isinstance(value, (tuple, list)) or not value:

@@ -518,6 +518,31 @@ def test_outputs_are_the_twins(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_one_row_is_the_first_of_many_to_the_last_bit(dtype: torch.dtype, noisy: bool) -> None:
+    """One row has loops of its own: for widths below, at and beside those of all registers."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=dtype)
+
+    for sizes in ((1, 1), (3, 17, 2), (16, 8, 33, 5), (50, 31, 64, 15, 1)):
+        shapes, M = list(itertools.pairwise(sizes)), 3
+        L, x = len(shapes), draw(40, sizes[0])
+        weights = [draw(M, o, i) for i, o in shapes]
+        biases = [*[draw(M, o) for _, o in shapes[:-1]], None]
+        options: dict[str, Any] = {
+            "activation": [*["relu", "tanh", "silu"][: L - 1], "identity"],
+            "dropout": [0.3 * noisy] * L,
+            "variances": [(w.square(), None) if noisy else None for w in weights],
+            "members": torch.tensor([4, 0, 9]),
+            "seed": 5,
+        }
+        got, want = (mlp.outputs(weights, biases, rows, **options) for rows in (x[:1], x))
+        assert torch.equal(got[:, 0], want[:, 0]), sizes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rows", [5, 300])  # one tile, and several chunks of a batch
 def test_gaussian_noise_is_the_twins(dtype: torch.dtype, rows: int) -> None:
     """Loss, and gradients of weights, biases and variances, with dropout in the same layer."""

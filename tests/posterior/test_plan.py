@@ -32,7 +32,7 @@ def test_draws_are_kept_up_to_one_gibibyte():
     def keeps(rows: int, keep: bool | None = None) -> bool:
         sums = Sums(Categorical(), 1, 1, keep=keep, groups=1, of_rows=rows)
         sums.add(torch.zeros(1, 1, 2), rows=slice(0, 1), first_draw=0)  # 8 bytes a row
-        return sums.kept is not None
+        return sums.result().keeps_draws
 
     assert keeps(2**27)
     assert not keeps(2**27 + 1)

@@ -122,6 +122,18 @@ template <int D = LANES / 2> INLINE Vec sums(const Vec (&v)[2 * D]) {
     if constexpr (D > 1) return sums<D / 2>(half);
     else return half[0];
 }
+// Exchanges bit D of the vector's number with bit D of the lane's
+template <int D, int... I> INLINE void exchange(Vec &a, Vec &b, std::integer_sequence<int, I...>) {
+    Vec low = SHUFFLE(a, b, ((I & D) ? LANES + (I ^ D) : I)...);
+    b = SHUFFLE(a, b, ((I & D) ? LANES + I : (I ^ D))...);
+    a = low;
+}
+// v[i][j] -> v[j][i]
+template <int D = LANES / 2> INLINE void transpose(Vec (&v)[LANES]) {
+    UNROLL for (int j = 0; j < LANES; ++j)
+        if (!(j & D)) exchange<D>(v[j], v[j | D], std::make_integer_sequence<int, LANES>());
+    if constexpr (D > 1) transpose<D / 2>(v);
+}
 INLINE double sum(Vec v) {
     double total = 0;
     for (int i = 0; i < LANES; ++i) total += v[i];
@@ -272,6 +284,33 @@ void affine(const Real *a, int64_t row, int64_t column, int64_t outer, int64_t i
             });
 }
 
+// The same for a tile of one row, which is in the first lane: here a register holds outputs in the
+// place of rows, and each sum has its terms in the same order.
+void affine_of_one(const Real *a, int64_t outer, int64_t inner, const Real *bias, const Real *in,
+                   Real *out) {
+    for (int64_t first = 0; first < outer; first += LANES) {
+        const Real *row[LANES];
+        Vec sum, w[LANES];
+        for (int j = 0; j < LANES; ++j) {
+            int64_t r = up_to(outer - 1, first + j);  // beyond the last one: copies of it
+            row[j] = a + r * inner;
+            sum[j] = bias ? bias[r] : Real(0);
+        }
+        int64_t k = 0;
+        for (; k + LANES <= inner; k += LANES) {
+            UNROLL for (int j = 0; j < LANES; ++j) std::memcpy(&w[j], row[j] + k, sizeof(Vec));
+            transpose(w);
+            UNROLL for (int j = 0; j < LANES; ++j) sum += w[j] * in[(k + j) * LANES];
+        }
+        for (; k < inner; ++k) {
+            for (int j = 0; j < LANES; ++j) w[0][j] = row[j][k];
+            sum += w[0] * in[k * LANES];
+        }
+        for (int64_t j = 0; j < up_to(LANES, outer - first); ++j)
+            store(out + (first + j) * LANES, all(sum[j]));
+    }
+}
+
 template <int R, int S>
 void outer_block(const Real *delta, const Real *in, Real *grad, int64_t row, int64_t stride) {
     Vec sum[R][S], h[S];
@@ -339,6 +378,7 @@ struct Worker {
     Real *squares = nullptr, *spread_delta = nullptr, *spread_next = nullptr;
     std::vector<Real *> weight_grad, bias_grad;  // where the gradients of a chunk are added
     int64_t picked[TILE];                        // rows of x
+    int64_t gathered = -1;                       // the start of the tile in h[0], where all share it
     Error error = OK;
     int64_t bad_value = 0;
 
@@ -383,6 +423,8 @@ struct Worker {
     // h[0][i][lane] = x[row of the lane][i]. Lanes beyond the batch repeat its last row, so that
     // they overflow only where a real row does; their delta is 0.
     bool gather(int64_t m, int64_t start, int64_t rows, int64_t stride) {
+        if (!job.index && start == gathered) return true;  // the member before had the same rows
+        gathered = start;
         const int64_t *index = job.index ? job.index + m * job.batch + start : nullptr;
         for (int64_t lane = 0; lane < rows; ++lane) {
             int64_t row = index ? index[lane] : start + lane;
@@ -557,7 +599,9 @@ struct Worker {
         for (int64_t l = 0; l < L; ++l) {
             int64_t in = job.widths[l], out = job.widths[l + 1];
             const Real *bias = job.biases[l] ? job.biases[l] + m * out : nullptr;
-            affine(job.weights[l] + m * in * out, in, 1, out, in, bias, h[l], h[l + 1], stride);
+            const Real *weights = job.weights[l] + m * in * out;
+            if (rows == 1) affine_of_one(weights, out, in, bias, h[l], h[l + 1]);
+            else affine(weights, in, 1, out, in, bias, h[l], h[l + 1], stride);
             if (spread[l]) {
                 square(h[l], in, stride);
                 const Real *variance = job.biases[L + l] ? job.biases[L + l] + m * out : nullptr;

@@ -394,10 +394,10 @@ CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
 
 def _tensor(name: str, t: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]) -> Tensor:
     """t, contiguous; None in shape stands for any size but 0."""
-    got = t.shape
-    if len(got) != len(shape) or any(
-        n == 0 or want not in (None, n) for n, want in zip(got, shape, strict=True)
-    ):
+    got, fits = t.shape, t.dim() == len(shape)
+    for n, want in zip(got, shape, strict=False):
+        fits = fits and n > 0 and (want is None or n == want)
+    if not fits:
         want = ", ".join("any" if n is None else str(n) for n in shape)
         raise ValueError(f"{name} must be [{want}], no size 0, got {tuple(got)}")
     if t.dtype != dtype:

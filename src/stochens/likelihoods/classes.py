@@ -23,6 +23,7 @@ from stochens.likelihoods.draws import (
     Predicted,
     central_interval,
     how_many,
+    over_chains,
 )
 from stochens.metrics.information import entropy
 
@@ -279,7 +280,7 @@ class Classes(Draws):
         if len(means) > 1:
             pairs = zip(means.to(dtype), aleatorics.to(dtype), strict=True)
             chains = tuple(Predictive(m, a, None, (), *also) for m, a in pairs)
-        mean, aleatoric = (t.mean(0).to(dtype) for t in averages)
+        mean, aleatoric = (over_chains(t).to(dtype) for t in averages)
         return Predictive(mean, aleatoric, kept[0] if kept else None, chains, *also)
 
     def exported(self) -> dict[str, Tensor]:

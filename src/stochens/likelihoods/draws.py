@@ -205,6 +205,11 @@ class Draws(abc.ABC):
         network's own precision, by operations that ONNX has."""
 
 
+def over_chains(averages: Tensor) -> Tensor:
+    """Their mean: [chains, ...] -> [...]. Most posteriors have one, which is its own mean."""
+    return averages[0] if len(averages) == 1 else averages.mean(0)
+
+
 def central_interval(values: Tensor, level: float) -> dict[str, Tensor]:
     """The central interval that holds a share `level` of the draws: [S, B, ...] -> [B, ...] each.
 

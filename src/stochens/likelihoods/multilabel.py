@@ -18,6 +18,7 @@ from stochens.likelihoods.draws import (
     Predicted,
     central_interval,
     how_many,
+    over_chains,
 )
 from stochens.likelihoods.label_views import LabelViews
 from stochens.likelihoods.targets import Missing, check_missing, present
@@ -255,7 +256,7 @@ class Labels(Draws):
     def averaged(
         self, averages: tuple[Tensor, ...], centre: Parameters, kept: Parameters | None
     ) -> MultilabelPredictive:
-        mean, aleatoric = (t.mean(0).to(self.logits.dtype) for t in averages)
+        mean, aleatoric = (over_chains(t).to(self.logits.dtype) for t in averages)
         return MultilabelPredictive(mean, aleatoric, kept[0] if kept else None, self.missing)
 
     def exported(self) -> dict[str, Tensor]:

@@ -12,7 +12,14 @@ from torch.distributions import Distribution, constraints
 
 from stochens.errors import InputError
 from stochens.likelihoods.crossing import crossing, first_whole
-from stochens.likelihoods.draws import Draws, Measure, Parameters, Predicted, how_many
+from stochens.likelihoods.draws import (
+    Draws,
+    Measure,
+    Parameters,
+    Predicted,
+    how_many,
+    over_chains,
+)
 from stochens.likelihoods.information import MOST_COUNTS, discrete_crps, information
 from stochens.likelihoods.number_measures import LEVEL, number_measures
 from stochens.likelihoods.number_views import NumberViews
@@ -465,7 +472,7 @@ def moments_of(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, aleatoric and epistemic [B, D], from averages of mean, variance and the square of the
     distance to the centre."""
-    mean, aleatoric, square = (t.mean(0) for t in averages)
+    mean, aleatoric, square = (over_chains(t) for t in averages)
     epistemic = (square - (mean - centre[0]).square()).clamp_min(0)
     return mean.to(dtype), aleatoric.to(dtype), epistemic.to(dtype)
 

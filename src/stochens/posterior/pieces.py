@@ -66,11 +66,10 @@ def pieces_of(
     bounded, count = piece is not None, wanted.draws * len(posterior)
     chains = posterior.chains
     groups = chains.count if chains is not None and wanted.draws == 1 else 1
-    keep = wanted.keep_draws
-    ask = Ask(0, 0, 0, wanted.draws, groups, keep, run.bf16, whole_seed(wanted.seed), False)
-    ask = ask._replace(shared_noise=wanted.noise == "shared")
+    keep, seed, shared_noise = wanted.keep_draws, whole_seed(wanted.seed), wanted.noise == "shared"
     shape = None if posterior.inputs is None else posterior.inputs.shape
-    if run.cluster is not None:
+    machines = run.cluster
+    if machines is not None:
         if bounded:
             raise InputError("engine='ray' gives all predictions at once; leave it out here")
         given = inputs(x, like, target=target)
@@ -99,22 +98,30 @@ def pieces_of(
         return Planned(rows, chunk, of_draw * (count if keep else 4 * groups))
 
     def predicted(x: Input, planned: Planned, first_row: int) -> Predicted:
-        here = first_row + len(x)
-        mine = ask._replace(
-            all_rows=max(rows_in_all, here),
+        ask = Ask(
+            all_rows=max(rows_in_all, first_row + len(x)),
             rows=planned.rows,
             chunk=planned.chunk,
+            draws=wanted.draws,
+            groups=groups,
             keep_draws=keep,
+            bf16=run.bf16,
+            seed=seed,
+            shared_noise=shared_noise,
         )
         with matmul_precision(run):
-            if run.cluster is not None:
-                return predict_on_machines(posterior, x, mine, run.cluster, run)
+            if machines is not None:
+                return predict_on_machines(posterior, x, ask, machines, run)
             if first_row:  # the first rows were tried for the plan
                 bytes_of_one(posterior.net, x, shape)
-            return predictive(posterior, x, mine, first_row=first_row)
+            return predictive(posterior, x, ask, first_row=first_row)
 
-    at_once = piece if bounded or not streamed else PIECE
-    return Pieces(predict_pieces(blocks, planned, predicted, piece=at_once), rows_in_all)
+    if not bounded and not streamed:  # all of x is here: one piece
+        (given,) = blocks
+        rows, chunk = plan(posterior.net, posterior.params, given, wanted.batch_size, shape)
+        return Pieces(iter([predicted(given, Planned(rows, chunk), 0)]), rows_in_all)
+    each = predict_pieces(blocks, planned, predicted, piece=PIECE if piece is None else piece)
+    return Pieces(each, rows_in_all)
 
 
 def _said_of_one(posterior: PosteriorFields, x: Input) -> Draws:

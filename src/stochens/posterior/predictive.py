@@ -44,22 +44,34 @@ class Sums:
         self.sums: tuple[Tensor, ...] = ()
         self.kept: tuple[Tensor, ...] | None = None
         self.kind: Draws | None = None
+        self.whole: Predicted | None = None
 
     def add(self, outputs: Tensor, *, rows: slice, first_draw: int) -> None:
         said = draws_of(self.likelihood, outputs, self.temperature)
+        if self.groups == 1 and (len(outputs), rows) == (self.shape[0], slice(0, self.shape[1])):
+            self.whole = self._all_at_once(said)
+            return
         if rows.start not in self.centres:
             self.centres[rows.start] = said.centre()
         terms = said.terms(*self.centres[rows.start])
         if self.kind is None:
             self.kind = said.at(tuple(p[:1, :1] for p in said.parameters))
-            self._allocate(said)
-        if (len(outputs), rows) == (self.shape[0], slice(0, self.shape[1])) and self.groups == 1:
-            # All at once. The zero is what the sums below begin with: it makes 0 of -0.
-            self.sums = tuple(t.sum(0, True, dtype=torch.float64).cpu() + 0.0 for t in terms)
-        else:
-            self._add_terms(terms, rows, first_draw)
+            if self._keeps(said):
+                self.kept = tuple(
+                    torch.empty(*self.shape, *p.shape[2:], dtype=p.dtype) for p in said.parameters
+                )
+        self._add_terms(terms, rows, first_draw)
         for kept, own_draws in zip(self.kept or (), said.parameters, strict=False):
             kept[first_draw : first_draw + len(own_draws), rows] = own_draws.cpu()
+
+    def _all_at_once(self, said: Draws) -> Predicted:
+        centre, kept = said.centre(), None
+        sums = [t.sum(0, True, dtype=torch.float64).cpu() for t in said.terms(*centre)]
+        averages = tuple(total / float(self.shape[0]) for total in sums)
+        if self._keeps(said):  # as tensors of their own, whatever the likelihood made them of
+            own = {"copy": True, "memory_format": torch.contiguous_format}
+            kept = tuple(p.to("cpu", **own) for p in said.parameters)
+        return said.averaged(averages, tuple(c.cpu() for c in centre), kept)
 
     def _add_terms(self, terms: tuple[Tensor, ...], rows: slice, first_draw: int) -> None:
         self.sums = self.sums or tuple(
@@ -72,15 +84,16 @@ class Sums:
             for total, term in zip(self.sums, terms, strict=True):
                 total[group, rows] += term[own].sum(0, dtype=torch.float64).cpu()
 
-    def _allocate(self, said: Draws) -> None:
-        (count, rows), draws = self.shape, said.parameters
-        unasked = self.keep is None and not said.large
-        each = sum(math.prod(d.shape[2:]) * d.element_size() for d in draws)
-        size = count * self.of_rows * each
-        if self.keep or (unasked and size <= DRAWS_BUDGET):
-            self.kept = tuple(torch.empty(count, rows, *d.shape[2:], dtype=d.dtype) for d in draws)
+    def _keeps(self, said: Draws) -> bool:
+        """Whether the draws are kept: where that is asked for, or where they are few."""
+        if self.keep is not None or said.large:
+            return bool(self.keep)
+        each = sum(math.prod(p.shape[2:]) * p.element_size() for p in said.parameters)
+        return self.shape[0] * self.of_rows * each <= DRAWS_BUDGET
 
     def result(self) -> Predicted:
+        if self.whole is not None:
+            return self.whole
         assert self.kind is not None
         size = self.shape[0] // self.groups
         in_order = (self.centres[first] for first in sorted(self.centres))

@@ -71,23 +71,20 @@ def predict_pieces(
     plan: Callable[[Ahead], Planned],
     predict: Callable[[Input, Planned, int], Predicted],
     *,
-    piece: int | None,
+    piece: int,
 ) -> Iterator[Predicted]:
     """Piece by piece, as if all had been one tensor, where their shapes agree.
 
     `predict(x, plan, first row)` predicts pieces of whole batches: noise is a function of the row
     that such a batch begins with. Where the shape changes, so that inputs are no one tensor, a new
-    batch begins. `piece`: bytes of inputs, and of outputs, of a piece, but a batch at least; None
-    for all of the inputs at once.
+    batch begins. `piece`: bytes of inputs, and of outputs, of a piece, but a batch at least.
     """
     first_row = 0
     for _, run in itertools.groupby(blocks, key=form):
         ahead = Ahead(run)
         planned = plan(ahead)
         of_row = max(1, row_bytes(ahead.first), planned.row_bytes)
-        rows, at_once = planned.rows, len(ahead.first)
-        if piece is not None:
-            at_once = rows * max(1, piece // (rows * of_row))
+        at_once = planned.rows * max(1, piece // (planned.rows * of_row))
         while ahead.available(1):
             x = ahead.take(at_once)
             count = len(x)

@@ -1,10 +1,11 @@
 """Prediction in batches: some members and some rows of x at a time, as memory allows."""
 
 import contextlib
+import functools
 import math
 import weakref
 from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -73,11 +74,11 @@ def plan(
 
 def bytes_of_one(net: nn.Module, x: Input, trained_on: tuple[int, ...] | None) -> int:
     """Of activations for one row of x [B, ...], or an InputError if the network cannot take it."""
-    home = next(net.parameters()).device
     kept = _bytes.setdefault(net, {})
-    case = (form(x), torch.is_autocast_enabled(home.type))
+    case = (form(x), *map(torch.is_autocast_enabled, ("cpu", "cuda")))
     if case in kept:
         return kept[case]
+    home = next(net.parameters()).device
     try:
         found = max(1, activation_bytes(net, telling_rows(x, 1).to(home)))
         if all(t.is_floating_point() for t in leaves_of(x)):  # whole numbers may be out of range
@@ -119,7 +120,9 @@ def predictive(posterior: PosteriorFields, x: Input, ask: Ask, *, first_row: int
         temperature=temperature_of(posterior.calibration),
     )
     again = draws * math.ceil(members / chunk)  # passes over x
-    shared = _ready(net)
+    with alone():
+        known = _ready(net)
+    shared = bool(known["shared"])
     apart = (1,) if shared else ()  # noise on outputs has no numbers of what batches share
     requests = (noise_requests(net, x[:1]) if ask.shared_noise else None) or None
     given: Input | OnHost = x
@@ -129,7 +132,10 @@ def predictive(posterior: PosteriorFields, x: Input, ask: Ask, *, first_row: int
     examples = draws * members * ask.all_rows / BACKWARD  # which takes no part here
     load = Workload(rows, examples, False, compile=False, engine=engine, gradients=False)
     fused = requests is None  # kernels draw by themselves
-    run = predicted_by(net, params, given, load, device=device, bf16=ask.bf16, kernels=fused)
+    known = known if net is posterior.net else None
+    run = predicted_by(
+        net, params, given, load, device=device, bf16=ask.bf16, kernels=fused, known=known
+    )
     with torch.no_grad():
         for number in range(draws):
             theta = params_of_draw(params, posterior.low_rank, number, seed=seed)
@@ -143,8 +149,7 @@ def predictive(posterior: PosteriorFields, x: Input, ask: Ask, *, first_row: int
                 for top in range(0, len(x), rows):
                     place = first_row + top
                     stream = derive(seed, PREDICTION, number, first, place, *apart)
-                    seeds = [derive(seed, PREDICTION, number, p, 2) for p in (place, -1)]
-                    noise = Noise(ids, torch.tensor(seeds, device=device))
+                    noise = Noise(ids, _seeds(seed, number, place, device))
                     part = _padded(given[top : top + rows], rows).to(device)
                     # Members' tensors are in the network meanwhile, which is one object for all
                     # threads, and `seeded` lets in one at a time.
@@ -156,16 +161,22 @@ def predictive(posterior: PosteriorFields, x: Input, ask: Ask, *, first_row: int
     return sums.result()
 
 
-def _ready(net: nn.Module) -> bool:
-    """Puts the network into its mode for predictions, and says whether a batch shares noise."""
-    with alone():
-        kept = findings(net)
-        if "shared" not in kept:
-            net.eval()
-            kept = findings(net)  # others, where that has changed it
-            layers = stochastic_layers(net).values()
-            kept["shared"] = any(layer.shared_by_batch() for layer in layers)
-        return bool(kept["shared"])
+@functools.lru_cache(maxsize=16)
+def _seeds(seed: int, number: int, place: int, device: torch.device) -> Tensor:
+    """[2], of the noise of this batch alone, and of that which all batches share."""
+    own = [derive(seed, PREDICTION, number, p, 2) for p in (place, -1)]
+    return torch.tensor(own, device=device)
+
+
+def _ready(net: nn.Module) -> dict[Hashable, Any]:
+    """Puts the network into its mode for predictions. What is known of it then: of "shared",
+    whether a batch shares noise."""
+    known = findings(net)
+    if "shared" not in known:
+        net.eval()
+        known = findings(net)  # others, where that has changed it
+        known["shared"] = any(n.shared_by_batch() for n in stochastic_layers(net).values())
+    return known
 
 
 def _behind_frozen(

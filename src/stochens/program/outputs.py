@@ -6,8 +6,8 @@ data_term.py is the same for losses.
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from stochens.program.choice import BACKWARD, ON_CPU_FROM, TRIED, Workload, choo
 from stochens.program.features import OnHost
 from stochens.program.fusions import Outputs as Fused
 from stochens.program.fusions import fused_outputs
+from stochens.program.known import findings
 from stochens.program.program import Noise, Program
 from stochens.randomness.seeds import alone
 from stochens.trees import Input
@@ -85,18 +86,34 @@ def predicted_by(
     device: torch.device,
     bf16: bool | None,
     kernels: bool = True,
+    known: dict[Hashable, Any] | None = None,
 ) -> Outputs:
     """For predictions of members at x [B, ...], again and again: what was found out about a network
-    is kept. bf16: None is by kernels alone. Only threads that are alone with the network may call
-    what this gives: the program is traced when it is first needed."""
+    is kept. known: its findings, if the caller has them. bf16: None is by kernels alone. Only
+    threads that are alone with the network may call what this gives: the program is traced when it
+    is first needed."""
     kernel, program = None, functools.cache(lambda: kept_program(net, x[:TRIED].to(device), load))
     if kernels and load.engine == "vmap" and isinstance(x, (Tensor, OnHost)) and len(x):
-        few = x[:TRIED].to(device)
         with alone():
-            kernel = fused_outputs(net, params, few, bf16=bf16 is not False)
+            known = findings(net) if known is None else known
+            kernel = kept_kernel(net, known, params, x[:TRIED].to(device), bf16)
     if load.engine != "vmap" or bf16:
         return Outputs(net, load.engine, bool(bf16), kernel=kernel)
     return Outputs(net, load.engine, False, program, kernel)
+
+
+def kept_kernel(
+    net: nn.Module, known: dict[Hashable, Any], params: Params, few: Tensor, bf16: bool | None
+) -> Fused | None:
+    """The kernel that runs all members on inputs like few [B, ...], if any; chosen once."""
+    dtype, allowed = next(iter(params.values())).dtype, bf16 is not False
+    case = ("kernel", few.shape[1:], few.dtype, few.device, dtype, allowed)
+    if case in known:
+        return cast(Fused | None, known[case])
+    found = fused_outputs(net, params, few, bf16=allowed)
+    if "graph" in known:  # else something was in the way, and will not be the next time
+        known[case] = found
+    return found
 
 
 class _Traced(NamedTuple):

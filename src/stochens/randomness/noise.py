@@ -186,15 +186,13 @@ class _Pass(FromWords):
         return embedding(self.row, table).reshape(drawn.shape[1:])
 
 
-@contextlib.contextmanager
 def member_noise(
     members: Tensor, seed: Tensor, words: Words = hashed_words, divisors: Divisors | None = None
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Inside, members [M] of a pass with this seed [1] draw from streams of their own, on the
     device of both, which are int64. Of two seeds [2] the second is that of noise which all examples
     share: batches of a prediction have the same one there. `divisors`: what `drop` may use."""
-    with noise_from(_Pass(members, seed, words, divisors)):
-        yield
+    return noise_from(_Pass(members, seed, words, divisors))
 
 
 def draw_numbers() -> Callable[[], int]:

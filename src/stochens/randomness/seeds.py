@@ -106,22 +106,18 @@ def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
     One thread at a time, the others wait; what draws outside of such blocks is not held back.
     """
     device = torch.device(device)
-    with _one_at_a_time, _as_it_was(device):
-        reseed(seed, device)
-        yield
-
-
-@contextlib.contextmanager
-def _as_it_was(device: torch.device) -> Iterator[None]:
-    if device.type == "cuda":
-        with torch.random.fork_rng(devices=[device]):
+    with _one_at_a_time:
+        if device.type == "cuda":
+            with torch.random.fork_rng(devices=[device]):
+                reseed(seed, device)
+                yield
+            return
+        state = torch.default_generator.get_state()  # what fork_rng does on a CPU, in half its time
+        try:
+            reseed(seed, device)
             yield
-        return
-    state = torch.default_generator.get_state()  # what fork_rng does on a CPU, in half its time
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(state)
+        finally:
+            torch.default_generator.set_state(state)
 
 
 def reseed(seed: int, device: torch.device) -> None:

@@ -111,6 +111,8 @@ def merge_run(run: Run, *, device: str | torch.device | None, progress: Show) ->
     """
     if not isinstance(run, Run):
         raise InputError(f"run must be a stochens.Run, got {run!r}")
+    if device is None and progress is None:
+        return run
     for name, given, own in (("device", device, run.device), ("progress", progress, run.progress)):
         if given is not None and own is not None and str(given) != str(own):
             raise InputError(
@@ -130,12 +132,13 @@ def refuse_unused(run: Run, where: str, *names: str) -> None:
             raise InputError(f"{where} has no use for Run({name}={value!r}); leave {name} out")
 
 
-@contextlib.contextmanager
-def matmul_precision(run: Run) -> Iterator[None]:
+def matmul_precision(run: Run) -> contextlib.AbstractContextManager[None]:
     """Inside, float32 matrix products on CUDA are TensorFloat-32 where `run` says so."""
-    if not run.tf32:
-        yield
-        return
+    return _tf32() if run.tf32 else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _tf32() -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
