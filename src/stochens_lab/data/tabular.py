@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from stochens.errors import InputError, check_known
+from stochens.networks import PiecewiseLinear
 from stochens_lab.npz import read_file
 
 BDE = {"airfoil": "bde-airfoil", "bike": "bde-bikesharing"}
@@ -76,6 +77,14 @@ def load_table(folder: Path, name: str, split: int = 0) -> Table:
     learn, test = scaled
     rest, held = _hold_out(learn, split)
     return Table(learn, test, rest, held, unit)
+
+
+def embed_numbers(table: Table, bins: int) -> Table:
+    """Every number as how far it is through each bin of its column; bins are quantiles of the rows
+    to learn from."""
+    embed = PiecewiseLinear.of(table.learn.x, bins)
+    learn, test, rest, held = (Part(embed(part.x), part.y) for part in table[:4])
+    return Table(learn, test, rest, held, table.unit)
 
 
 def _rows(name: str, count: int, split: int) -> tuple[np.ndarray, np.ndarray]:

@@ -16,11 +16,12 @@ from torch import Tensor
 from stochens.errors import InputError, check_known
 from stochens.likelihoods import GaussianPredictive
 from stochens.metrics import Interval
-from stochens_lab.data.tabular import BDE, SETS, UCI, count_splits, load_table
+from stochens_lab.data.tabular import BDE, SETS, UCI, count_splits, embed_numbers, load_table
 from stochens_lab.experiments import configs
 from stochens_lab.experiments.active import over_seeds
 from stochens_lab.experiments.runs import choose_device, finish_run, is_whole, open_run
 from stochens_lab.experiments.tabular_rows import (
+    PACKAGES,
     ROWS,
     TabularConfig,
     nll_of,
@@ -111,6 +112,8 @@ def _run_one(
     """What one row measures on one split; None where the row cannot be had."""
     place = _place(config, name, k)
     table = load_table(config.data, name, place["split"])
+    if config.bins and row not in PACKAGES:  # others have ways of their own
+        table = embed_numbers(table, config.bins)
     if too_large(row, table, config):
         return None
     began = time.monotonic()
@@ -167,6 +170,8 @@ def _check(config: TabularConfig) -> tuple[str, ...]:
     for what in ("seeds", "splits"):
         if (count := getattr(config, what)) is not None and count < 1:
             raise InputError(f"{what} must be at least 1, got {count}")
+    if config.bins < 0:
+        raise InputError(f"bins must be 0 or more, got {config.bins}")
     for row in config.rows:
         check_known("row", row, ROWS)
     for name in config.sets:

@@ -61,6 +61,9 @@ class TabularConfig:
     )
     epochs: Annotated[int, typer.Option(help="Likewise epochs: {default}.")] = 1000
     hidden: tuple[int, ...] = (16, 16, 16, 16)
+    bins: Annotated[
+        int, typer.Option(help="Bins of each feature, embedded piecewise linearly; 0: none.")
+    ] = 0
     splits: Annotated[
         int | None, typer.Option(help="Splits of each UCI set, from the first; all if not given.")
     ] = None

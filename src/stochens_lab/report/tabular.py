@@ -86,7 +86,8 @@ def _format_panel(
         known = panel.published[name]
         cells = [name, *([f"{known.value:g}"] if known else [])]
         for row in rows:
-            values = [one.get(panel.measure, math.nan) for one in found[name].get(row, [])]
+            runs = found[name].get(row, [])
+            values = [one[panel.measure] for one in runs if panel.measure in one]
             cells.append(_format_cell(values, known))
         yield join_cells(cells)
 
@@ -112,8 +113,8 @@ def _format_cell(values: Sequence[float | None], known: Published | None) -> str
 def _format_number(value: float, like: float | None = None) -> str:
     """With as many decimals as numbers of its size, or of the size of `like`, have in papers.
 
-    >>> _format_number(0.12345), _format_number(-5.8765), _format_number(30018.4)
-    ('0.1234', '-5.88', '30018')
+    >>> _format_number(0.12346), _format_number(-5.8765), _format_number(30018.4)
+    ('0.1235', '-5.88', '30018')
     """
     size = abs(value if like is None else like)
     digits = 4 if size < 0.5 else 3 if size < 1 else 2 if size < 1000 else 0

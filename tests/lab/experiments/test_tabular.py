@@ -10,7 +10,7 @@ from torch.distributions import Normal
 
 from stochens import InputError
 from stochens.likelihoods import GaussianPredictive
-from stochens_lab.data.tabular import Part, load_table
+from stochens_lab.data.tabular import Part, embed_numbers, load_table
 from stochens_lab.experiments import tabular
 from stochens_lab.experiments.tabular_rows import PACKAGES, RATES, ROWS, rows_that_run, too_large
 from stochens_lab.report.finish import finish_run
@@ -80,6 +80,15 @@ def test_quantiles_of_tabm_are_those_of_the_training_rows(folder, tmp_path):
     assert torch.equal(a.held.x, b.held.x)
     order = torch.from_numpy(arrays["x_train"][:, 0]).argsort()
     assert bool((a.learn.x[order, 0].diff() >= 0).all())
+
+
+def test_embedded_numbers_have_bins_of_the_training_rows(folder):
+    table = load_table(folder, "yacht")
+    found = embed_numbers(table, 4)
+    assert found.learn.x.shape == (45, 4 + 4 + 1)  # a column that never changes has one bin
+    assert float(found.learn.x.min()) >= 0  # quantiles of these rows: none is beyond the edges
+    assert float(found.learn.x.max()) <= 1
+    assert torch.equal(found.test.y, table.test.y)
 
 
 def test_what_is_not_there_is_named(folder, monkeypatch):
