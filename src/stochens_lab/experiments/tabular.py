@@ -21,6 +21,7 @@ from stochens_lab.experiments import configs
 from stochens_lab.experiments.active import over_seeds
 from stochens_lab.experiments.runs import choose_device, finish_run, is_whole, open_run
 from stochens_lab.experiments.tabular_rows import (
+    ACTIVATIONS,
     PACKAGES,
     ROWS,
     TabularConfig,
@@ -172,6 +173,7 @@ def _check(config: TabularConfig) -> tuple[str, ...]:
             raise InputError(f"{what} must be at least 1, got {count}")
     if config.bins < 0:
         raise InputError(f"bins must be 0 or more, got {config.bins}")
+    check_known("activation", config.activation, ACTIVATIONS)
     for row in config.rows:
         check_known("row", row, ROWS)
     for name in config.sets:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
+from torch import nn
 
 import stochens
 from stochens.errors import InputError
@@ -26,10 +27,13 @@ from stochens_lab.experiments import configs
 
 RATES = (0.003, 0.01)  # of Adam, to choose from
 BATCH = 128
+ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "silu": nn.SiLU}  # that the kernels have
 PATIENCE = 0.1  # of all epochs: a member that has not been better for so long stops
 LEAST_EPOCHS = 20
 NOISY_DRAWS = 10  # of each member whose layers have noise
-PRIOR_PRECISION = 1.0  # of all, as bde has it
+PRIOR_PRECISION = 1.0  # of what is trained, where the held rows say when to stop; as bde has it
+PRECISIONS = (1.0, 5.0)  # of mclmc, which does not stop, to choose from
+TRIAL_MEMBERS, TRIAL_SHARE = 4, 0.2  # of mclmc with each of these: members, and share of its steps
 FIRST_VARIANCE, LAST_VARIANCE = 0.5, 0.1  # of a step's energy, a dimension: bde's defaults
 THIN = 10  # steps of mclmc and of bde between two draws
 NUTS_WORK = 2e6  # rows times parameters; with more, a chain takes more than ten minutes
@@ -55,12 +59,17 @@ class TabularConfig:
     ] = 100
     warmup: Annotated[
         int, typer.Option(help="Steps before the draws, of mclmc and of bde: {default}.")
-    ] = 5000
+    ] = 4000
     steps: Annotated[int, typer.Option(help="Steps of what is trained, at most: {default}.")] = (
         10_000
     )
     epochs: Annotated[int, typer.Option(help="Likewise epochs: {default}.")] = 1000
-    hidden: tuple[int, ...] = (16, 16, 16, 16)
+    hidden: Annotated[
+        tuple[int, ...], typer.Option(help="Width of a hidden layer; may be given several times.")
+    ] = (24, 24)
+    activation: Annotated[
+        str, typer.Option(help="After each hidden layer: relu, tanh or silu; {default}.")
+    ] = "silu"
     bins: Annotated[
         int, typer.Option(help="Bins of each feature, embedded piecewise linearly; 0: none.")
     ] = 0
@@ -84,7 +93,9 @@ Row = Callable[[Table, TabularConfig, int], Found]  # (table, config, seed)
 
 
 def _network(table: Table, config: TabularConfig) -> stochens.MLP:
-    return stochens.MLP(table.learn.x.shape[1], *config.hidden, 2)
+    return stochens.MLP(
+        table.learn.x.shape[1], *config.hidden, 2, activation=ACTIVATIONS[config.activation]
+    )
 
 
 def _common(config: TabularConfig, seed: int) -> dict[str, Any]:
@@ -179,18 +190,40 @@ def _by_langevin(table: Table, config: TabularConfig, seed: int) -> Found:
 
 
 def _by_mclmc(table: Table, config: TabularConfig, seed: int) -> Found:
+    """With the prior that does best on the held rows, in a short trial on the others."""
+    trial = dataclasses.replace(
+        config,
+        members=min(TRIAL_MEMBERS, config.members),
+        warmup=max(1, round(TRIAL_SHARE * config.warmup)),
+        draws=max(1, round(TRIAL_SHARE * config.draws)),
+    )
+
+    def held_nll(precision: float) -> float:
+        posterior = _chains(table.rest, table, trial, seed, precision)
+        return nll_of(_predicted(posterior, table.held), table.held.y)
+
+    tried = {precision: held_nll(precision) for precision in PRECISIONS}
+    best = min(PRECISIONS, key=tried.__getitem__)
+    posterior = _chains(table.learn, table, config, seed, best)
+    return Found(
+        _predicted(posterior, table.test), {"prior": best, "held NLL": list(tried.values())}
+    )
+
+
+def _chains(
+    part: Part, table: Table, config: TabularConfig, seed: int, precision: float
+) -> stochens.Posterior:
     """At the energy variance that bde draws at."""
-    posterior = stochens.mclmc(
+    return stochens.mclmc(
         _network(table, config),
-        tuple(table.learn),
+        tuple(part),
         draws_per_member=config.draws,
         thin=THIN,
         warmup=config.warmup,
         energy_variance=LAST_VARIANCE,
         precondition=False,
-        **_common(config, seed),
+        **_common(config, seed) | {"prior": precision},
     )
-    return Found(_predicted(posterior, table.test), {})
 
 
 def _by_nuts(table: Table, config: TabularConfig, seed: int) -> Found:
