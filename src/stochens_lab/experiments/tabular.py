@@ -32,6 +32,7 @@ from stochens_lab.experiments.tabular_rows import (
 from stochens_lab.report.run_folder import METRICS, RunFolder, SavedRun
 
 MEASURES = ("RMSE", "NLL", "mixture NLL", "seconds")
+SAID = 300  # letters of a warning that are kept
 GIVEN_ANEW = {"data", "device", "rows", "sets", "splits", "seeds"}  # of a run that goes on
 
 
@@ -101,6 +102,8 @@ def run(
                 note(f"{name} is too large for {row}, which is left out")
                 continue
             note(", ".join(f"{measured} {found[measured]:.4g}" for measured in MEASURES))
+            for text in found["warned"]:
+                note(f"warned: {text}")
             done.setdefault(name, {}).setdefault(row, []).append(found)
             _put(folder, name, row, done[name][row])
             folder.say(found=done)
@@ -123,13 +126,13 @@ def _run_one(
         found = ROWS[row](table, config, place["seed"])
     seconds = time.monotonic() - began
     unit = 1.0 if name in BDE else table.unit
-    warned = sorted({str(one.message) for one in said if issubclass(one.category, UserWarning)})
+    texts = {str(one.message)[:SAID] for one in said if issubclass(one.category, UserWarning)}
     return {
         **place,
         **measure(found.predicted, table.test.y, unit),
         "seconds": seconds,
         "chosen": found.chosen,
-        "warned": warned,
+        "warned": sorted(texts),
     }
 
 

@@ -90,6 +90,25 @@ def _format_panel(
             values = [one[panel.measure] for one in runs if panel.measure in one]
             cells.append(_format_cell(values, known))
         yield join_cells(cells)
+    if best:
+        yield from ("", _tell_reached(panel, found, names))
+
+
+def _tell_reached(
+    panel: Panel, found: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]], names: list[str]
+) -> str:
+    """Which sets some row brings to what was published, and on how many of their splits."""
+    reached = []
+    for name in names:
+        known = panel.published[name]
+        rows = []
+        for row, runs in found[name].items():
+            values = [one[panel.measure] for one in runs if panel.measure in one]
+            if known and values and None not in values and statistics.fmean(values) <= known.value:
+                rows.append(f"{row} ({len(values)} of {known.runs})")
+        reached += [f"{name} by {', '.join(rows)}"] if rows else []
+    which = f": {'; '.join(reached)}" if reached else ""
+    return f"At or below the best published: {len(reached)} of {len(panel.published)} sets{which}."
 
 
 def _format_cell(values: Sequence[float | None], known: Published | None) -> str:

@@ -195,3 +195,4 @@ def test_a_table_says_how_many_splits_it_has():
     found = {"yacht": {"a": [{"NLL": 0.1}, {"NLL": 0.2}], "b": [{"NLL": None}]}}
     lines = "\n".join(_format_panel(Panel("x", "NLL", UCI), found))
     assert "| yacht | 0.16 | **0.1500 ± 0.0500** (2 of 20) | inf (1 of 20) |" in lines
+    assert "1 of 9 sets: yacht by a (2 of 20)." in lines
