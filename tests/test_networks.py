@@ -1,5 +1,6 @@
 """Plain networks against their formulas."""
 
+import math
 from typing import Any
 
 import pytest
@@ -7,9 +8,15 @@ import torch
 from tests.tolerance import close, rounding
 from torch import nn
 
-from stochens import FRN, MLP, fit
+from stochens import FRN, MLP, InputError, fit
 from stochens.members import builder, init
-from stochens.networks import ResidualBlock, ResNet20FRN, SmallResNetFRN
+from stochens.networks import (
+    Periodic,
+    PiecewiseLinear,
+    ResidualBlock,
+    ResNet20FRN,
+    SmallResNetFRN,
+)
 
 
 def test_mlp_is_its_layers():
@@ -170,3 +177,63 @@ def test_frn_gives_the_gradient_of_a_tie_to_tau():
     frn(torch.zeros(1, 1, 4)).sum().backward()
     assert frn.bias.grad.tolist() == [0]
     assert frn.tau.grad.tolist() == [4]
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
+def test_bins_add_up_to_the_number_itself(float64, scale):
+    """sum_k width_k e_k(x) = x - edge_0, whatever the bins are, also far beyond them."""
+    learned = scale * torch.randn(200, 3)
+    learned[:, 1] = learned[:, 1].round()  # few values, and one where the scale is small
+    embed = PiecewiseLinear.of(learned, bins=6).double()
+    x = torch.cat([learned, 10 * learned])
+    found = embed(x) * embed.width  # [B, bins]
+    whole = torch.zeros(len(x), 3).index_add(1, embed.feature, found)
+    first = torch.stack([embed.edge[embed.feature == k][0] for k in range(3)])
+    # as many terms as bins, and x near an edge cancels
+    within = rounding(torch.float64, terms=6, depth=3, condition=100.0)
+    torch.testing.assert_close(whole, x - first, rtol=within, atol=within * scale)
+
+
+def test_bins_are_those_of_the_equation():
+    """One below the first edge, one in a bin, one beyond the last; edges are quantiles."""
+    embed = PiecewiseLinear([[0.0, 2.0, 3.0, 5.0]])
+    found = embed(torch.tensor([[-2.0], [2.5], [9.0]]))
+    assert found.tolist() == [[-1.0, 0.0, 0.0], [1.0, 0.5, 0.0], [1.0, 1.0, 3.0]]
+    ties = torch.tensor([0.0, 0, 0, 0, 1, 2, 3, 4])[:, None]
+    assert PiecewiseLinear.of(ties, bins=4).edge.tolist() == [0.0, 0.5, 2.25]
+    for still in (0.5, 3.0, -1e20):  # a feature that never changes
+        once = torch.full((5, 1), still)
+        assert not PiecewiseLinear.of(once)(once).any()
+
+
+def test_waves_are_those_of_the_equation(float64):
+    embed, x = Periodic(2, waves=3, scale=2.0).requires_grad_(False), torch.randn(4, 2)
+    found = embed(x)
+    assert found.shape == (4, 12)
+    for b in range(4):
+        for f in range(2):
+            for k in range(3):
+                angle = 2 * math.pi * float(embed.frequency[f, k]) * float(x[b, f])
+                at = f * 3 + k
+                # of angles up to some hundred, in float64
+                assert float(found[b, at]) == pytest.approx(math.cos(angle), abs=1e-12)
+                assert float(found[b, 6 + at]) == pytest.approx(math.sin(angle), abs=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:dropout gives no noise to 0.frequency")
+@pytest.mark.parametrize("method", ["regular", "dropout"])
+def test_embedded_numbers_are_trained_like_others(method):
+    x = torch.rand(60, 2, generator=torch.Generator().manual_seed(0))
+    y = (6 * x[:, :1]).sin()
+    bins = PiecewiseLinear.of(x, bins=4)
+    for embed, width in ((bins, bins.bins), (Periodic(2, waves=3), 12)):
+        net = nn.Sequential(embed, MLP(width, 8, 2))
+        options = {"members": 2, "epochs": 20, "likelihood": "heteroscedastic", "lr": 0.01}
+        posterior: Any = fit(net, (x, y), method=method, **options)
+        assert bool((posterior.history.nll[-1] < posterior.history.nll[0]).all())
+    with pytest.raises(ValueError, match="ascending numbers"):
+        PiecewiseLinear([[1.0, 1.0]])
+    with pytest.raises(InputError, match=r"x must be \[B, 2\]"):
+        bins(torch.zeros(3, 4))
+    with pytest.raises(InputError, match="scale must be positive"):
+        Periodic(2, scale=0)

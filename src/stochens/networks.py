@@ -1,10 +1,15 @@
 """Plain networks: no noise, no members. Methods add the one, `members.forward` the other."""
 
 import itertools
+import math
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from stochens.errors import InputError
 
 
 class MLP(nn.Sequential):
@@ -23,6 +28,115 @@ class MLP(nn.Sequential):
         for n_in, n_out in itertools.pairwise(sizes):
             layers += [nn.Linear(n_in, n_out), activation()]
         super().__init__(*layers[:-1])  # no activation after the output layer
+
+
+class PiecewiseLinear(nn.Module):
+    """Numbers as how far they are through each bin of their feature (Gorishniy et al., 2022).
+
+    e_k(x) = (x - edge_k) / (edge_k+1 - edge_k), not below 0 but in the first bin of a feature, and
+    not above 1 but in its last, so that nothing is lost beyond the edges. It has no parameters.
+
+    edges: those of each feature, ascending, two or more. `PiecewiseLinear.of(x)` takes quantiles.
+
+    `x [B, F] -> [B, bins of all features]`
+
+    >>> embed = PiecewiseLinear([[0.0, 1.0, 3.0], [-1.0, 1.0]])
+    >>> embed(torch.tensor([[2.0, 0.0], [-1.0, 2.0]]))
+    tensor([[ 1.0000,  0.5000,  0.5000],
+            [-1.0000,  0.0000,  1.5000]])
+    """
+
+    feature: Tensor
+    edge: Tensor
+    width: Tensor
+    least: Tensor
+    most: Tensor
+
+    def __init__(self, edges: Sequence[Sequence[float]]) -> None:
+        super().__init__()
+        each = [torch.tensor(own, dtype=torch.get_default_dtype()) for own in edges]
+        for k, own in enumerate(each):
+            if own.dim() != 1 or len(own) < 2 or not bool((own.diff() > 0).all()):
+                raise InputError(
+                    f"edges of a feature must be two or more ascending numbers, got {own.tolist()} "
+                    f"for feature {k}"
+                )
+        bins = [len(own) - 1 for own in each]
+        first = torch.cat([torch.arange(n) == 0 for n in bins])
+        last = torch.cat([torch.arange(n) == n - 1 for n in bins])
+        low, high = torch.zeros(len(first)), torch.ones(len(first))
+        buffers = {
+            "feature": torch.arange(len(bins)).repeat_interleave(torch.tensor(bins)),
+            "edge": torch.cat([own[:-1] for own in each]),
+            "width": torch.cat([own.diff() for own in each]),
+            "least": low.masked_fill(first, -math.inf),
+            "most": high.masked_fill(last, math.inf),
+        }
+        for name, tensor in buffers.items():
+            self.register_buffer(name, tensor)
+        self.features, self.bins = len(bins), sum(bins)
+
+    @classmethod
+    def of(cls, x: Tensor, bins: int = 8) -> "PiecewiseLinear":
+        """With edges at quantiles of x [N, F], the rows to learn from; a feature with few values
+        has fewer bins, and one that never changes has a bin from there on.
+
+        >>> PiecewiseLinear.of(torch.arange(9.0)[:, None], bins=4).edge
+        tensor([0., 2., 4., 6.])
+        """
+        if x.dim() != 2 or not bool(x.isfinite().all()):
+            raise InputError(f"x must be finite numbers [N, F], got {tuple(x.shape)}")
+        levels = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
+        edges = []
+        for column in x.double().cpu().unbind(1):
+            quantiles = torch.from_numpy(np.quantile(column.numpy(), levels.numpy()))
+            own = quantiles.to(torch.get_default_dtype()).unique()  # as they are kept
+            if len(own) == 1:
+                own = torch.stack([own[0], own[0] + own[0].abs().clamp_min(1)])
+            edges.append(own.tolist())
+        return cls(edges)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() != 2 or x.shape[1] != self.features:
+            raise InputError(f"x must be [B, {self.features}], got {tuple(x.shape)}")
+        through = (x[:, self.feature] - self.edge.to(x)) / self.width.to(x)  # [B, bins]
+        return torch.minimum(torch.maximum(through, self.least.to(x)), self.most.to(x))
+
+    def extra_repr(self) -> str:
+        return f"{self.features} features, {self.bins} bins"
+
+
+class Periodic(nn.Module):
+    """Numbers as waves of frequencies that are learned (Gorishniy et al., 2022).
+
+    e(x) = [cos(2 pi c_k x), sin(2 pi c_k x)] for k < `waves`, with c_k ~ N(0, scale^2) at first.
+
+    `x [B, F] -> [B, 2 * F * waves]`
+
+    >>> Periodic(3, waves=4)(torch.zeros(5, 3)).shape
+    torch.Size([5, 24])
+    """
+
+    def __init__(self, features: int, *, waves: int = 8, scale: float = 0.1) -> None:
+        super().__init__()
+        if not scale > 0:
+            raise InputError(f"scale must be positive, got {scale!r}")
+        self.scale = scale
+        self.frequency = nn.Parameter(torch.empty(features, waves))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.frequency, std=self.scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() != 2 or x.shape[1] != len(self.frequency):
+            raise InputError(f"x must be [B, {len(self.frequency)}], got {tuple(x.shape)}")
+        angles = (2 * math.pi * self.frequency * x.unsqueeze(-1)).flatten(1)  # [B, F * waves]
+        return torch.cat([angles.cos(), angles.sin()], 1)
+
+    def extra_repr(self) -> str:
+        features, waves = self.frequency.shape
+        return f"{features} features, {waves} waves, scale={self.scale}"
 
 
 class FRN(nn.Module):

@@ -2,7 +2,8 @@
 
 bde-airfoil.npz, bde-bikesharing.npz    the benchmark of Arvanitis et al. 2026: one split
 uci-NAME.npz                            nine UCI sets: 20 splits of 90 to 10 (protein: 5)
-tabm-california.npz, tabm-house.npz     the splits of Gorishniy et al. 2025, in the files
+tabm-california.npz, tabm-house.npz     the splits of Gorishniy et al. 2025, in the files, whose
+                                        columns are made normal by their quantiles
 """
 
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from stochens.errors import InputError, check_known
+from stochens.networks import PiecewiseLinear
 from stochens_lab.npz import read_file
 
 BDE = {"airfoil": "bde-airfoil", "bike": "bde-bikesharing"}
@@ -20,32 +22,69 @@ UCI = ("boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", "w
 TABM = ("california", "house")
 SETS = (*BDE, *UCI, *TABM)
 TEST_SHARE = 0.2  # of bde's sets
+SPLITS, SPLITS_OF = 20, {"protein": 5}  # of UCI's sets, as published
+HELD_SHARE = 0.15  # of the rows to learn from; bde's validation share
 
 
-class Table(NamedTuple):
-    """Rows to learn from and to test on, all standardised by those to learn from."""
+class Part(NamedTuple):
+    """Some of the rows."""
 
     x: Tensor  # [N, F]
     y: Tensor  # [N, 1]
-    x_test: Tensor
-    y_test: Tensor
+
+
+class Table(NamedTuple):
+    """Rows to learn from and to test on, all standardised by those to learn from. What is chosen is
+    chosen on `held`, by what was learned from `rest`."""
+
+    learn: Part
+    test: Part
+    rest: Part  # of those to learn from; all of them where the set has rows of its own to choose by
+    held: Part
     unit: float  # the standard deviation of y, in the units of the file
+
+
+def count_splits(name: str) -> int:
+    """How many ways to divide a set into rows to learn from and to test on were published.
+
+    >>> count_splits("yacht"), count_splits("protein"), count_splits("airfoil")
+    (20, 5, 1)
+    """
+    return SPLITS_OF.get(name, SPLITS) if name in UCI else 1
 
 
 def load_table(folder: Path, name: str, split: int = 0) -> Table:
     """A set of SETS, from its file in the folder, by its own protocol."""
     check_known("set", name, SETS)
+    if not 0 <= split < count_splits(name):
+        raise InputError(f"{name} has {count_splits(name)} splits, counted from 0; got {split}")
     prefix = BDE.get(name) or (f"uci-{name}" if name in UCI else f"tabm-{name}")
     path = folder / f"{prefix}.npz"
     if not path.is_file():
         raise InputError(f"{name} needs {path}, an npz file with x [N, F] and y [N]")
     arrays = read_file(path, "biufU")  # some have the names of their columns
     if name in TABM:
-        parts = [arrays[f"{what}_{of}"] for of in ("train", "test") for what in ("x", "y")]
-        return _standardised(*parts)
-    x, y = arrays["x"].astype(np.float64), arrays["y"].astype(np.float64).reshape(-1)
-    learn, test = _rows(name, len(x), split)
-    return _standardised(x[learn], y[learn], x[test], y[test])
+        parts = [(arrays[f"x_{of}"], arrays[f"y_{of}"]) for of in ("train", "val", "test")]
+    else:
+        x, y = arrays["x"], arrays["y"]
+        parts = [(x[rows], y[rows]) for rows in _rows(name, len(x), split)]
+    if name in TABM:
+        parts = _normal_by_rank(parts)
+    scaled, unit = _standardised(parts)
+    if name in TABM:
+        learn, held, test = scaled
+        return Table(learn, test, learn, held, unit)
+    learn, test = scaled
+    rest, held = _hold_out(learn, split)
+    return Table(learn, test, rest, held, unit)
+
+
+def embed_numbers(table: Table, bins: int) -> Table:
+    """Every number as how far it is through each bin of its column; bins are quantiles of the rows
+    to learn from."""
+    embed = PiecewiseLinear.of(table.learn.x, bins)
+    learn, test, rest, held = (Part(embed(part.x), part.y) for part in table[:4])
+    return Table(learn, test, rest, held, table.unit)
 
 
 def _rows(name: str, count: int, split: int) -> tuple[np.ndarray, np.ndarray]:
@@ -62,10 +101,36 @@ def _rows(name: str, count: int, split: int) -> tuple[np.ndarray, np.ndarray]:
     return order[:learned], order[learned:]
 
 
-def _standardised(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, y_test: np.ndarray) -> Table:
-    """A column that never changes stays 0."""
+def _hold_out(learn: Part, split: int) -> tuple[Part, Part]:
+    """All but a share at random, and the share: the same for whoever chooses by it."""
+    order = torch.from_numpy(np.random.RandomState(split).permutation(len(learn.y)))
+    held = round(HELD_SHARE * len(order))
+    rest, held_rows = order[held:], order[:held]
+    return Part(*(t[rest] for t in learn)), Part(*(t[held_rows] for t in learn))
+
+
+def _normal_by_rank(
+    parts: list[tuple[np.ndarray, np.ndarray]],
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Each column made normal by its quantiles in the first part, as Gorishniy et al. have it."""
+    from sklearn.preprocessing import QuantileTransformer  # a second to import
+
+    count = len(parts[0][0])
+    by_rank = QuantileTransformer(
+        n_quantiles=max(min(count // 30, 1000), 10),
+        output_distribution="normal",
+        subsample=None,
+    ).fit(parts[0][0].astype(np.float64))
+    return [(by_rank.transform(x.astype(np.float64)), y) for x, y in parts]
+
+
+def _standardised(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[list[Part], float]:
+    """Each part by mean and standard deviation of the first, and that of y. A column that never
+    changes stays 0."""
+    x, y = (values.astype(np.float64) for values in parts[0])
     middle, spread = x.mean(0), x.std(0)
-    spread = np.where(spread > 0, spread, 1.0)
+    # of equal numbers whose mean is rounded
+    spread = np.where(spread > 1e-12 * np.abs(middle), spread, 1.0)
     centre, unit = float(y.mean()), float(y.std())
     if not unit > 0:
         raise InputError("all targets are the same; there is nothing to learn")
@@ -73,10 +138,7 @@ def _standardised(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, y_test: np.n
     def tensor(values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).float()
 
-    return Table(
-        tensor((x - middle) / spread),
-        tensor((y.reshape(-1, 1) - centre) / unit),
-        tensor((x_test - middle) / spread),
-        tensor((y_test.reshape(-1, 1) - centre) / unit),
-        unit,
-    )
+    return [
+        Part(tensor((a - middle) / spread), tensor((b.reshape(-1, 1) - centre) / unit))
+        for a, b in parts
+    ], unit

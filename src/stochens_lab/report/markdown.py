@@ -7,6 +7,7 @@ from stochens_lab.report.cifar.markdown import format_cifar
 from stochens_lab.report.cifar.rows import gather, is_cifar
 from stochens_lab.report.run_folder import SavedRun
 from stochens_lab.report.tables import format_markdown
+from stochens_lab.report.tabular import format_tabular
 from stochens_lab.report.view import RunView, describe_metric, name_domain
 
 
@@ -42,6 +43,9 @@ def _format_view(view: RunView) -> Iterator[str]:
     yield from _tell_command(view)
     if is_cifar(view):
         yield from format_cifar(gather([view]))
+        return
+    if view.experiment == "tabular":
+        yield from format_tabular(view.run)
         return
     yield from _format_sets(view)
 
