@@ -191,9 +191,10 @@ class CNNLSTM(nn.Module):
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.embedding.weight, std=0.05)  # N(0, 1) would drown what is learned
+        own = dict(self.lstm.named_parameters())
         with torch.no_grad():
-            self.lstm.bias_ih_l0.zero_()
-            self.lstm.bias_hh_l0.copy_(self.forget_bias())
+            own["bias_ih_l0"].zero_()
+            own["bias_hh_l0"].copy_(self.forget_bias())
 
     def forget_bias(self) -> Tensor:
         """What lstm.bias_hh_l0 [4 hidden] begins with: 1 where it opens the forget gate, else 0.

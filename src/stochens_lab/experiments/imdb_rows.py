@@ -90,21 +90,27 @@ def _by_swa(config: ImdbConfig, work: Work, epochs: int) -> Posterior:
 
 
 def _by_sghmc(config: ImdbConfig, work: Work, epochs: int) -> Posterior:
-    """One chain, of which the second half is drawn from: as many draws as the others have members."""
+    """One chain; draws are made in its second half, one in `THIN` steps at most."""
     steps = epochs * -(-len(work.data[0]) // config.batch_size)
-    thin = max(1, steps // (2 * config.members))
+    draws = max(1, steps // (2 * THIN))
+    common = _common(config, work)
+    # all draws would be in every checkpoint: they are larger than the work that could be lost
+    common["run"] = dataclasses.replace(common["run"], checkpoint=None)
     return sgmcmc(
         work.net,
         work.data,
         chains=1,
-        samples=config.members,
-        thin=thin,
-        burn_in=max(1, steps - thin * config.members),
-        **_common(config, work),
+        samples=draws,
+        thin=THIN,
+        burn_in=max(1, steps - THIN * draws),
+        preconditioner="rmsprop",
+        lr=CHAIN_RATE,
+        **common,
     )
 
 
 RATE = 2e-3  # of Adam
+CHAIN_RATE, THIN = 3e-4, 20  # of SGHMC
 ROWS: dict[str, Row] = {
     "regular": Row(_by_regular, 2),
     "MultiSWA": Row(_by_swa, 2),

@@ -22,7 +22,7 @@ SMALL = {"members": 2, "epochs": 2, "batch_size": 20, "draws": 2, "reviews": 40,
 def made_up(train=60, test=imdb.CHOOSING + 40, words=12):
     """A review is positive where word 3 stands in it; the reference knows most of them."""
     random = np.random.default_rng(0)
-    arrays = {}
+    arrays: dict[str, np.ndarray] = {}
     for part, count in (("train", train), ("test", test)):
         y = random.integers(0, 2, count).astype(np.uint8)
         x = random.integers(4, 20, (count, words)).astype(np.uint16)
@@ -126,7 +126,7 @@ def test_the_network_is_that_of_the_reference():
 
 def test_the_prior_is_around_the_reference_s_forget_gate():
     prior = prior_of(40.0, small_network())
-    assert prior.of(FORGET, "lstm").mean[FORGET].tolist() == [0] * 5 + [1] * 5 + [0] * 10
+    assert prior.given_means()[f"{FORGET}/{FORGET}"].tolist() == [0] * 5 + [1] * 5 + [0] * 10
     assert prior.of("lstm.bias_ih_l0", "lstm").mean == "zero"
     assert prior.of(FORGET, "lstm").precision == prior.of("head.weight", "head").precision == 40
 
@@ -138,7 +138,7 @@ def test_every_row_is_measured_and_a_run_goes_on(folder, tmp_path):
     imdb.run(config, build=small_network)
     before = json.dumps(SavedRun(out).metrics["imdb"]["regular"])
     again = imdb_config.reconfigure(out, rows=tuple(ROWS))
-    notes = []
+    notes: list[str] = []
     run = SavedRun(imdb.run(again, resume=True, build=small_network, note=notes.append))
     assert "regular is done" in notes
     assert json.dumps(run.metrics["imdb"]["regular"]) == before
