@@ -1,5 +1,5 @@
-"""The experiments' commands: toy, digits, active, cifar, transfer, tabular, their data, and their
-pages."""
+"""The experiments' commands: toy, digits, active, cifar, transfer, tabular, imdb, their data, and
+their pages."""
 
 import datetime
 from collections.abc import Callable
@@ -20,6 +20,8 @@ from stochens_lab.experiments import (
     cifar_config,
     data_folder,
     digits,
+    imdb,
+    imdb_config,
     tabular,
     toy,
     toy_config,
@@ -103,6 +105,17 @@ def run_tabular(*, resume: Resume = None, **given: Any) -> None:
     rows bde and lightgbm need their packages.
     """
     _run("tabular", tabular, tabular.run, resume=resume, **given)
+
+
+@app.command("imdb")
+@take_options(imdb_config.ImdbConfig)
+def run_imdb(*, resume: Resume = None, **given: Any) -> None:
+    """Text against HMC: a CNN-LSTM on IMDB's reviews, beside the published HMC predictions.
+
+    Each way to get members is a row with accuracy, NLL, ECE, agreement and total variation to HMC.
+    The first 5,000 test reviews are for choosing settings, and results are of the other 20,000.
+    """
+    _run("imdb", imdb_config, imdb.run, resume=resume, **given)
 
 
 @app.command("data")

@@ -23,7 +23,7 @@ from stochens_lab.report.run_folder import SavedRun
 from stochens_lab.report.view import RunView, unique
 
 HERE = "stochens_lab.report.page"
-NAMES = {"cifar": "CIFAR"}
+NAMES = {"cifar": "CIFAR", "imdb": "IMDB"}
 TEMPLATES = open_templates(HERE)
 
 
