@@ -2,6 +2,7 @@
 
     energy variance  the mean squared error in the energy of a step, a dimension
     virial           the mean of (q - c) . dU/dq / D, which is 1 for draws and any fixed c
+    stiff            the same along the stiffest direction, where steps that are too long show first
     drift            of predictions and of the log density, from the middle third to the last
 
 Members are independent, so that a mean over each of them is one of M numbers for Student's test,
@@ -19,6 +20,7 @@ from stochens.samplers.arrival import ALARM, LEAST_MEMBERS, student_tails
 LEAST_DRAWS = 6  # of a member: three thirds of two
 DRIFT_LIMIT = 0.1  # of a prediction's standard deviation: less does not matter
 VIRIAL_LIMIT = 0.05  # variances 5 % off, which are standard deviations 2.5 % off, do not matter
+STIFF_LIMIT = 0.1  # likewise of one direction: a standard deviation 5 % off
 OVER = 3.0  # times the wanted energy variance
 
 
@@ -29,6 +31,7 @@ class Arrival(NamedTuple):
     wanted: float  # what it was tuned to; NaN: steps are accepted or not, and it does not matter
     failed: int  # steps that could not be taken
     virial: tuple[float, float]  # with its standard error
+    stiff: tuple[float, float]  # likewise
     drift: float  # the largest of a prediction, in its standard deviations
     drift_chance: float  # of such a drift by chance, of any of them
     energy_drift: tuple[float, float]  # of the log density, in nats, with its standard error
@@ -37,7 +40,8 @@ class Arrival(NamedTuple):
         (virial, error), (nats, of_nats) = self.virial, self.energy_drift
         return (
             f"energy variance {self.energy_variance:.1e} a step and dimension, virial "
-            f"{virial:.3g} +- {error:.2g}, log density drifts by {nats:+.2g} +- {of_nats:.2g} "
+            f"{virial:.3g} +- {error:.2g}, in the stiffest direction {self.stiff[0]:.3g} +- "
+            f"{self.stiff[1]:.2g}, log density drifts by {nats:+.2g} +- {of_nats:.2g} "
             f"nats, predictions by up to {self.drift:.2g} standard deviations"
         )
 
@@ -52,6 +56,7 @@ def measure_arrival(chains: Chains, outputs: Tensor) -> Arrival:
         wanted=float(chains.settings["energy_variance"]),
         failed=int(stats["failed"].sum()),
         virial=_mean_and_error(stats["virial"].mean(1)),
+        stiff=_mean_and_error(stats["stiff"].mean(1)) if "stiff" in stats else (math.nan, math.nan),
         drift=drift,
         drift_chance=chance,
         energy_drift=_mean_and_error(_between_thirds(log_density).squeeze(1)),
@@ -115,7 +120,14 @@ def arrival_troubles(found: Arrival) -> list[str]:
         width = "wide" if virial > 1 else "narrow"
         said.append(
             f"the virial is {virial:.3g} +- {error:.2g}, where 1 is right: the draws of a member "
-            f"are too {width}. Try "
-            + ("a smaller energy_variance" if virial > 1 else "more draws_per_member")
+            f"are too {width}. Try a smaller energy_variance or more draws_per_member"
+        )
+    stiff, error = found.stiff
+    if abs(stiff - 1) > max(STIFF_LIMIT, 2.5 * error):
+        width = "wide" if stiff > 1 else "narrow"
+        said.append(
+            f"the virial of the stiffest direction is {stiff:.3g} +- {error:.2g}, where 1 is "
+            f"right: the draws are too {width} there, because steps that fit all of the other "
+            "directions are too long for it. Try a smaller energy_variance"
         )
     return said

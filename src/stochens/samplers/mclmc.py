@@ -43,7 +43,7 @@ from stochens.samplers.target import unflatten
 from stochens.training.request import Place, Start
 from stochens.training.starts import settle_start
 
-FORMAT = "stochens mclmc 1"
+FORMAT = "stochens mclmc 2"  # 1: without the stiffest direction
 TRAINING = {
     True: 1000,
     False: 0,
@@ -250,7 +250,7 @@ def _go_on(
 ) -> Progress:
     """Fill the record with the draws that are there, and tell how far the run was."""
     chains = resume.chains
-    if chains is None or "rows" not in chains.state:
+    if chains is None or "stiff" not in chains.state:
         raise InputError("resume must be what mclmc returned; it holds no chains of its kind")
     refuse_other(settings, chains.settings, "resume")
     w = problem.coordinates.w(flatten(resume.params).to(record.draws))

@@ -37,7 +37,7 @@ FIND, WATCH, SETTLE = 0.6, 0.2, 0.1  # shares of the warm-up; the rest is for L
 LENGTH_SHARE = 0.4  # L as a share of the way between two independent draws; Robnik et al. 2023
 ROWS, COLUMNS = 1000, 100  # positions, and parameters of each, that L is learned from; at most
 LEAST_WATCHED, LEAST_ROWS = 50, 50  # steps; fewer say nothing of variances, or of L
-STATS = ("likelihood", "prior", "error", "virial", "failed", "step")
+STATS = ("likelihood", "prior", "error", "virial", "failed", "step", "stiff")
 
 
 PHASES = ("training", "find", "watch", "settle", "length", "draws")
@@ -103,18 +103,20 @@ class Progress(NamedTuple):
 
     state: State
     rows: Tensor  # [M, ROWS, COLUMNS] at most, positions that L is learned from
+    stiff: Tensor  # [M, D], the stiffest direction, in the coordinates of the steps
     step: int  # the next
     made: int  # draws that every member has
 
     def named(self) -> dict[str, Tensor]:
         counts = torch.tensor([self.step, self.made])
-        return {**self.state._asdict(), "rows": self.rows, "counts": counts}
+        own = {"rows": self.rows, "stiff": self.stiff, "counts": counts}
+        return {**self.state._asdict(), **own}
 
     @classmethod
     def of(cls, named: dict[str, Tensor], device: torch.device) -> "Progress":
         state = State(*(named[name].to(device) for name in State._fields))
         step, made = named["counts"].tolist()
-        return cls(state, named["rows"].to(device), step, made)
+        return cls(state, named["rows"].to(device), named["stiff"].to(device), step, made)
 
 
 class Record(NamedTuple):
@@ -205,7 +207,7 @@ CONSTANTS = {
 def begin(q: Tensor, key: Tensor, precision: float, slope: Slope) -> Progress:
     n = normal(key, torch.full_like(key, -1), MOMENTUM, q.shape[1]).to(q)
     state = steps.initial(q, n, precision**-0.5, slope)
-    return Progress(state, q.new_zeros(len(q), 0, 0), 0, 0)
+    return Progress(state, q.new_zeros(len(q), 0, 0), n, 0, 0)
 
 
 def run(
@@ -241,7 +243,7 @@ def _kept(at: Progress, record: Record) -> dict[str, Tensor]:
 
 def advance(plan: Schedule, at: Progress, mover: Mover, slope: Slope, record: Record) -> Progress:
     """Some steps of all members, and what follows from them."""
-    state, rows, made = at.state, at.rows, at.made
+    state, rows, stiff, made = at.state, at.rows, at.stiff, at.made
     phase, end = plan.phase(at.step), plan.stop(at.step)
     count = end - at.step
     if phase == "training":
@@ -256,7 +258,7 @@ def advance(plan: Schedule, at: Progress, mover: Mover, slope: Slope, record: Re
         rows = _remember(rows, state)
     if phase == "draws" and (end - plan.ends[4]) % plan.thin == 0:
         record.draws[:, made] = state.q
-        record.stats[:, made] = _stats(plan, state)
+        record.stats[:, made] = _stats(plan, state, stiff)
         state, made = _counted(state), made + 1
     if end == plan.ends[0]:
         state = steps.forget(state)
@@ -264,7 +266,8 @@ def advance(plan: Schedule, at: Progress, mover: Mover, slope: Slope, record: Re
         state = _learned(plan, state)
     if end == plan.ends[4] and made == 0:
         state, rows = _counted(_with_length(plan, state, rows)), rows[:, :0]
-    return Progress(state, rows, end, made)
+        stiff = steps.stiffest(state, stiff, slope)
+    return Progress(state, rows, stiff, end, made)
 
 
 def _counted(state: State) -> State:
@@ -300,12 +303,21 @@ def _with_length(plan: Schedule, state: State, rows: Tensor) -> State:
     return state._replace(length=LENGTH_SHARE * state.size * apart)
 
 
-def _stats(plan: Schedule, state: State) -> Tensor:
+def _stats(plan: Schedule, state: State, stiff: Tensor) -> Tensor:
     """[M, len(STATS)] of a draw."""
     prior = prior_energy(state.q, plan.sigma**-2)
     D = state.q.shape[1]
     virial = ((state.q.double() - state.mean) * state.g).sum(1) / D
     error = state.errors / (D * plan.thin)
     return torch.stack(
-        [state.energy - prior, prior, error, virial, state.failed, state.size], dim=1
+        [
+            state.energy - prior,
+            prior,
+            error,
+            virial,
+            state.failed,
+            state.size,
+            steps.virial_along(state, stiff),
+        ],
+        dim=1,
     )

@@ -29,6 +29,8 @@ FORGET = 1 - 2 / 101  # of what the size of steps is learned from, at each of th
 TRUST = 1.5  # how far, as a power of h, an error may be from the wanted one and still count much
 SHRINK = 0.8  # of a step that failed: the most that is tried after it
 FIRST, SECOND, TINY = 0.9, 0.999, 1e-8  # Adam's own
+LOOKS = 20  # of the power method, a gradient each, at the stiffest direction
+REACH = 0.1  # of a step's share in one direction: how far apart the gradients of a look are
 
 Slope = Callable[[Tensor], tuple[Tensor, Tensor]]  # q [M, D] -> U [M] float64, dU/dq [M, D]
 
@@ -220,3 +222,24 @@ def precondition(at: State, variance: Tensor) -> State:
         weight=zero.clone(),
         length=length,
     )
+
+
+def stiffest(at: State, n: Tensor, slope: Slope) -> Tensor:
+    """The direction v [M, D] in which U is most curved, in the coordinates of the steps.
+
+    The power method, v <- A v / |A v|,  A v by the difference of two gradients. n [M, D] is where
+    it begins.
+    """
+    reach = (REACH * at.size / math.sqrt(at.q.shape[1])).to(at.q).unsqueeze(1)
+    v = unit(n)
+    for _ in range(LOOKS):
+        change = at.scale * (slope(at.q + reach * at.scale * v)[1] - at.g)
+        length = torch.linalg.vector_norm(change, dim=1, keepdim=True)
+        v = torch.where(length.isfinite() & (length > 0), change / length, v)
+    return v
+
+
+def virial_along(at: State, v: Tensor) -> Tensor:
+    """(z - c) . v  dU/dz . v, [M], float64: 1 on average, for any fixed c and v."""
+    away = ((at.q - at.mean).double() / at.scale * v).sum(1)
+    return away * (at.scale.double() * at.g * v).sum(1)
