@@ -1,7 +1,7 @@
 """The one table of problems whose posterior is known, for every sampler that makes an ensemble.
 
 A problem of LINEAR has its standard deviations in closed form. Those of NETWORKS were sampled by
-long runs of NUTS, 8 chains of 500 draws from trained members, whose standard deviations of
+long runs of NUTS, 8 chains of 500 draws or as LARGE says, whose standard deviations of
 predictions are in truth_by_nuts.json together with what the draws are worth.
 
 python -m tests.samplers.truth [NAME ...]    # makes these anew, in minutes each
@@ -24,6 +24,7 @@ from stochens.samplers.diagnostics import SamplingWarning
 from stochens.samplers.mixing import mixing
 
 RIGHT = 0.05  # of a standard deviation
+LARGE = {"2-50-50-50-4"}  # 4 chains of 250 draws
 LEAST = 0.01  # of a standard deviation that counts: probabilities next to 0 or 1 are skewed
 KEPT = Path(__file__).with_name("truth_by_nuts.json")
 LINE = torch.linspace(-3, 3, 11).unsqueeze(1)  # [B, 1]
@@ -214,12 +215,12 @@ def by_nuts() -> dict[str, dict[str, Any]]:
 
 def make_truth(name: str) -> dict[str, Any]:
     problem = NETWORKS[name]
-    posterior, told = problem.sample(
-        stochens.nuts, chains=8, samples=500, warmup=500, start="reset"
-    )
+    chains, count = (4, 250) if name in LARGE else (8, 500)
+    options = {"chains": chains, "samples": count, "warmup": count, "start": "reset"}
+    posterior, told = problem.sample(stochens.nuts, **options)
     assert posterior is not None
     predicted = problem.predicted(posterior)  # [S, K]
-    found = mixing(predicted.unflatten(0, (8, -1)))
+    found = mixing(predicted.unflatten(0, (chains, -1)))
     return {
         "sd": [round(sd, 5) for sd in predicted.std(0).tolist()],
         "ess": round(float(found.ess_bulk.min())),

@@ -135,14 +135,15 @@ def move_members(at: State, n: Tensor, slope: Slope) -> tuple[State, Tensor]:
     fine = error.abs() < LARGE  # NaN: no
     fine &= new.q.isfinite().all(1) & new.g.isfinite().all(1) & new.u.isfinite().all(1)
     back = at._replace(u=-at.u)
-    after = State(*(_where(fine, b, a) for a, b in zip(back, new, strict=True)))
+    after = State(*(pick(fine, b, a) for a, b in zip(back, new, strict=True)))
     after = after._replace(
         errors=at.errors + torch.where(fine, error.square(), 0.0), failed=at.failed + ~fine
     )
     return noisy(after, n), torch.where(fine, error, torch.nan)
 
 
-def _where(rows: Tensor, one: Tensor, other: Tensor) -> Tensor:
+def pick(rows: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    """one [M, ...] in the rows [M] that are named, other elsewhere."""
     return other if one is other else torch.where(rows.view(-1, *[1] * (one.dim() - 1)), one, other)
 
 
@@ -212,7 +213,7 @@ def precondition(at: State, variance: Tensor) -> State:
     floor = 1e-6 * variance.amax(1, keepdim=True)
     scale = torch.maximum(variance, floor).sqrt()
     length = torch.full_like(at.length, math.sqrt(at.q.shape[1]))
-    shrink = scale.square().mean(1).sqrt()
+    shrink = (scale.square().mean(1) / at.scale.double().square().mean(1)).sqrt()
     zero = torch.zeros_like(at.ratio)
     return at._replace(
         scale=scale.to(at.q),
