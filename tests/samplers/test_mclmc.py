@@ -98,17 +98,27 @@ def test_an_error_falls_like_the_cube_of_the_step():
     [("categorical", 2), (stochens.Homoscedastic(0.3), 1), ("heteroscedastic", 2)],
     ids=["classes", "one-noise", "heteroscedastic"],
 )
+@pytest.mark.parametrize("target", [None, 0.9], ids=["plain", "trials"])
 @quiet
-def test_the_kernel_takes_the_same_steps_as_torch(likelihood, outputs, monkeypatch):
-    """12 steps of each kind: a difference of rounding grows in them by about a thousand."""
+def test_the_kernel_takes_the_same_steps_as_torch(likelihood, outputs, target, monkeypatch):
+    """12 steps of each kind: a difference of rounding grows in them by about a thousand. Trials
+    are of one to four steps here, so that some of them end."""
+
+    def two_steps(plan, state, rows):
+        return state._replace(length=2 * state.size)
+
+    monkeypatch.setattr(mclmc_run, "_with_length", two_steps)
     net = small_net(nn.Tanh, outputs, bias=outputs == 2).double()
     data = classes() if likelihood == "categorical" else curve()
     options = {"members": 2, "draws_per_member": 4, "thin": 1, "warmup": 8, "training": 2}
+    options |= {"target_accept": target}
     run = stochens.mclmc(net, data, likelihood=likelihood, **options)
     used = []
     monkeypatch.setattr(mclmc_run, "_compiled", lambda *_: used.append(1))
     twin = stochens.mclmc(net, data, likelihood=likelihood, **options)
     assert used
+    if target is not None:
+        assert int(twin.chains.state["trial ended"].min()) > 1
     within = close(torch.float64, terms=37, depth=6 * 14, condition=1e3)
     for name, t in twin.chains.state.items():
         if t.isfinite().all():

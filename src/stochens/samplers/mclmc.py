@@ -30,11 +30,9 @@ from stochens.samplers.mclmc_run import (
     STATS,
     Progress,
     Record,
-    Way,
     begin,
-    choose_mover,
+    choose_way,
     keys_of,
-    plain_trier,
     slope_of,
 )
 from stochens.samplers.mclmc_run import run as drive
@@ -142,7 +140,7 @@ def mclmc(
         member's chain, or in those of its prior.
     target_accept: None, or the share of trials that are accepted. Then draws come from trials,
         stretches of steps that are accepted or not, and have no bias from the size of steps, which
-        is tuned to this share; 0.9 is a good one (Robnik et al., 2025). Runs without the kernel.
+        is tuned to this share; 0.9 is a good one (Robnik et al., 2025).
     until: "arrived" goes on by itself: as long as there is something to warn of, a further round
         follows from where the members are, with twice the steps of the one before it for warm-up
         and draws, and smaller ones where they were too long. The draws are those of the last round.
@@ -242,7 +240,7 @@ def _sample_here(request: MclmcRequest, problem: Problem) -> Posterior:
         else:
             at = begin(q, key, problem.prior_precision, slope)
             refuse_bad_start(at.state.energy, problem.ids)
-        way = Way(slope, choose_mover(problem, key, slope), plain_trier(key, slope))
+        way = choose_way(problem, key, slope)
         bar.advance(at.step * M)
         while True:
             plan = request.plan.at_round(at.round, at.begin, at.cuts)

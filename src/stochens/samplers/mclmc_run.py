@@ -106,11 +106,24 @@ Mover = Callable[[State, int, int, Sequence[float] | None, bool], State]
 Trier = Callable[[State, Trial, int, int, float | None], tuple[State, Trial]]
 
 
-def choose_mover(problem: Problem, key: Tensor, slope: Slope) -> Mover:
-    """(state, first step, how many, v at each or None, whether they are watched) -> state, by the
-    kernel where there is one, or by torch."""
+class Way(NamedTuple):
+    """How steps are taken.
+
+    move: (state, first step, how many, v at each or None, whether they are watched) -> state
+    attempt: (state, trial, first step, how many, the acceptance that h is tuned to or None) -> both
+    """
+
+    slope: Slope
+    move: Mover
+    attempt: Trier
+
+
+def choose_way(problem: Problem, key: Tensor, slope: Slope) -> Way:
+    """By the kernel where there is one, or by torch."""
     compiled = _compiled(problem, key)
-    return plain_mover(key, slope) if compiled is None else compiled
+    if compiled is None:
+        return Way(slope, plain_mover(key, slope), plain_trier(key, slope))
+    return Way(slope, *compiled)
 
 
 def plain_mover(key: Tensor, slope: Slope) -> Mover:
@@ -132,8 +145,7 @@ def plain_mover(key: Tensor, slope: Slope) -> Mover:
 
 
 def plain_trier(key: Tensor, slope: Slope) -> Trier:
-    """(state, trial, first step, how many, the acceptance that h is tuned to or None) -> state and
-    trial, by torch."""
+    """Likewise."""
 
     def attempt(
         at: State, trial: Trial, first: int, count: int, target: float | None
@@ -151,7 +163,7 @@ def plain_trier(key: Tensor, slope: Slope) -> Trier:
     return attempt
 
 
-def _compiled(problem: Problem, key: Tensor) -> Mover | None:
+def _compiled(problem: Problem, key: Tensor) -> tuple[Mover, Trier] | None:
     net, x = problem.computed
     if problem.run.way not in ("auto", "fused") or not isinstance(x, Tensor):
         return None
@@ -172,7 +184,15 @@ def _compiled(problem: Problem, key: Tensor) -> Mover | None:
         walk.advance(new._asdict(), first, count, wanted, watched)
         return new
 
-    return move
+    def attempt(
+        at: State, trial: Trial, first: int, count: int, target: float | None
+    ) -> tuple[State, Trial]:
+        new = State(*(t.clone().contiguous() for t in at))
+        tried = Trial(*(t.clone().contiguous() for t in trial))
+        walk.advance(new._asdict(), first, count, None, False, tried._asdict(), target)
+        return new, tried
+
+    return move, attempt
 
 
 CONSTANTS = {
@@ -181,15 +201,8 @@ CONSTANTS = {
     "forget": steps.FORGET,
     "trust": steps.TRUST,
     "shrink": steps.SHRINK,
+    "learn": trials.LEARN,
 }
-
-
-class Way(NamedTuple):
-    """How steps are taken."""
-
-    slope: Slope
-    move: Mover
-    attempt: Trier
 
 
 def begin(q: Tensor, key: Tensor, precision: float, slope: Slope) -> Progress:
