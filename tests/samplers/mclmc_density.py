@@ -11,13 +11,15 @@ from torch import Tensor
 from stochens.randomness.seeds import SAMPLER, derive
 from stochens.run.checkpoints import kept_in
 from stochens.run.progress import progress_bar
+from stochens.samplers.mclmc_plan import Schedule
 from stochens.samplers.mclmc_run import (
     STATS,
     STREAM,
     Record,
-    Schedule,
+    Way,
     begin,
     plain_mover,
+    plain_trier,
     run,
 )
 
@@ -42,5 +44,6 @@ def sample(
         stack.enter_context(warnings.catch_warnings())
         bar = stack.enter_context(progress_bar("", total=1, show=False))
         keep = stack.enter_context(kept_in(None, "", {}))
-        run(plan, at, plain_mover(key, density), density, record, bar, keep)
+        way = Way(density, plain_mover(key, density), plain_trier(key, density))
+        run(plan, at, way, record, bar, keep)
     return record.draws, {name: stats[..., k] for k, name in enumerate(STATS)}

@@ -12,17 +12,24 @@ M, N = 10, 60
 
 
 def made(
-    *, members: int = M, rise: float = 0.0, virial: float = 1.0, error: float = 1e-3, failed=0
+    *,
+    members: int = M,
+    rise: float = 0.0,
+    virial: float = 1.0,
+    stiff: float = 1.0,
+    error: float = 1e-3,
+    failed: int = 0,
 ):
     """Independent draws whose log density rises by `rise` nats in all, and so on."""
     generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(4, members, N, generator=generator, dtype=torch.float64)
+    noise = torch.randn(5, members, N, generator=generator, dtype=torch.float64)
     time = torch.linspace(0, 1, N, dtype=torch.float64)
     stats = {
         "likelihood": noise[0] - rise * time,
         "prior": noise[1],
         "error": torch.full((members, N), error),
         "virial": virial + 0.1 * noise[2],
+        "stiff": stiff + noise[4],
         "failed": torch.full((members, N), failed),
     }
     settings = {"energy_variance": 1e-3}
@@ -46,6 +53,7 @@ def test_draws_that_are_right_are_not_told_of():
         ({"rise": -30.0}, "log density is still falling"),
         ({"virial": 1.2}, "too wide"),
         ({"virial": 0.8}, "too narrow"),
+        ({"stiff": 0.7}, "virial of the stiffest direction"),
         ({"error": 0.01}, "energy variance is 0.01"),
         ({"failed": 1}, "600 steps failed"),
     ],
@@ -71,3 +79,12 @@ def test_few_members_are_not_judged_by_how_they_differ():
     found = measure_arrival(*made(members=3, rise=30.0))
     assert math.isnan(found.energy_drift[1])
     assert math.isnan(found.drift_chance)
+
+
+def test_chains_without_a_stiffest_direction_are_judged_by_the_rest():
+    """As `mclmc` made them before it looked for one."""
+    chains, outputs = made()
+    del chains.stats["stiff"]
+    found = measure_arrival(chains, outputs)
+    assert math.isnan(found.stiff[0])
+    assert arrival_troubles(found) == []

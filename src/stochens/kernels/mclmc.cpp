@@ -1,5 +1,5 @@
 // Microcanonical Langevin chains of a small MLP on a CPU: samplers/mclmc_steps.py says what a step
-// does, in the same order and with the same random numbers. A thread takes a chain and moves it on,
+// does and mclmc_trials.py what a trial does, in the same order and with the same random numbers. A thread takes a chain and moves it on,
 // with the gradient of mlp.cpp. Chains do not wait for each other.
 
 #include "mlp.cpp"
@@ -11,8 +11,8 @@ namespace walking {
 #include "slope.hpp"
 
 extern "C" struct Walk {  // mirrored by kernels/mclmc.py, field by field
-    int64_t members, parameters, steps, first, watches;
-    double precision, turn, large, forget, trust, shrink;
+    int64_t members, parameters, steps, first, watches, trials;
+    double precision, turn, large, forget, trust, shrink, learn, target;
     const double *wanted;  // [steps], the energy variance that h is tuned to; null: h stays
     const Bits *key;       // [members]
     // the State of mclmc_steps.py, in its order
@@ -20,9 +20,12 @@ extern "C" struct Walk {  // mirrored by kernels/mclmc.py, field by field
     double *energy;
     Real *scale, *mean, *square;
     double *seen, *size, *most, *ratio, *weight, *length, *errors, *failed;
+    // the Trial of mclmc_trials.py, in its order; only where there are trials
+    Real *begin_q, *begin_g;
+    double *begin_energy, *left, *total, *accept, *ended, *log_size;
 };
 
-enum { MOMENTUM, PURPOSES = 8 };
+enum { MOMENTUM, LEAF, DIRECTION, MERGE, LENGTH, PURPOSES = 8 };
 
 struct Chain {
     const Walk &walk;
@@ -77,16 +80,20 @@ struct Chain {
         for (int64_t i = 0; i < D; ++i) total += std::abs(new_u[i]);
         return std::isfinite(total);
     }
-    double uniform(int64_t step, Bits index) const {
-        Bits stream = mix(walk.key[m] + Bits(step * PURPOSES + MOMENTUM + 1) * GOLDEN);
+    double uniform(int64_t step, Bits index, int purpose = MOMENTUM) const {
+        Bits stream = mix(walk.key[m] + Bits(step * PURPOSES + purpose + 1) * GOLDEN);
         return (double(mix((stream + index + 1) * GOLDEN) >> 12) + 0.5) * 0x1p-52;
     }
     void forget_direction(int64_t step, double h) {
-        double nu = std::sqrt(std::expm1(2 * h / walk.length[m]) / double(D)), length = 0;
+        turn_by_noise(step, 1, std::sqrt(std::expm1(2 * h / walk.length[m]) / double(D)));
+    }
+    // u <- (keep u + nu n) / |keep u + nu n|
+    void turn_by_noise(int64_t step, double keep, double nu) {
+        double length = 0;
         for (int64_t i = 0; i < D; ++i) {
             double radius = std::sqrt(-2 * std::log(uniform(step, Bits(i))));
             double n = radius * std::cos(2 * 3.141592653589793 * uniform(step, Bits(i + D)));
-            double v = double(u[i]) + nu * n;
+            double v = keep * double(u[i]) + nu * n;
             length += v * v;
             u[i] = Real(v);
         }
@@ -113,8 +120,9 @@ struct Chain {
             square[i] += weight * away * (q[i] - mean[i]);
         }
     }
-    void step(int64_t k) {
-        double h = walk.size[m], before = walk.energy[m];
+    // One step without its noise, in new_q, new_u and new_g; its error in the energy
+    double flow(double &energy) {
+        double h = walk.size[m];
         std::copy(q, q + D, new_q.begin());
         std::copy(u, u + D, new_u.begin());
         double error = turn(g, walk.turn * h);
@@ -122,14 +130,20 @@ struct Chain {
         look();
         error += turn(new_g.data(), (1 - 2 * walk.turn) * h);
         drift(0.5 * h);
-        double energy = look();
-        error += turn(new_g.data(), walk.turn * h) + energy - before;
+        energy = look();
+        return error + (turn(new_g.data(), walk.turn * h) + energy - walk.energy[m]);
+    }
+    void take(double energy, double error) {
+        std::copy(new_q.begin(), new_q.end(), q);
+        std::copy(new_u.begin(), new_u.end(), u);
+        std::copy(new_g.begin(), new_g.end(), g);
+        walk.energy[m] = energy, walk.errors[m] += error * error;
+    }
+    void step(int64_t k) {
+        double h = walk.size[m], before = walk.energy[m], energy, error = flow(energy);
         bool fine = std::abs(error) < walk.large && finite();
         if (fine) {
-            std::copy(new_q.begin(), new_q.end(), q);
-            std::copy(new_u.begin(), new_u.end(), u);
-            std::copy(new_g.begin(), new_g.end(), g);
-            walk.energy[m] = energy, walk.errors[m] += error * error;
+            take(energy, error);
         } else {
             for (int64_t i = 0; i < D; ++i) u[i] = -u[i];
             walk.failed[m] += 1;
@@ -137,6 +151,37 @@ struct Chain {
         forget_direction(walk.first + k, h);
         if (walk.wanted) adapt(walk.wanted[k], error, fine, before);
         if (walk.watches) watch();
+    }
+    void try_step(int64_t k) {
+        double energy, error = flow(energy), total = walk.total[m] + error;
+        if (std::abs(total) < walk.large && finite())
+            take(energy, error);
+        else
+            total = std::numeric_limits<double>::infinity();
+        walk.total[m] = total;
+        if ((walk.left[m] -= 1) <= 0) end_trial(walk.first + k, total);
+    }
+    void end_trial(int64_t step, double total) {
+        double accept = std::exp(-total), h = walk.size[m];
+        accept = accept > 1 ? 1 : accept;
+        Real *begin_q = walk.begin_q + m * D, *begin_g = walk.begin_g + m * D;
+        if (uniform(step, 0, LEAF) < accept) {
+            std::copy(q, q + D, begin_q);
+            std::copy(g, g + D, begin_g);
+            walk.begin_energy[m] = walk.energy[m];
+        } else {
+            std::copy(begin_q, begin_q + D, q);
+            std::copy(begin_g, begin_g + D, g);
+            walk.energy[m] = walk.begin_energy[m];
+        }
+        turn_by_noise(step, 0, 1);
+        walk.left[m] = std::ceil(2 * uniform(step, 0, LENGTH) * walk.length[m] / h);
+        walk.total[m] = 0, walk.accept[m] = accept;
+        double count = walk.ended[m] += 1;
+        if (std::isnan(walk.target)) return;
+        double size = std::log(h) + (accept - walk.target) * std::pow(count, -walk.learn);
+        walk.log_size[m] += (size - walk.log_size[m]) * 2 / (count + 1);
+        walk.size[m] = std::exp(size);
     }
 };
 
@@ -155,7 +200,8 @@ extern "C" int32_t mclmc_advance(Job *job, const walking::Walk *walk, const int6
             Slope &slope = *slopes[tickets++];
             for (int64_t m; (m = next++) < walk->members && !slope.worker.error;) {
                 Chain chain(*walk, m, slope);
-                for (int64_t k = 0; k < walk->steps && !slope.worker.error; ++k) chain.step(k);
+                for (int64_t k = 0; k < walk->steps && !slope.worker.error; ++k)
+                    walk->trials ? chain.try_step(k) : chain.step(k);
             }
         });
         for (const auto &slope : slopes)

@@ -1,9 +1,11 @@
 """Microcanonical Langevin chains of small MLPs, compiled: mclmc.cpp, on a CPU.
 
-It works in place on the tensors of samplers/mclmc_steps.py, whose own steps are its twin.
+It works in place on the tensors of samplers/mclmc_steps.py and mclmc_trials.py, whose own steps are
+its twin.
 """
 
 import ctypes
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,8 +15,9 @@ from torch import Tensor
 from stochens.kernels import build, mlp
 from stochens.kernels.nuts import Layers
 
-SIZES = ("members", "parameters", "steps", "first", "watches")
-NUMBERS = ("precision", "turn", "large", "forget", "trust", "shrink")
+SIZES = ("members", "parameters", "steps", "first", "watches", "trials")
+NUMBERS = ("precision", "turn", "large", "forget", "trust", "shrink", "learn")
+TRIAL = 8  # tensors of a trial
 
 
 def _library(dtype: torch.dtype) -> ctypes.CDLL | None:
@@ -70,24 +73,30 @@ class Walk:
         count: int,
         wanted: Sequence[float] | None,
         watched: bool,
+        trial: Mapping[str, Tensor] | None = None,
+        target: float | None = None,
     ) -> None:
         """`count` steps of the state's tensors, contiguous and in its order, from the number
-        `first` on; wanted: the energy variance that each tunes h to."""
+        `first` on; wanted: the energy variance that each tunes h to. trial: likewise, where steps
+        are those of trials; target: the acceptance that h is tuned to."""
         tensors = list(state.values())
+        own = [None] * TRIAL if trial is None else [t.data_ptr() for t in trial.values()]
         M, D = tensors[0].shape
         goals = None if wanted is None else (ctypes.c_double * count)(*wanted)
         fields = (
             *((name, ctypes.c_int64) for name in SIZES),
-            *((name, ctypes.c_double) for name in NUMBERS),
-            *((f"at_{k}", ctypes.c_void_p) for k in range(2 + len(tensors))),
+            *((name, ctypes.c_double) for name in (*NUMBERS, "target")),
+            *((f"at_{k}", ctypes.c_void_p) for k in range(2 + len(tensors) + TRIAL)),
         )
         kind: Any = type("Walk", (ctypes.Structure,), {"_fields_": fields})
         walk = kind(
-            *(M, D, count, first, int(watched)),
+            *(M, D, count, first, int(watched), int(trial is not None)),
             *(float(self._numbers[name]) for name in NUMBERS),
+            math.nan if target is None else target,
             None if goals is None else ctypes.addressof(goals),
             self._key.data_ptr(),
             *(t.data_ptr() for t in tensors),
+            *own,
         )
         self._job.threads = mlp.threads()
         failed = self._library.mclmc_advance(ctypes.byref(self._job), ctypes.byref(walk), *self._at)

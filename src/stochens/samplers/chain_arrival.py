@@ -2,6 +2,7 @@
 
     energy variance  the mean squared error in the energy of a step, a dimension
     virial           the mean of (q - c) . dU/dq / D, which is 1 for draws and any fixed c
+    stiff            the same along the stiffest direction, where steps that are too long show first
     drift            of predictions and of the log density, from the middle third to the last
 
 Members are independent, so that a mean over each of them is one of M numbers for Student's test,
@@ -18,7 +19,9 @@ from stochens.samplers.arrival import ALARM, LEAST_MEMBERS, student_tails
 
 LEAST_DRAWS = 6  # of a member: three thirds of two
 DRIFT_LIMIT = 0.1  # of a prediction's standard deviation: less does not matter
-VIRIAL_LIMIT = 0.05  # variances 5 % off, which are standard deviations 2.5 % off, do not matter
+# A virial may be so far off, and so many of its standard errors.
+VIRIAL = 0.05, 3.0  # variances 5 % off, which are standard deviations 2.5 % off, do not matter
+STIFF = 0.1, 2.5  # of one direction, which is less well known: a standard deviation 5 % off
 OVER = 3.0  # times the wanted energy variance
 
 
@@ -29,15 +32,23 @@ class Arrival(NamedTuple):
     wanted: float  # what it was tuned to; NaN: steps are accepted or not, and it does not matter
     failed: int  # steps that could not be taken
     virial: tuple[float, float]  # with its standard error
+    stiff: tuple[float, float]  # likewise
     drift: float  # the largest of a prediction, in its standard deviations
     drift_chance: float  # of such a drift by chance, of any of them
     energy_drift: tuple[float, float]  # of the log density, in nats, with its standard error
+
+    @property
+    def too_long(self) -> bool:
+        """Whether the steps were, by what they got wrong."""
+        over = self.energy_variance > OVER * self.wanted
+        return over or self.failed > 0 or _off(self.virial, *VIRIAL) or _off(self.stiff, *STIFF)
 
     def __str__(self) -> str:
         (virial, error), (nats, of_nats) = self.virial, self.energy_drift
         return (
             f"energy variance {self.energy_variance:.1e} a step and dimension, virial "
-            f"{virial:.3g} +- {error:.2g}, log density drifts by {nats:+.2g} +- {of_nats:.2g} "
+            f"{virial:.3g} +- {error:.2g}, in the stiffest direction {self.stiff[0]:.3g} +- "
+            f"{self.stiff[1]:.2g}, log density drifts by {nats:+.2g} +- {of_nats:.2g} "
             f"nats, predictions by up to {self.drift:.2g} standard deviations"
         )
 
@@ -49,9 +60,10 @@ def measure_arrival(chains: Chains, outputs: Tensor) -> Arrival:
     drift, chance = _largest_drift(outputs.double().cpu())
     return Arrival(
         energy_variance=float(stats["error"].mean()),
-        wanted=float(chains.settings["energy_variance"]),
+        wanted=math.nan if "accept" in stats else float(chains.settings["energy_variance"]),
         failed=int(stats["failed"].sum()),
         virial=_mean_and_error(stats["virial"].mean(1)),
+        stiff=_mean_and_error(stats["stiff"].mean(1)) if "stiff" in stats else (math.nan, math.nan),
         drift=drift,
         drift_chance=chance,
         energy_drift=_mean_and_error(_between_thirds(log_density).squeeze(1)),
@@ -63,6 +75,12 @@ def _mean_and_error(values: Tensor) -> tuple[float, float]:
     if len(values) < LEAST_MEMBERS:
         return float(values.mean()), math.nan
     return float(values.mean()), float(values.std()) / math.sqrt(len(values))
+
+
+def _off(virial: tuple[float, float], limit: float, errors: float) -> bool:
+    """Whether it is not 1, beyond chance. NaN: no."""
+    value, error = virial
+    return abs(value - 1) > max(limit, errors * error)
 
 
 def _between_thirds(q: Tensor) -> Tensor:
@@ -89,16 +107,20 @@ def arrival_troubles(found: Arrival) -> list[str]:
     """What fails, in words and with what to do."""
     said = []
     (virial, error), (nats, of_nats) = found.virial, found.energy_drift
+    accepted = math.isnan(found.wanted)
+    smaller = (
+        "more draws_per_member" if accepted else "a smaller energy_variance, or target_accept=0.9"
+    )
     if found.failed:
         said.append(
             f"{found.failed} steps failed and were not taken: the posterior is too curved there "
-            "for them, and those places are visited too rarely. Try a smaller energy_variance"
+            f"for them, and those places are visited too rarely. Try {smaller}"
         )
     if found.energy_variance > OVER * found.wanted:
         said.append(
             f"the energy variance is {found.energy_variance:.2g} a step and dimension, where "
             f"{found.wanted:.2g} was asked for: the posterior is more curved in some places than "
-            "where the steps were tuned. Try a longer warmup or a smaller energy_variance"
+            f"where the steps were tuned. Try {smaller}"
         )
     if abs(nats) > 3 * of_nats and abs(nats) > 1:
         way = "rising" if nats > 0 else "falling"
@@ -111,11 +133,19 @@ def arrival_troubles(found: Arrival) -> list[str]:
             f"predictions drift by up to {found.drift:.2g} of their standard deviation from the "
             "middle third of the draws to the last: members have not arrived. Try a longer warmup"
         )
-    if abs(virial - 1) > max(VIRIAL_LIMIT, 3 * error):
+    if _off(found.virial, *VIRIAL):
         width = "wide" if virial > 1 else "narrow"
         said.append(
             f"the virial is {virial:.3g} +- {error:.2g}, where 1 is right: the draws of a member "
-            f"are too {width}. Try "
-            + ("a smaller energy_variance" if virial > 1 else "more draws_per_member")
+            f"are too {width}. Try {smaller}"
+        )
+    stiff, error = found.stiff
+    if _off(found.stiff, *STIFF):
+        width = "wide" if stiff > 1 else "narrow"
+        said.append(
+            f"the virial of the stiffest direction is {stiff:.3g} +- {error:.2g}, where 1 is "
+            f"right: the draws are too {width} there"
+            + ("" if accepted else ", because the steps are too long for it")
+            + f". Try {smaller}"
         )
     return said

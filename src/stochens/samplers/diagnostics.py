@@ -140,23 +140,41 @@ def e_bfmi(energy: Tensor) -> Tensor:
 def warn_of_trouble(posterior: Posterior, x: Input, more: str | None = None) -> None:
     """Said once at the end of a run on the inputs x: what its own statistics tell, `more` that the
     sampler has found, and whether its chains mixed."""
-    own = (more, *sampler_troubles(posterior), *_not_arrived(posterior, x))
+    found = _arrival(posterior, x)
+    own = (more, *sampler_troubles(posterior), *(arrival_troubles(found) if found else []))
     for said in (*own, mixing_trouble(posterior, x)):
         if said is not None:
             warnings.warn(said, SamplingWarning, stacklevel=outside())
 
 
-def _not_arrived(posterior: Posterior, x: Input) -> list[str]:
+class Verdict(NamedTuple):
+    """Whether members have arrived, and whether the steps were too long where they have not."""
+
+    arrived: bool
+    too_long: bool
+
+
+def judge_members(posterior: Posterior, x: Input) -> Verdict:
+    """Of `mclmc`: it has arrived where `warn_of_trouble` has nothing to say."""
+    found = _arrival(posterior, x)
+    if found is None:
+        return Verdict(arrived=False, too_long=False)
+    wrong = sampler_troubles(posterior) + arrival_troubles(found)
+    arrived = not wrong and mixing_trouble(posterior, x) is None
+    return Verdict(arrived=arrived, too_long=found.too_long)
+
+
+def _arrival(posterior: Posterior, x: Input) -> Arrival | None:
     """Of `mclmc`, whose draws have more to say of themselves."""
     chains = posterior.chains
     assert chains is not None
     if chains.sampler != "mclmc" or len(posterior) < LEAST_DRAWS * chains.count:
-        return []
+        return None
     outputs = torch.zeros(chains.count, len(posterior) // chains.count, 0)
     with contextlib.suppress(InputError):  # a likelihood that cannot predict
         found = _outputs(posterior, x[:: -(-len(x) // FEW_INPUTS)])
         outputs = found.cpu().unflatten(0, (chains.count, -1))
-    return arrival_troubles(measure_arrival(chains, outputs))
+    return measure_arrival(chains, outputs)
 
 
 def mixing_trouble(posterior: Posterior, x: Input) -> str | None:

@@ -1,14 +1,8 @@
 """The loop of `mclmc`: members descend, find the posterior, are tuned, and draw.
 
-training  Adam on U, on all of the data
-find      microcanonical steps whose energy variance v falls from FIRST_VARIANCE to the wanted
-watch     mean and variance of every parameter, for the preconditioner and L
-settle    the size of the steps is learned again, in the new coordinates
-length    steps of one size; their effective sample size gives L
-draws     steps of one size, of which one in `thin` is kept
+mclmc_plan.py says when each of these is done.
 """
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -19,83 +13,25 @@ from torch import Tensor
 from stochens.kernels import mclmc
 from stochens.program.graph import graph_of
 from stochens.program.mlp_fusion import flat_layers
-from stochens.randomness.hashed import MOMENTUM, normal
+from stochens.randomness.hashed import LEAF, LENGTH, MOMENTUM, normal, uniform
 from stochens.randomness.seeds import SAMPLER, derive
 from stochens.run.checkpoints import Keeper
 from stochens.run.progress import Bar
 from stochens.samplers import mclmc_steps as steps
+from stochens.samplers import mclmc_trials as trials
+from stochens.samplers.mclmc_plan import Schedule
 from stochens.samplers.mclmc_steps import Slope, State
+from stochens.samplers.mclmc_trials import Trial
 from stochens.samplers.mixing import effective
 from stochens.samplers.problem import Problem
 from stochens.samplers.sgmcmc_steps import Gradient
 from stochens.samplers.target import prior_energy
 
 STREAM = 3  # of the numbers of (seed, SAMPLER, member)
-RATE = 0.01  # of Adam, in standard deviations of the prior; it falls to 0 by a cosine
-FIRST_VARIANCE = 0.5  # v where the warm-up begins; Arvanitis et al. 2026 (bde)
-FIND, WATCH, SETTLE = 0.6, 0.2, 0.1  # shares of the warm-up; the rest is for L
 LENGTH_SHARE = 0.4  # L as a share of the way between two independent draws; Robnik et al. 2023
-ROWS, COLUMNS = 1000, 100  # positions, and parameters of each, that L is learned from; at most
+COLUMNS = 100  # parameters of a position that L is learned from; at most
 LEAST_WATCHED, LEAST_ROWS = 50, 50  # steps; fewer say nothing of variances, or of L
-STATS = ("likelihood", "prior", "error", "virial", "failed", "step")
-
-
-PHASES = ("training", "find", "watch", "settle", "length", "draws")
-BLOCK = 50  # steps between two looks at the progress
-
-
-class Schedule(NamedTuple):
-    """What is done when."""
-
-    training: int
-    warmup: int
-    samples: int
-    thin: int
-    energy_variance: float  # v, the mean squared error in the energy of a step and a dimension
-    precondition: bool
-    sigma: float  # the prior's standard deviation
-
-    @property
-    def ends(self) -> tuple[int, int, int, int, int]:
-        """Steps at which training, find, watch, settle and length are over."""
-        find, watch, settle = (
-            self.training + round(self.warmup * share)
-            for share in (FIND, FIND + WATCH, FIND + WATCH + SETTLE)
-        )
-        return self.training, find, watch, settle, self.training + self.warmup
-
-    @property
-    def steps(self) -> int:
-        return self.training + self.warmup + self.samples * self.thin
-
-    def phase(self, step: int) -> str:
-        """What is done at this step."""
-        return next((n for n, end in zip(PHASES, self.ends, strict=False) if step < end), "draws")
-
-    def stop(self, step: int) -> int:
-        """The step after which something has to be done besides stepping on, or BLOCK."""
-        ready = self.ends[-1]
-        after = [end for end in self.ends if end > step] + [step + BLOCK]
-        if step >= ready:
-            after.append(step + self.thin - (step - ready) % self.thin)
-        elif step >= self.ends[-2]:
-            after.append(step + self.gap - (step - self.ends[-2]) % self.gap)
-        return min(*after, self.steps)
-
-    @property
-    def gap(self) -> int:
-        """Steps between two positions that L is learned from."""
-        return -(-max(1, self.ends[4] - self.ends[3]) // ROWS)
-
-    def wanted(self, step: int) -> float:
-        """v at this step: large, and so are the steps, while the posterior is looked for."""
-        begin, end = self.ends[:2]
-        left = max(0.0, 1 - (step - begin) / max(end - begin, 1))
-        return self.energy_variance + left * max(0.0, FIRST_VARIANCE - self.energy_variance)
-
-    def rate(self, step: int) -> float:
-        """Of Adam."""
-        return RATE * self.sigma * 0.5 * (1 + math.cos(math.pi * step / self.training))
+STATS = ("likelihood", "prior", "error", "virial", "failed", "step", "stiff", "accept")
 
 
 class Progress(NamedTuple):
@@ -103,18 +39,43 @@ class Progress(NamedTuple):
 
     state: State
     rows: Tensor  # [M, ROWS, COLUMNS] at most, positions that L is learned from
-    step: int  # the next
-    made: int  # draws that every member has
+    stiff: Tensor  # [M, D], the stiffest direction, in the coordinates of the steps
+    trial: Trial | None = None  # of each member, where they are accepted or not
+    step: int = 0  # the next
+    made: int = 0  # draws that every member has
+    round: int = 0
+    begin: int = 0  # the round's first step
+    cuts: int = 0  # rounds before it whose steps were too long
 
     def named(self) -> dict[str, Tensor]:
-        counts = torch.tensor([self.step, self.made])
-        return {**self.state._asdict(), "rows": self.rows, "counts": counts}
+        counts = torch.tensor([self.step, self.made, self.round, self.begin, self.cuts])
+        named = {**self.state._asdict(), "rows": self.rows, "stiff": self.stiff, "counts": counts}
+        if self.trial is not None:
+            named |= {f"trial {name}": t for name, t in self.trial._asdict().items()}
+        return named
 
     @classmethod
     def of(cls, named: dict[str, Tensor], device: torch.device) -> "Progress":
-        state = State(*(named[name].to(device) for name in State._fields))
-        step, made = named["counts"].tolist()
-        return cls(state, named["rows"].to(device), step, made)
+        own = {name: t.to(device) for name, t in named.items()}
+        state = State(*(own[name] for name in State._fields))
+        trial = None
+        if "trial q" in own:
+            trial = Trial(*(own[f"trial {name}"] for name in Trial._fields))
+        return cls(state, own["rows"], own["stiff"], trial, *named["counts"].tolist())
+
+    def next_round(self, *, smaller: bool) -> "Progress":
+        """Where the next round begins. smaller: with a smaller energy variance."""
+        here = self.state if self.trial is None else trials.drawn(self.state, self.trial)
+        state = steps.forget(here)
+        none = torch.full_like(state.most, torch.inf)
+        return self._replace(
+            state=state._replace(most=none),
+            trial=None,
+            made=0,
+            round=self.round + 1,
+            begin=self.step,
+            cuts=self.cuts + smaller,
+        )
 
 
 class Record(NamedTuple):
@@ -142,13 +103,27 @@ def keys_of(problem: Problem, device: torch.device) -> Tensor:
 
 
 Mover = Callable[[State, int, int, Sequence[float] | None, bool], State]
+Trier = Callable[[State, Trial, int, int, float | None], tuple[State, Trial]]
 
 
-def choose_mover(problem: Problem, key: Tensor, slope: Slope) -> Mover:
-    """(state, first step, how many, v at each or None, whether they are watched) -> state, by the
-    kernel where there is one, or by torch."""
+class Way(NamedTuple):
+    """How steps are taken.
+
+    move: (state, first step, how many, v at each or None, whether they are watched) -> state
+    attempt: (state, trial, first step, how many, the acceptance that h is tuned to or None) -> both
+    """
+
+    slope: Slope
+    move: Mover
+    attempt: Trier
+
+
+def choose_way(problem: Problem, key: Tensor, slope: Slope) -> Way:
+    """By the kernel where there is one, or by torch."""
     compiled = _compiled(problem, key)
-    return plain_mover(key, slope) if compiled is None else compiled
+    if compiled is None:
+        return Way(slope, plain_mover(key, slope), plain_trier(key, slope))
+    return Way(slope, *compiled)
 
 
 def plain_mover(key: Tensor, slope: Slope) -> Mover:
@@ -169,7 +144,26 @@ def plain_mover(key: Tensor, slope: Slope) -> Mover:
     return move
 
 
-def _compiled(problem: Problem, key: Tensor) -> Mover | None:
+def plain_trier(key: Tensor, slope: Slope) -> Trier:
+    """Likewise."""
+
+    def attempt(
+        at: State, trial: Trial, first: int, count: int, target: float | None
+    ) -> tuple[State, Trial]:
+        zero = torch.zeros_like(key)
+        for k in range(first, first + count):
+            step = torch.full_like(key, k)
+            n = normal(key, step, MOMENTUM, at.q.shape[1]).to(at.q)
+            chance = uniform(key, step, LEAF, zero), uniform(key, step, LENGTH, zero)
+            at, trial, over = trials.try_step(at, trial, n, chance, slope)
+            if target is not None:
+                at, trial = trials.learn_size(at, trial, over, target)
+        return at, trial
+
+    return attempt
+
+
+def _compiled(problem: Problem, key: Tensor) -> tuple[Mover, Trier] | None:
     net, x = problem.computed
     if problem.run.way not in ("auto", "fused") or not isinstance(x, Tensor):
         return None
@@ -190,7 +184,15 @@ def _compiled(problem: Problem, key: Tensor) -> Mover | None:
         walk.advance(new._asdict(), first, count, wanted, watched)
         return new
 
-    return move
+    def attempt(
+        at: State, trial: Trial, first: int, count: int, target: float | None
+    ) -> tuple[State, Trial]:
+        new = State(*(t.clone().contiguous() for t in at))
+        tried = Trial(*(t.clone().contiguous() for t in trial))
+        walk.advance(new._asdict(), first, count, None, False, tried._asdict(), target)
+        return new, tried
+
+    return move, attempt
 
 
 CONSTANTS = {
@@ -199,33 +201,34 @@ CONSTANTS = {
     "forget": steps.FORGET,
     "trust": steps.TRUST,
     "shrink": steps.SHRINK,
+    "learn": trials.LEARN,
 }
 
 
 def begin(q: Tensor, key: Tensor, precision: float, slope: Slope) -> Progress:
     n = normal(key, torch.full_like(key, -1), MOMENTUM, q.shape[1]).to(q)
     state = steps.initial(q, n, precision**-0.5, slope)
-    return Progress(state, q.new_zeros(len(q), 0, 0), 0, 0)
+    return Progress(state, q.new_zeros(len(q), 0, 0), n)
 
 
 def run(
     plan: Schedule,
     start: Progress,
-    mover: Mover,
-    slope: Slope,
+    way: Way,
     record: Record,
     bar: Bar,
     keep: Keeper,
 ) -> Progress:
-    """Take all the steps that are left; how far it came, which is less if Ctrl-C did."""
+    """Take all steps of a round that are left; how far it came, which is less if Ctrl-C did."""
     at, M = start, len(start.state.q)
     began = time.monotonic()
     try:
         while at.step < plan.steps:
             before = at.step
-            at = advance(plan, at, mover, slope, record)
+            at = advance(plan, at, way, record)
             speed = (at.step - start.step) / max(time.monotonic() - began, 1e-6)
-            bar.note(f"{plan.phase(at.step)}, {speed:,.0f} steps/s")
+            again = f"round {at.round + 1}, " if at.round else ""
+            bar.note(f"{again}{plan.phase(at.step)}, {speed:,.0f} steps/s")
             bar.advance(M * (at.step - before))
             now = at
             keep(at.step, lambda: _kept(now, record))  # noqa: B023, called at once
@@ -239,32 +242,40 @@ def _kept(at: Progress, record: Record) -> dict[str, Tensor]:
     return {**at.named(), "draws": record.draws[:, : at.made], "stats": record.stats[:, : at.made]}
 
 
-def advance(plan: Schedule, at: Progress, mover: Mover, slope: Slope, record: Record) -> Progress:
+def advance(plan: Schedule, at: Progress, way: Way, record: Record) -> Progress:
     """Some steps of all members, and what follows from them."""
-    state, rows, made = at.state, at.rows, at.made
-    phase, end = plan.phase(at.step), plan.stop(at.step)
+    state, rows, stiff, trial, made = at.state, at.rows, at.stiff, at.trial, at.made
+    phase, end, ends = plan.phase(at.step), plan.stop(at.step), plan.ends
     count = end - at.step
     if phase == "training":
         for step in range(at.step, end):
-            state = steps.descend(state, step, plan.rate(step), slope)
+            state = steps.descend(state, step, plan.rate(step), way.slope)
     elif phase in ("find", "watch", "settle"):
         wanted = [plan.wanted(step) for step in range(at.step, end)]
-        state = mover(state, at.step, count, wanted, phase == "watch")
+        state = way.move(state, at.step, count, wanted, phase == "watch")
+    elif trial is None:
+        state = way.move(state, at.step, count, None, False)
     else:
-        state = mover(state, at.step, count, None, False)
-    if phase == "length" and (end - plan.ends[3]) % plan.gap == 0:
+        target = plan.target_accept if phase == "accept" else None
+        state, trial = way.attempt(state, trial, at.step, count, target)
+    if phase == "length" and (end - ends.settle) % plan.gap == 0:
         rows = _remember(rows, state)
-    if phase == "draws" and (end - plan.ends[4]) % plan.thin == 0:
-        record.draws[:, made] = state.q
-        record.stats[:, made] = _stats(plan, state)
+    if phase == "draws" and (end - ends.accept) % plan.thin == 0:
+        here = state if trial is None else trials.drawn(state, trial)
+        record.draws[:, made] = here.q
+        record.stats[:, made] = _stats(plan, here, stiff, trial)
         state, made = _counted(state), made + 1
-    if end == plan.ends[0]:
+    if end == ends.training:
         state = steps.forget(state)
-    if end == plan.ends[2] and phase == "watch":
+    if end == ends.watch and phase == "watch":
         state = _learned(plan, state)
-    if end == plan.ends[4] and made == 0:
-        state, rows = _counted(_with_length(plan, state, rows)), rows[:, :0]
-    return Progress(state, rows, end, made)
+    if end == ends.length and trial is None and made == 0:
+        state, rows = _with_length(plan, state, rows), rows[:, :0]
+        trial = None if plan.target_accept is None else trials.first_trial(state)
+    if end == ends.accept and made == 0:
+        state = _counted(state if trial is None else trials.settle_size(state, trial))
+        stiff = steps.stiffest(state, stiff, way.slope)
+    return at._replace(state=state, rows=rows, stiff=stiff, trial=trial, step=end, made=made)
 
 
 def _counted(state: State) -> State:
@@ -281,7 +292,7 @@ def _remember(rows: Tensor, state: State) -> Tensor:
 
 def _learned(plan: Schedule, state: State) -> State:
     """Preconditioner and L, from what was watched."""
-    if plan.ends[2] - plan.ends[1] < LEAST_WATCHED:
+    if plan.ends.watch - plan.ends.find < LEAST_WATCHED:
         return state
     variance = steps.variances(state)
     if plan.precondition:
@@ -293,19 +304,29 @@ def _with_length(plan: Schedule, state: State, rows: Tensor) -> State:
     """L = LENGTH_SHARE h (steps / ESS), the mean over parameters, of rows [M, R, K]."""
     if rows.shape[1] < LEAST_ROWS:
         return state
-    count = plan.ends[4] - plan.ends[3]
+    count = plan.ends.length - plan.ends.settle
     each = rows.detach().double().cpu()
     ess = torch.stack([effective(q.unsqueeze(0)) for q in each])  # [M, K]
     apart = (count / ess.clamp(1.0, rows.shape[1])).mean(1).to(state.length)
     return state._replace(length=LENGTH_SHARE * state.size * apart)
 
 
-def _stats(plan: Schedule, state: State) -> Tensor:
+def _stats(plan: Schedule, state: State, stiff: Tensor, trial: Trial | None) -> Tensor:
     """[M, len(STATS)] of a draw."""
     prior = prior_energy(state.q, plan.sigma**-2)
     D = state.q.shape[1]
     virial = ((state.q.double() - state.mean) * state.g).sum(1) / D
     error = state.errors / (D * plan.thin)
     return torch.stack(
-        [state.energy - prior, prior, error, virial, state.failed, state.size], dim=1
+        [
+            state.energy - prior,
+            prior,
+            error,
+            virial,
+            state.failed,
+            state.size,
+            steps.virial_along(state, stiff),
+            torch.ones_like(state.energy) if trial is None else trial.accept,
+        ],
+        dim=1,
     )

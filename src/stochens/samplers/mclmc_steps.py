@@ -29,6 +29,8 @@ FORGET = 1 - 2 / 101  # of what the size of steps is learned from, at each of th
 TRUST = 1.5  # how far, as a power of h, an error may be from the wanted one and still count much
 SHRINK = 0.8  # of a step that failed: the most that is tried after it
 FIRST, SECOND, TINY = 0.9, 0.999, 1e-8  # Adam's own
+LOOKS = 20  # of the power method, a gradient each, at the stiffest direction
+REACH = 0.1  # of a step's share in one direction: how far apart the gradients of a look are
 
 Slope = Callable[[Tensor], tuple[Tensor, Tensor]]  # q [M, D] -> U [M] float64, dU/dq [M, D]
 
@@ -133,14 +135,15 @@ def move_members(at: State, n: Tensor, slope: Slope) -> tuple[State, Tensor]:
     fine = error.abs() < LARGE  # NaN: no
     fine &= new.q.isfinite().all(1) & new.g.isfinite().all(1) & new.u.isfinite().all(1)
     back = at._replace(u=-at.u)
-    after = State(*(_where(fine, b, a) for a, b in zip(back, new, strict=True)))
+    after = State(*(pick(fine, b, a) for a, b in zip(back, new, strict=True)))
     after = after._replace(
         errors=at.errors + torch.where(fine, error.square(), 0.0), failed=at.failed + ~fine
     )
     return noisy(after, n), torch.where(fine, error, torch.nan)
 
 
-def _where(rows: Tensor, one: Tensor, other: Tensor) -> Tensor:
+def pick(rows: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    """one [M, ...] in the rows [M] that are named, other elsewhere."""
     return other if one is other else torch.where(rows.view(-1, *[1] * (one.dim() - 1)), one, other)
 
 
@@ -210,7 +213,7 @@ def precondition(at: State, variance: Tensor) -> State:
     floor = 1e-6 * variance.amax(1, keepdim=True)
     scale = torch.maximum(variance, floor).sqrt()
     length = torch.full_like(at.length, math.sqrt(at.q.shape[1]))
-    shrink = scale.square().mean(1).sqrt()
+    shrink = (scale.square().mean(1) / at.scale.double().square().mean(1)).sqrt()
     zero = torch.zeros_like(at.ratio)
     return at._replace(
         scale=scale.to(at.q),
@@ -220,3 +223,24 @@ def precondition(at: State, variance: Tensor) -> State:
         weight=zero.clone(),
         length=length,
     )
+
+
+def stiffest(at: State, n: Tensor, slope: Slope) -> Tensor:
+    """The direction v [M, D] in which U is most curved, in the coordinates of the steps.
+
+    The power method, v <- A v / |A v|,  A v by the difference of two gradients. n [M, D] is where
+    it begins.
+    """
+    reach = (REACH * at.size / math.sqrt(at.q.shape[1])).to(at.q).unsqueeze(1)
+    v = unit(n)
+    for _ in range(LOOKS):
+        change = at.scale * (slope(at.q + reach * at.scale * v)[1] - at.g)
+        length = torch.linalg.vector_norm(change, dim=1, keepdim=True)
+        v = torch.where(length.isfinite() & (length > 0), change / length, v)
+    return v
+
+
+def virial_along(at: State, v: Tensor) -> Tensor:
+    """(z - c) . v  dU/dz . v, [M], float64: 1 on average, for any fixed c and v."""
+    away = ((at.q - at.mean).double() / at.scale * v).sum(1)
+    return away * (at.scale.double() * at.g * v).sum(1)

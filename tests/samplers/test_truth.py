@@ -1,0 +1,94 @@
+"""Every sampler that makes an ensemble, on the problems of truth.py whose posterior is known: its
+standard deviations are right, or it says that something is wrong. Nothing is tuned for a problem.
+
+A standard deviation is right within RIGHT, beside chance: that of n independent draws is known to
+1 / sqrt(2 n), and n is what the draws are worth, at most their number. Four of these for each of
+the numbers.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.samplers.truth import LINEAR, NETWORKS, RIGHT, Said, by_nuts, ratio_to_nuts
+
+import stochens
+from stochens.members import flatten
+from stochens.samplers.mixing import mixing
+
+SAMPLERS: dict[str, tuple[Callable[..., stochens.Posterior], dict[str, Any]]] = {
+    "langevin": (stochens.langevin, {"members": 100}),
+    "mclmc": (stochens.mclmc, {}),
+    "mclmc, short": (stochens.mclmc, {"warmup": 2000, "training": 300}),
+    "mclmc, shortest": (stochens.mclmc, {"warmup": 100, "training": 0, "draws_per_member": 50}),
+    "mclmc, long steps": (stochens.mclmc, {"energy_variance": 0.1, "warmup": 2000}),
+    "mclmc, plain": (stochens.mclmc, {"precondition": False, "warmup": 2000}),
+}
+KEPT = {
+    ("langevin", "large-inputs"),
+    ("mclmc, short", "larger-inputs"),
+    ("mclmc, short", "narrow-prior"),
+    ("mclmc, short", "one-stiff-direction"),
+    ("mclmc, shortest", "inputs-of-all-scales"),
+    ("mclmc, long steps", "small-noise"),
+    ("mclmc, short", "softmax"),
+}
+
+
+def each(problems) -> list[Any]:
+    """Every sampler on every problem, of which `make test` runs those of KEPT."""
+    return [
+        pytest.param(name, problem, marks=[] if (name, problem) in KEPT else pytest.mark.long)
+        for name in SAMPLERS
+        for problem in problems
+    ]
+
+
+def sampled(name: str, problem) -> Said:
+    sampler, options = SAMPLERS[name]
+    return problem.sample(sampler, progress=False, **options)
+
+
+def chance(posterior: stochens.Posterior, quantities: torch.Tensor) -> float:
+    """Four standard errors of a standard deviation of quantities [S, K]; the worst of them."""
+    count = 1 if posterior.chains is None else posterior.chains.count
+    if count == 1:  # independent draws
+        return 4 / math.sqrt(2 * len(quantities))
+    worth = float(mixing(quantities.unflatten(0, (count, -1))).ess_bulk.min())
+    return 4 / math.sqrt(2 * min(worth, len(quantities)))
+
+
+@pytest.mark.parametrize(("name", "problem"), each(LINEAR))
+def test_linear_regressions_are_right_or_called_wrong(name, problem):
+    posterior, told = sampled(name, LINEAR[problem])
+    if told:
+        return
+    ratios = LINEAR[problem].ratios(posterior)
+    beside = chance(posterior, flatten(posterior.params))
+    assert float((ratios - 1).abs().max()) < RIGHT + beside
+    assert abs(float(ratios.mean()) - 1) < RIGHT + beside / math.sqrt(len(ratios))
+
+
+@pytest.mark.parametrize(("name", "problem"), each(NETWORKS))
+def test_networks_are_right_or_called_wrong(name, problem):
+    """Of the median over predictions, which are not independent."""
+    posterior, told = sampled(name, NETWORKS[problem])
+    if told:
+        return
+    beside = chance(posterior, NETWORKS[problem].predicted(posterior))
+    of_nuts = 4 / math.sqrt(2 * by_nuts()[problem]["ess"])
+    assert abs(ratio_to_nuts(problem, posterior) - 1) < RIGHT + math.hypot(beside, of_nuts)
+
+
+# Problems on which the defaults are right and say nothing: a warning everywhere would be none.
+QUIET = ["softmax"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("problem", [*LINEAR, *QUIET])
+def test_defaults_of_mclmc_are_right_where_they_are_silent_by_right(problem):
+    stiff = {"one-stiff-direction", "one-stiffer-direction"}
+    found = sampled("mclmc", (LINEAR | NETWORKS)[problem])
+    assert bool(found.warnings) == (problem in stiff)
