@@ -130,8 +130,9 @@ def normal_numbers(words: Tensor, dtype: torch.dtype) -> Tensor:
     """From N(0, 1), one for each random word: the inverse of the distribution function at 2^23
     places in its middle, up to 5.3 standard deviations."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    x = ((words >> 9 & 0x7FFFFF).to(wide) + 0.5) * 2.0**-22 - 1  # in (-1, 1), exact in float32
-    return (torch.erfinv(x) * math.sqrt(2)).to(dtype)
+    x = (words >> 9 & 0x7FFFFF).to(wide)
+    x.add_(0.5).mul_(2.0**-22).sub_(1)  # in (-1, 1), exact in float32; in place: there are many
+    return x.erfinv_().mul_(math.sqrt(2)).to(dtype)
 
 
 class FromWords(abc.ABC):

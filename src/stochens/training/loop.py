@@ -22,9 +22,10 @@ from stochens.program.data_term import InMemory, Term, Way, data_term, with_own_
 from stochens.randomness.seeds import NOISE, member_seed, seeded
 from stochens.run.progress import compiling
 from stochens.streams import Reader
+from stochens.training.arrival import DRAWS, LEAST, distance_left, how_many, warn_far
 from stochens.training.augmented import augmented_term
 from stochens.training.batches import all_at_once, epochs_of, steps_per_epoch
-from stochens.training.natural import NaturalGradient, drawn_term, warn_far
+from stochens.training.natural import NaturalGradient, drawn_term
 from stochens.training.own_optimizer import own_optimizer
 from stochens.training.schedules import (
     optimizer_named,
@@ -49,8 +50,6 @@ from stochens.training.step import (
 from stochens.training.task import Lost, Settings, Task, Trained, Watchers
 from stochens.training.views import chosen_state, looked_at, view_of
 from stochens.trees import Input
-
-LOOKED_AT = 16  # batches that tell whether natural gradients have arrived
 
 
 def train(task: Task, start: Params, members: tuple[int, ...], watchers: Watchers) -> Trained:
@@ -178,10 +177,11 @@ def train(task: Task, start: Params, members: tuple[int, ...], watchers: Watcher
         if isinstance(optimizer, NaturalGradient) and not (validator and validator.chooses):
             further = dataclasses.replace(settings, epochs=settings.epochs + 1)
             batches = next(epochs_of(data, members, further, first=steps, reader=reader))[1]
-            some = list(itertools.islice(batches, LOOKED_AT))
-            some *= math.ceil(LOOKED_AT / 2 / len(some))
+            most = how_many(steps) if data.loader is None else LEAST  # which are kept
+            some = list(itertools.islice(batches, most))
+            some *= math.ceil(DRAWS / len(some))
             weighed = [(share_of(batch), batch) for batch in some]
-            left = optimizer.distance_left(at_means, weighed, whole=per_epoch <= LOOKED_AT)
+            left = distance_left(optimizer, at_means, weighed, whole=per_epoch <= most)
             warn_far(left, members)
     trained = {name: p.detach() for name, p in params.items()}
     averaged, low_rank = (trained, None) if collector is None else collector.finish(trained)
