@@ -46,9 +46,9 @@ STREAMS_FROM = 5e9
 # than that; frozen ones for all members at once take 1.1 to 1.7 times as long (4 members, 48
 # channels of 32 x 32 positions, one thread).
 TURNS_FROM = 1e8
-# Of that, where convolutions have groups: MobileNetV2 from 2 x 10^6 to 9 x 10^7 is two to three
-# times as fast in turns (4 or 8 members, one thread).
-GROUPED = 0.01
+# Of that, where convolutions have groups: MobileNetV2 at 9e6 to 9e7 is two to three times as fast
+# in turns, and at 1e6 slower (4 or 8 members, one thread).
+GROUPED = 0.05
 # Operations of all the work on a CPU: 5 to 10 s by vmap. A program saves up to half of that, and
 # five sixths for a text transformer; to trace it takes 0.2 to 3 s.
 ON_CPU_FROM = 1e11
