@@ -13,8 +13,9 @@ from pathlib import Path
 
 import torch
 
-from stochens import toy_set
-from stochens_lab.experiments.toy_config import PRESETS, TRAININGS
+from stochens import MLP, toy_set
+from stochens_lab.experiments.rows import ENSEMBLES
+from stochens_lab.experiments.toy_config import PRESETS, SIZES
 
 FIVE = ("regular", "MultiSWA", "SE1", "SE2", "SE3")
 
@@ -33,8 +34,8 @@ def main() -> None:
         for method in args.methods:
             data = toy_set(set_name, n=points)
             began = time.perf_counter()
-            options = {"members": members, "start": "default", "seed": 0, "device": args.device}
-            TRAININGS[method](data, steps=args.steps, **options)
+            options = {"members": members, "start": "reset", "seed": 0, "device": args.device}
+            ENSEMBLES[method](MLP(*SIZES), data, steps=args.steps, **options)
             seconds[f"{set_name} {method}"] = round(time.perf_counter() - began, 2)
             print(f"{set_name} {method:12} {seconds[f'{set_name} {method}']:8.1f} s", flush=True)
     total = sum(seconds.values())

@@ -80,8 +80,11 @@ class Predictive(Predicted):
         """Mean probabilities [B, ..., C], entropy and mutual information [B, ...] in nats; with a
         level the interval of each probability over the draws."""
         unsure = {"entropy": self.entropy, "mutual_information": self.mutual_information}
-        ends = {} if level is None else central_interval(self.probs, level)
-        return {"probs": self.mean, **unsure, **ends}
+        found = {"probs": self.mean, **unsure}
+        if level is None:
+            return found
+        low, high = central_interval(self.probs, level)
+        return {**found, "low": low, "high": high}
 
     def by_draw(self) -> dict[str, Tensor]:
         """The probabilities of every draw, [B, S, ..., C]."""

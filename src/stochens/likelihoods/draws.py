@@ -210,19 +210,19 @@ def over_chains(averages: Tensor) -> Tensor:
     return averages[0] if len(averages) == 1 else averages.mean(0)
 
 
-def central_interval(values: Tensor, level: float) -> dict[str, Tensor]:
+def central_interval(values: Tensor, level: float) -> tuple[Tensor, Tensor]:
     """The central interval that holds a share `level` of the draws: [S, B, ...] -> [B, ...] each.
 
-    >>> found = central_interval(torch.linspace(0, 1, 101).view(101, 1), 0.9)
-    >>> {name: round(end.item(), 2) for name, end in found.items()}
-    {'low': 0.05, 'high': 0.95}
+    >>> low, high = central_interval(torch.linspace(0, 1, 101).view(101, 1), 0.9)
+    >>> round(low.item(), 2), round(high.item(), 2)
+    (0.05, 0.95)
     """
     if not 0 < level < 1:
         raise InputError(f"an interval's level must be in (0, 1), got {level!r}")
     at = torch.tensor([(1 - level) / 2, (1 + level) / 2]).to(values)
     rows = max(1, MOST_QUANTILE // max(1, values[:, :1].numel()))
     low, high = torch.cat([part.quantile(at, 0) for part in values.split(rows, 1)], 1)
-    return {"low": low, "high": high}
+    return low, high
 
 
 def _no_numbers(p: Predicted) -> str:

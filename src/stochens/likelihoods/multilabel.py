@@ -125,8 +125,11 @@ class MultilabelPredictive(Predicted):
         """Probabilities of yes, entropy and mutual information in nats, of each label: [B, L]; with
         a level the interval of each probability over the draws."""
         unsure = {"entropy": self.entropy, "mutual_information": self.mutual_information}
-        ends = {} if level is None else central_interval(self.logits.sigmoid(), level)
-        return {"probs": self.mean, **unsure, **ends}
+        found = {"probs": self.mean, **unsure}
+        if level is None:
+            return found
+        low, high = central_interval(self.logits.sigmoid(), level)
+        return {**found, "low": low, "high": high}
 
     def by_draw(self) -> dict[str, Tensor]:
         """The logits of every draw, [B, S, L]."""

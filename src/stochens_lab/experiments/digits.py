@@ -22,7 +22,6 @@ from stochens.metrics import Interval
 from stochens.networks import SmallResNetFRN
 from stochens.posterior.posterior import Posterior
 from stochens.posterior.predictive import Predictive
-from stochens.samplers.langevin import langevin, usual_step
 from stochens.samplers.sampling import hmc
 from stochens_lab.data.digits import add_noise, cut_photo_patches, read_digits, rotate
 from stochens_lab.experiments import configs
@@ -31,6 +30,7 @@ from stochens_lab.experiments.configs import config_to_json
 from stochens_lab.experiments.rows import (
     ENSEMBLES,
     Training,
+    by_langevin,
     describe_reference,
     describe_training,
     predict_classes,
@@ -113,12 +113,7 @@ DIAGNOSED = 100  # test digits whose predictions tell of the chains
 Data = tuple[Tensor, Tensor]  # x [N, 1, 8, 8], y [N]
 
 
-def _by_langevin(net: nn.Module, data: Data, **options: Any) -> Posterior:
-    """With one step size for all members, that of the results which are published."""
-    return langevin(net, data, step_size=usual_step(len(data[0])), **options)
-
-
-TRAININGS = ENSEMBLES | {"langevin": _by_langevin}
+TRAININGS = ENSEMBLES | {"langevin": by_langevin}
 
 
 def run(

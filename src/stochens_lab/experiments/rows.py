@@ -14,6 +14,7 @@ from stochens.methods import DropConnect, Dropout, Gaussian, Method, NPDropout, 
 from stochens.posterior.posterior import Posterior
 from stochens.posterior.predictive import Predictive
 from stochens.samplers.diagnostics import diagnose
+from stochens.samplers.langevin import langevin, usual_step
 from stochens.samplers.swag import multiswa
 from stochens.training.fit import fit
 from stochens.training.schedules import Optimizer
@@ -49,6 +50,12 @@ def _by_swa(net: nn.Module, data: Any, *, steps: int, **options: Any) -> Posteri
     return multiswa(net, data, **settings, **options)
 
 
+def by_langevin(net: nn.Module, data: Any, *, start: str = "prior", **options: Any) -> Posterior:
+    """With one step size for all members, that of the results which are published."""
+    assert start == "prior"
+    return langevin(net, data, step_size=usual_step(len(data[0])), **options)
+
+
 ENSEMBLES: dict[str, Train] = {
     "regular": _by_fit(Regular()),
     "MultiSWA": _by_swa,
@@ -64,7 +71,7 @@ class Training:
     """One row of the table: a method under a schedule."""
 
     name: str
-    train: Callable[..., Posterior]
+    train: Train
     steps: int
     start: str = "reset"
     replicas: bool = True  # whether it takes several data draws at once

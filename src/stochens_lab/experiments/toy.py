@@ -25,6 +25,7 @@ from stochens_lab.experiments.configs import config_to_json
 from stochens_lab.experiments.parts import run_parts
 from stochens_lab.experiments.replicates import Replicates
 from stochens_lab.experiments.rows import (
+    ENSEMBLES,
     Training,
     describe_reference,
     describe_training,
@@ -39,7 +40,7 @@ from stochens_lab.experiments.runs import (
     open_run,
     work_in,
 )
-from stochens_lab.experiments.toy_config import SIZES, TRAININGS, ToyConfig, list_trainings
+from stochens_lab.experiments.toy_config import SIZES, ToyConfig, list_trainings
 from stochens_lab.report.run_folder import SAMPLER, TRAINING, RunFolder
 
 REFERENCE, NOISE = "NUTS", "NUTS" + OWN_NOISE
@@ -177,12 +178,15 @@ def _train_ensembles(
         members = size * config.seeds * len(draws)
         data = Replicas(draw.data for draw in draws)
         run = work_in(config, checkpoint_folder(folder, *place))
-        trained = row.train(data, members=members, seed=config.seed, run=run, **options)
+        trained = row.train(
+            MLP(*SIZES), data, members=members, seed=config.seed, run=run, **options
+        )
         parts = [trained.replica(d, len(draws)) for d in range(len(draws))]
         numbers = [tuple(m // len(draws) for m in part.members) for part in parts]
     else:
         parts = [
             row.train(
+                MLP(*SIZES),
                 draw.data,
                 members=size * config.seeds,
                 seed=config.seed + 100 * draw.number,
@@ -222,7 +226,7 @@ def _trace_curves(work: Work, set_name: str, draws: list[Draw]) -> None:
     for steps in config.curve:
         for name in CURVES:
             note(f"set {set_name}: {name}, {steps} steps")
-            row = Training(name, TRAININGS[name], steps)
+            row = Training(name, ENSEMBLES[name], steps)
             for draw, posterior in _train_ensembles(work, set_name, row, draws):
                 for domain in DOMAINS:
                     p = predict_classes(posterior, places[domain], keep_draws=False)

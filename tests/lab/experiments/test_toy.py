@@ -9,6 +9,7 @@ import stochens
 from stochens import InputError
 from stochens.methods.np_dropout import set_distance
 from stochens_lab.experiments import toy, toy_config
+from stochens_lab.experiments.rows import ENSEMBLES
 from stochens_lab.report.run_folder import SavedRun
 
 SMALL = {
@@ -37,7 +38,7 @@ def run(tmp_path_factory):
 
 def test_every_row_has_every_metric_in_both_domains(run):
     rows = [
-        *toy_config.TRAININGS,
+        *ENSEMBLES,
         "regular, Q",
         "SE3, Q",
         "gaussian, Q",

@@ -108,14 +108,15 @@ def test_a_row_is_no_closer_than_itself_and_pairing_takes_away_what_rows_share(t
         for i, (name, c) in enumerate((("regular", 0.80), ("SE1 0.1", 0.85)))
     ]
     pair, (regular, se1) = paired(*runs)
-    for by in pair.closer_by(se1, se1).values():
-        assert by == (0, 0, 0)
-    by, back = pair.closer_by(se1, regular), pair.closer_by(regular, se1)
-    assert list(by) == list(MEASURES)
+    for same, _ in pair.compare(se1, se1).values():
+        assert same == (0, 0, 0)
+    found, turned_round = pair.compare(se1, regular), pair.compare(regular, se1)
+    assert list(found) == list(MEASURES)
+    by, back = ({name: one.by for name, one in each.items()} for each in (found, turned_round))
     for name, interval in by.items():
         turned = (-interval.value, -interval.high, -interval.low)
         assert back[name] == pytest.approx(turned, abs=ROUNDING)
-    own = [pair.look_up(row)[1].resampled["variance"] for row in (se1, regular)]
+    own = [pair.look_up(row).resampled["variance"] for row in (se1, regular)]
     apart = 2 * 1.96 * math.hypot(*(values.std() for values in own))
     assert by["variance"].high - by["variance"].low < 0.5 * apart  # one seed, so nearly one noise
     assert judge(by["variance"]) == "holds"
@@ -124,11 +125,11 @@ def test_a_row_is_no_closer_than_itself_and_pairing_takes_away_what_rows_share(t
 def test_rows_of_other_images_are_not_compared(tmp_path):
     few, many = cifar_run(tmp_path / "few", "SE3", images=100), cifar_run(tmp_path / "many")
     pair, (one, other) = paired(many, few)
-    assert pair.closer_by(one, other) == {}
+    assert pair.compare(one, other) == {}
     many.arrays[f"{SET}/points/labels-test"] = np.full(300, 7)
     pair, (one, other) = paired(many, cifar_run(tmp_path / "more", "SE3"))
-    assert pair.closer_by(one, other) == {}
+    assert pair.compare(one, other) == {}
     pair, (one, other) = paired(
         *(cifar_run(tmp_path / name, name, reference=False) for name in ("SE1 0.1", "SE3"))
     )
-    assert pair.closer_by(one, other) == {}
+    assert pair.compare(one, other) == {}

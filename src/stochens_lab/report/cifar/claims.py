@@ -71,8 +71,11 @@ def check_claims(rows: Rows, paired: Paired) -> list[Claim]:
     found = []
     for name in OTHERS:
         other = find_largest(rows, name)
-        cells = {} if other is None else _compare(paired, one, other)
-        if other is not None and cells:
+        if other is None:
+            continue
+        differences = paired.compare(one, other)
+        cells = {m: Comparison(m, by, judge(by), pair) for m, (by, pair) in differences.items()}
+        if cells:
             same = one.recipe == other.recipe
             about = f"both {one.recipe}" if same else f"{one.recipe} against {other.recipe}"
             found.append(Claim(f"{one.method} is closer to HMC than {other.method}", about, cells))
@@ -104,17 +107,6 @@ def find_largest(rows: Rows, name: str) -> Row | None:
         )
 
     return max(found, key=key) if found else None
-
-
-def _compare(paired: Paired, one: Row, other: Row) -> dict[str, Comparison]:
-    cells = {}
-    for name, by in paired.closer_by(one, other).items():
-        first, second = paired.look_up(one), paired.look_up(other)
-        assert first is not None
-        assert second is not None
-        pair = first[1].value[name], second[1].value[name]
-        cells[name] = Comparison(name, by, judge(by), pair)
-    return cells
 
 
 def judge(by: Interval) -> str:

@@ -28,7 +28,7 @@ from stochens_lab.report.figures.cifar import (
     draw_entropies,
     draw_trades,
 )
-from stochens_lab.report.page.details import show_sampler, show_timings, show_training
+from stochens_lab.report.page.details import KL_LOSS, show_sampler, show_timings, show_training
 from stochens_lab.report.page.parts import Part
 from stochens_lab.report.view import RunView
 
@@ -61,11 +61,7 @@ READING = (
         "Corrupted sets",
         "the test images under 16 corruptions at 5 intensities each, as in CIFAR-10-C.",
     ),
-    (
-        "KL loss",
-        "the paper uses its level and its fluctuation to foresee which method suits a task: lower "
-        "and calmer is better, among methods that leave out the same constant.",
-    ),
+    KL_LOSS,
 )
 ENTROPY = (
     "The predictive entropy of the test images: the line is the method, the grey shape HMC. The "

@@ -54,6 +54,7 @@ def find_images(rows: Rows, row: Row) -> Images | None:
 class Distances(NamedTuple):
     """By measure: on all images, and on each of the resamples [R]."""
 
+    images: Images
     value: dict[str, float]
     resampled: dict[str, np.ndarray]
 
@@ -77,6 +78,7 @@ def compute_distances(given: Images, *, resamples: int = RESAMPLES, seed: int = 
         ]
     )  # [1 + R, 5]; the first is of all images, once each
     return Distances(
+        given,
         dict(zip(MEASURES, found[0].tolist(), strict=True)),
         dict(zip(MEASURES, found[1:].T, strict=True)),
     )
@@ -102,30 +104,37 @@ class _Wasserstein:
         return float(np.abs(np.cumsum(signed)[:-1]) @ self.steps)  # |F_p - F_r| dh
 
 
+class Difference(NamedTuple):
+    """By how much the first of two rows is closer, and the distances of both."""
+
+    by: Interval
+    pair: tuple[float, float]
+
+
 class Paired:
     """Differences between the rows of a table; what one row needs is computed once."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
-        self._known: dict[str, tuple[Images, Distances] | None] = {}
+        self._known: dict[str, Distances | None] = {}
 
-    def look_up(self, row: Row) -> tuple[Images, Distances] | None:
+    def look_up(self, row: Row) -> Distances | None:
         if row.name not in self._known:
             given = find_images(self.rows, row)
-            self._known[row.name] = None if given is None else (given, compute_distances(given))
+            self._known[row.name] = None if given is None else compute_distances(given)
         return self._known[row.name]
 
-    def closer_by(self, one: Row, other: Row) -> dict[str, Interval]:
+    def compare(self, one: Row, other: Row) -> dict[str, Difference]:
         """By measure, how much smaller the distance of `one` is; empty if images differ."""
         first, second = self.look_up(one), self.look_up(other)
-        if first is None or second is None or not _share_images(first[0], second[0]):
+        if first is None or second is None or not _share_images(first.images, second.images):
             return {}
         found = {}
         for name in MEASURES:
-            value = second[1].value[name] - first[1].value[name]
-            values = second[1].resampled[name] - first[1].resampled[name]
-            if np.isfinite(value) and np.isfinite(values).all():
-                found[name] = _interval(value, values)
+            pair = first.value[name], second.value[name]
+            values = second.resampled[name] - first.resampled[name]
+            if np.isfinite([*pair, *values]).all():
+                found[name] = Difference(_interval(pair[1] - pair[0], values), pair)
         return found
 
 

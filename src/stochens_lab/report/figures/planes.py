@@ -85,11 +85,6 @@ def _one_class(mean: np.ndarray) -> np.ndarray:
     return found
 
 
-def find_training_points(view: RunView, set_name: str) -> tuple[np.ndarray, np.ndarray] | None:
-    x, labels = view.points(set_name, "train"), view.points(set_name, "labels")
-    return None if x is None or labels is None else (x[:MOST_POINTS], labels[:MOST_POINTS])
-
-
 def draw_plane_figures(view: RunView) -> Iterator[tuple[str, Figure]]:
     """Every figure of the plane that the run has the numbers for, with its name."""
     planes = find_planes(view)
@@ -198,9 +193,10 @@ class Canvas:
 
     def draw_points(self, view: RunView, plane: Plane, column: int, line: int, title: str) -> None:
         self.write(title, column, line)
-        found = find_training_points(view, plane.set_name)
-        if found is not None:
-            points, labels = self.scale(plane, found[0], column, line), found[1]
+        found, labels = (view.points(plane.set_name, what) for what in ("train", "labels"))
+        if found is not None and labels is not None:
+            points = self.scale(plane, found[:MOST_POINTS], column, line)
+            labels = labels[:MOST_POINTS]
             inside = (np.floor(points - self.place(column, line)) == 0).all(1)
             for colour, label in zip(COLOURS, np.unique(labels), strict=False):
                 x, y = points[inside & (labels == label)].T

@@ -28,6 +28,11 @@ DIAGNOSTICS = {
 }
 TROUBLES = "troubles"
 
+KL_LOSS = (
+    "KL loss",
+    "the paper uses its level and its fluctuation to foresee which method suits a task: lower and "
+    "calmer is better, among methods that leave out the same constant.",
+)
 READING = (
     ("Agreement", "share of inputs where a method and the reference choose the same class."),
     (
@@ -53,11 +58,7 @@ READING = (
         "“, early” is a control that stops early, at a step picked by its distance to the "
         "reference.",
     ),
-    (
-        "KL loss",
-        "the paper uses its level and its fluctuation to foresee which method suits a task: lower "
-        "and calmer is better, among methods that leave out the same constant.",
-    ),
+    KL_LOSS,
 )
 
 
