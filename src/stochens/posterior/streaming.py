@@ -136,10 +136,13 @@ def predictive(posterior: PosteriorFields, x: Input, ask: Ask, *, first_row: int
         if engine == "vmap" and requests is None:
             with alone():
                 known = known if net is posterior.net else findings(net)
-                fused = _kernel(net, known, params, given[:TRIED].to(device), ask.bf16)
+                few = cast(Tensor, given[:TRIED]).to(device)
+                fused = _kernel(net, known, params, few, ask.bf16)
     examples = draws * members * ask.all_rows / BACKWARD  # which takes no part here
     task = Workload(rows, examples, False, compile=False, engine=engine, gradients=False)
-    program = functools.cache(lambda: _program(net, given[:TRIED].to(device), task))
+    program: Callable[[], Outputs | None] | None = None
+    if fused is None:
+        program = functools.cache(lambda: _program(net, given[:TRIED].to(device), task))
     way = _Way(engine, ask.bf16, program, fused)
     with torch.no_grad():
         for number in range(draws):
@@ -147,14 +150,14 @@ def predictive(posterior: PosteriorFields, x: Input, ask: Ask, *, first_row: int
             own = None if requests is None else noise_of_draw(requests, members, number, seed=seed)
             for first in range(0, members, chunk):
                 block = theta if chunk >= members else take(theta, slice(first, first + chunk))
-                ids = torch.arange(first, first + size(block), device=device)
+                count = size(block)
                 mine = own and [t[first : first + chunk].to(device) for t in own]
                 # A draw that a batch shares is the same for every batch: one function.
                 same = derive(seed, PREDICTION, number, first, 0) if shared else None
                 for top in range(0, len(x), rows):
                     place = first_row + top
                     stream = derive(seed, PREDICTION, number, first, place, *apart)
-                    noise = Noise(ids, _seeds(seed, number, place, device))
+                    noise = _noise_of(seed, number, place, first, count, device)
                     part = _padded(given[top : top + rows], rows).to(device)
                     drawn = _Draw(stream, same, noise, mine)
                     outputs = _forward(net, block, part, drawn, way)
@@ -165,10 +168,13 @@ def predictive(posterior: PosteriorFields, x: Input, ask: Ask, *, first_row: int
 
 
 @functools.lru_cache(maxsize=16)
-def _seeds(seed: int, number: int, place: int, device: torch.device) -> Tensor:
-    """[2], of the noise of this batch alone, and of that which all batches share."""
-    own = [derive(seed, PREDICTION, number, p, 2) for p in (place, -1)]
-    return torch.tensor(own, device=device)
+def _noise_of(
+    seed: int, number: int, place: int, first: int, count: int, device: torch.device
+) -> Noise:
+    """Whose noise it is: the members, and two seeds, of this batch alone and of what all share."""
+    seeds = [derive(seed, PREDICTION, number, p, 2) for p in (place, -1)]
+    ids = torch.arange(first, first + count, device=device)
+    return Noise(ids, torch.tensor(seeds, device=device))
 
 
 def _ready(net: nn.Module) -> dict[Hashable, Any]:
@@ -292,7 +298,7 @@ class _Way(NamedTuple):
 
     engine: Engine
     bf16: bool | None
-    program: Callable[[], Outputs | None]
+    program: Callable[[], Outputs | None] | None
     fused: Fused | None  # by a kernel
 
 
@@ -320,7 +326,7 @@ def _forward(net: nn.Module, params: Params, x: Input, drawn: _Draw, way: _Way) 
             with drawn.source():
                 return way.fused(params, x, drawn.noise)
         plain = way.engine == "vmap" and drawn.given is None and not way.bf16
-        if plain and (program := way.program()) is not None:
+        if plain and way.program and (program := way.program()) is not None:
             return program(params, x, drawn.noise)
         with drawn.source(), torch.autocast(x.device.type, torch.bfloat16, enabled=bool(way.bf16)):
             return forward(net, params, x, engine=way.engine, noise=drawn.given)
