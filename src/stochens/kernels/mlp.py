@@ -398,8 +398,8 @@ def _tensor(name: str, t: Tensor, dtype: torch.dtype, shape: tuple[int | None, .
     for n, want in zip(got, shape, strict=False):
         fits = fits and n > 0 and (want is None or n == want)
     if not fits:
-        want = ", ".join("any" if n is None else str(n) for n in shape)
-        raise ValueError(f"{name} must be [{want}], no size 0, got {tuple(got)}")
+        wanted = ", ".join("any" if n is None else str(n) for n in shape)
+        raise ValueError(f"{name} must be [{wanted}], no size 0, got {tuple(got)}")
     if t.dtype != dtype:
         raise ValueError(f"{name} must be {dtype}, got {t.dtype}")
     if not t.is_cpu:

@@ -69,8 +69,10 @@ class Sums:
         sums = [t.sum(0, True, dtype=torch.float64).cpu() for t in said.terms(*centre)]
         averages = tuple(total / float(self.shape[0]) for total in sums)
         if self._keeps(said):  # as tensors of their own, whatever the likelihood made them of
-            own = {"copy": True, "memory_format": torch.contiguous_format}
-            kept = tuple(p.to("cpu", **own) for p in said.parameters)
+            kept = tuple(
+                p.to("cpu", copy=True, memory_format=torch.contiguous_format)
+                for p in said.parameters
+            )
         return said.averaged(averages, tuple(c.cpu() for c in centre), kept)
 
     def _add_terms(self, terms: tuple[Tensor, ...], rows: slice, first_draw: int) -> None:

@@ -131,10 +131,12 @@ def predictive(posterior: PosteriorFields, x: Input, ask: Ask, *, first_row: int
             net, given = _behind_frozen(net, x, rows, device, engine)
     examples = draws * members * ask.all_rows / BACKWARD  # which takes no part here
     load = Workload(rows, examples, False, compile=False, engine=engine, gradients=False)
-    fused = requests is None  # kernels draw by themselves
-    known = known if net is posterior.net else None
     run = predicted_by(
-        net, params, given, load, device=device, bf16=ask.bf16, kernels=fused, known=known
+        *(net, params, given, load),
+        device=device,
+        bf16=ask.bf16,
+        kernels=requests is None,  # they draw by themselves
+        known=known if net is posterior.net else None,
     )
     with torch.no_grad():
         for number in range(draws):
@@ -142,14 +144,14 @@ def predictive(posterior: PosteriorFields, x: Input, ask: Ask, *, first_row: int
             own = None if requests is None else noise_of_draw(requests, members, number, seed=seed)
             for first in range(0, members, chunk):
                 block = theta if chunk >= members else take(theta, slice(first, first + chunk))
-                ids = torch.arange(first, first + size(block), device=device)
+                count = size(block)
                 mine = own and [t[first : first + chunk].to(device) for t in own]
                 # A draw that a batch shares is the same for every batch: one function.
                 same = derive(seed, PREDICTION, number, first, 0) if shared else None
                 for top in range(0, len(x), rows):
                     place = first_row + top
                     stream = derive(seed, PREDICTION, number, first, place, *apart)
-                    noise = Noise(ids, _seeds(seed, number, place, device))
+                    noise = _noise_of(seed, number, place, first, count, device)
                     part = _padded(given[top : top + rows], rows).to(device)
                     # Members' tensors are in the network meanwhile, which is one object for all
                     # threads, and `seeded` lets in one at a time.
@@ -162,10 +164,13 @@ def predictive(posterior: PosteriorFields, x: Input, ask: Ask, *, first_row: int
 
 
 @functools.lru_cache(maxsize=16)
-def _seeds(seed: int, number: int, place: int, device: torch.device) -> Tensor:
-    """[2], of the noise of this batch alone, and of that which all batches share."""
-    own = [derive(seed, PREDICTION, number, p, 2) for p in (place, -1)]
-    return torch.tensor(own, device=device)
+def _noise_of(
+    seed: int, number: int, place: int, first: int, count: int, device: torch.device
+) -> Noise:
+    """Whose noise it is: the members, and two seeds, of this batch alone and of what all share."""
+    seeds = [derive(seed, PREDICTION, number, p, 2) for p in (place, -1)]
+    ids = torch.arange(first, first + count, device=device)
+    return Noise(ids, torch.tensor(seeds, device=device))
 
 
 def _ready(net: nn.Module) -> dict[Hashable, Any]:

@@ -92,14 +92,15 @@ def predicted_by(
     is kept. known: its findings, if the caller has them. bf16: None is by kernels alone. Only
     threads that are alone with the network may call what this gives: the program is traced when it
     is first needed."""
-    kernel, program = None, functools.cache(lambda: kept_program(net, x[:TRIED].to(device), load))
+    kernel = None
     if kernels and load.engine == "vmap" and isinstance(x, (Tensor, OnHost)) and len(x):
         with alone():
             known = findings(net) if known is None else known
             kernel = kept_kernel(net, known, params, x[:TRIED].to(device), bf16)
-    if load.engine != "vmap" or bf16:
+    if load.engine != "vmap" or bf16 or kernel is not None:
         return Outputs(net, load.engine, bool(bf16), kernel=kernel)
-    return Outputs(net, load.engine, False, program, kernel)
+    program = functools.cache(lambda: kept_program(net, x[:TRIED].to(device), load))
+    return Outputs(net, load.engine, False, program)
 
 
 def kept_kernel(
