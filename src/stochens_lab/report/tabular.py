@@ -60,7 +60,7 @@ PANELS = (
 HOW = (
     "Mean ± standard error over splits (number of splits; of seeds, for sets with one split). A "
     "cell with fewer splits than its set has is not finished, and no claim; an empty one was not "
-    "run. Bold: at or below the best published."
+    "run. Bold: at or below the best published, with all splits."
 )
 
 
@@ -108,13 +108,18 @@ def _tell_reached(
                 rows.append(f"{row} ({len(values)} of {known.runs})")
         reached += [f"{name} by {', '.join(rows)}"] if rows else []
     which = f": {'; '.join(reached)}" if reached else ""
-    return f"At or below the best published: {len(reached)} of {len(panel.published)} sets{which}."
+    return (
+        "At or below the best published, on the splits that were run: "
+        f"{len(reached)} of {len(panel.published)} sets{which}."
+    )
 
 
 def _format_cell(values: Sequence[float | None], known: Published | None) -> str:
     """
-    >>> _format_cell([1.0, 2.0], Published(1.6, 20)), _format_cell([None], None)
-    ('**1.50 ± 0.50** (2 of 20)', 'inf (1)')
+    >>> _format_cell([1.0, 2.0], Published(1.6, 2)), _format_cell([1.0], Published(1.6, 20))
+    ('**1.50 ± 0.50** (2 of 2)', '1.00 (1 of 20)')
+    >>> _format_cell([None], None)
+    'inf (1)'
     """
     if not values:
         return ""
@@ -126,7 +131,8 @@ def _format_cell(values: Sequence[float | None], known: Published | None) -> str
     if len(whole) > 1:
         error = statistics.stdev(whole) / math.sqrt(len(whole))
         text += f" ± {_format_number(error, like=mean)}"
-    return f"**{text}** {runs}" if known and mean <= known.value else f"{text} {runs}"
+    reached = known and mean <= known.value and len(whole) >= known.runs
+    return f"**{text}** {runs}" if reached else f"{text} {runs}"
 
 
 def _format_number(value: float, like: float | None = None) -> str:
