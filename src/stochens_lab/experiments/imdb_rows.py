@@ -90,16 +90,20 @@ def _by_swa(config: ImdbConfig, work: Work, epochs: int) -> Posterior:
 
 
 def _by_sghmc(config: ImdbConfig, work: Work, epochs: int) -> Posterior:
-    """One chain; draws are made in its second half, one in `THIN` steps at most."""
+    """A chain from each member of `regular`, which is trained first. The first third of a chain is
+    its burn-in; then there is a draw every THIN steps."""
+    first = ROWS["regular"].epochs if config.epochs is None else config.epochs
+    trained = _by_regular(config, work, first)
     steps = epochs * -(-len(work.data[0]) // config.batch_size)
-    draws = max(1, steps // (2 * THIN))
+    draws = max(1, 2 * steps // (3 * THIN))
     common = _common(config, work)
-    # all draws would be in every checkpoint: they are larger than the work that could be lost
+    # a checkpoint would have all draws: more to write than there is to lose
     common["run"] = dataclasses.replace(common["run"], checkpoint=None)
     return sgmcmc(
         work.net,
         work.data,
-        chains=1,
+        chains=config.members,
+        start=trained,
         samples=draws,
         thin=THIN,
         burn_in=max(1, steps - THIN * draws),
