@@ -30,8 +30,11 @@ class ImdbConfig:
     batch_size: Annotated[int, typer.Option(help="{default}.")] = 200
     rate: Annotated[float, typer.Option(help="Drop rate of SE1: {default}.")] = 0.3
     prior_precision: Annotated[
-        float, typer.Option(help="{default}, as Izmailov et al. have it.")
+        float, typer.Option(help="{default}, as Izmailov et al. have it for HMC.")
     ] = 40.0
+    weight_decay: Annotated[
+        float, typer.Option(help="Precision of rows that are trained: {default}, as theirs.")
+    ] = 3.0
     draws: Annotated[
         int, typer.Option(help="Inferences of each member that has noise: {default}.")
     ] = 4
@@ -67,7 +70,7 @@ def reconfigure(path: Path, **changes: Any) -> ImdbConfig:
 
 def check(config: ImdbConfig) -> None:
     """Everything that is wrong with the options alone."""
-    positive(prior_precision=config.prior_precision)
+    positive(prior_precision=config.prior_precision, weight_decay=config.weight_decay)
     for field in COUNTS:
         value = getattr(config, field)
         if value is not None and value < 1:

@@ -52,54 +52,50 @@ def prior_of(precision: float, net: CNNLSTM) -> Prior:
     return Prior(precision, layers={FORGET: about})
 
 
-def _common(config: ImdbConfig, work: Work) -> dict[str, Any]:
+def _common(config: ImdbConfig, work: Work, precision: float) -> dict[str, Any]:
     return {
         "batch_size": config.batch_size,
-        "prior": prior_of(config.prior_precision, work.net()),
+        "prior": prior_of(precision, work.net()),
         "seed": config.seed,
         "run": Run(device=work.device, engine=config.engine, checkpoint=work.keep),
     }
 
 
-def _trained(
-    config: ImdbConfig, work: Work, epochs: int, method: Method, **options: Any
-) -> Posterior:
-    common = _common(config, work) | {"members": config.members, "epochs": epochs}
-    return fit(work.net, work.data, method=method, **common, **options)
+def _by_fit(
+    method: Callable[[ImdbConfig], Method],
+    *,
+    true_prior: bool = False,
+    train: Callable[..., Posterior] = fit,
+    **options: Any,
+) -> Make:
+    """true_prior: HMC's; else the precision that its authors' deep ensembles have."""
+
+    def make(config: ImdbConfig, work: Work, epochs: int) -> Posterior:
+        precision = config.prior_precision if true_prior else config.weight_decay
+        common = _common(config, work, precision) | {"members": config.members, "epochs": epochs}
+        return train(work.net, work.data, method=method(config), **common, **options)
+
+    return make
 
 
-def _by_regular(config: ImdbConfig, work: Work, epochs: int) -> Posterior:
-    return _trained(config, work, epochs, Regular(), lr=RATE)
-
-
-def _by_dropout(config: ImdbConfig, work: Work, epochs: int) -> Posterior:
-    return _trained(config, work, epochs, Dropout(config.rate), lr=RATE)
-
-
-def _by_np_dropout(config: ImdbConfig, work: Work, epochs: int) -> Posterior:
-    return _trained(config, work, epochs, NPDropout(), lr=RATE)
-
-
-def _by_natural(config: ImdbConfig, work: Work, epochs: int) -> Posterior:
-    return _trained(config, work, epochs, Regular(), optimizer=Natural())
-
-
-def _by_swa(config: ImdbConfig, work: Work, epochs: int) -> Posterior:
-    common = _common(config, work) | {"members": config.members, "epochs": epochs}
-    return multiswa(work.net, work.data, lr=RATE, **common)
+def _plain(config: ImdbConfig) -> Method:
+    return Regular()
 
 
 def _by_sghmc(config: ImdbConfig, work: Work, epochs: int) -> Posterior:
-    """One chain; draws are made in its second half, one in `THIN` steps at most."""
+    """A chain from each member of a regular ensemble, which is trained for an epoch. The first
+    third of a chain is its burn-in; then there is a draw every THIN steps."""
+    trained = ROWS["regular"].make(config, work, 1)
     steps = epochs * -(-len(work.data[0]) // config.batch_size)
-    draws = max(1, steps // (2 * THIN))
-    common = _common(config, work)
-    # all draws would be in every checkpoint: they are larger than the work that could be lost
+    draws = max(1, 2 * steps // (3 * THIN))
+    common = _common(config, work, config.prior_precision)
+    # a checkpoint would have all draws: more to write than there is to lose
     common["run"] = dataclasses.replace(common["run"], checkpoint=None)
     return sgmcmc(
         work.net,
         work.data,
-        chains=1,
+        chains=config.members,
+        start=trained,
         samples=draws,
         thin=THIN,
         burn_in=max(1, steps - THIN * draws),
@@ -110,14 +106,15 @@ def _by_sghmc(config: ImdbConfig, work: Work, epochs: int) -> Posterior:
 
 
 RATE = 2e-3  # of Adam
-CHAIN_RATE, THIN = 3e-4, 20  # of SGHMC
+CHAIN_RATE, THIN = 3e-4, 10  # of SGHMC
 ROWS: dict[str, Row] = {
-    "regular": Row(_by_regular, 2),
-    "MultiSWA": Row(_by_swa, 2),
-    "SE1": Row(_by_dropout, 3, noisy=True),
-    "SE3": Row(_by_np_dropout, 3, noisy=True),
-    "natural": Row(_by_natural, 5, noisy=True),
-    "SGHMC": Row(_by_sghmc, 20),
+    "regular": Row(_by_fit(_plain, lr=RATE), 2),
+    "regular, HMC's prior": Row(_by_fit(_plain, true_prior=True, lr=RATE), 2),
+    "MultiSWA": Row(_by_fit(_plain, train=multiswa, lr=RATE), 2),
+    "SE1": Row(_by_fit(lambda config: Dropout(config.rate), lr=RATE), 2, noisy=True),
+    "SE3": Row(_by_fit(lambda config: NPDropout(), lr=RATE), 2, noisy=True),
+    "natural": Row(_by_fit(_plain, true_prior=True, optimizer=Natural()), 4, noisy=True),
+    "SGHMC": Row(_by_sghmc, 3),
 }
 
 
