@@ -23,7 +23,13 @@ MOVED = {
     "jitter": ("Start", "start", "jitter"),
     "skip": ("Dropout", "method", "skip"),
 }  # old name -> (the object that has it now, the argument that takes this, its name there)
-SAMPLERS = ("nuts", "hmc", "sgmcmc", "langevin")  # whose Data has no weights
+SAMPLERS = ("nuts", "hmc", "sgmcmc", "langevin", "mclmc")  # whose Data has no weights
+FULL_BATCH = ("nuts", "hmc", "mclmc")
+NO_BATCHES = (
+    "{} uses all of the data in each step: the noise of mini-batches would be an error in the "
+    "energy that it goes by. Leave batch_size out, or use langevin, which takes one and warns "
+    "where its noise is too large"
+)
 COUNTED_ONCE = "samplers count every row once, and weigh none; leave {} out, or repeat rows"
 RENAMED = {"temperature": "kl_weight", "prior_precision": "prior"}
 SPELLED = {
@@ -45,6 +51,8 @@ def refuse_moved(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def wrapper(*args: P.args, **options: P.kwargs) -> R:
         for name in (name for name in options if name not in known):
+            if name == "batch_size" and where in FULL_BATCH:
+                raise InputError(NO_BATCHES.format(where))
             if name in MOVED and (more or MOVED[name][1] in known):
                 raise InputError(_new_spelling(where, name, options))
             if name in RENAMED and (more or RENAMED[name] in known):

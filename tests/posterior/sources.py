@@ -160,6 +160,16 @@ SOURCES: dict[str, Source] = {
         lacks=PLAIN | AT_ONCE,
         stops=(2, 7),
     ),
+    "mclmc, trials": Source(
+        stochens.mclmc,
+        # long enough for each draw to be of a trial of its own
+        MCLMC | {"target_accept": 0.8, "warmup": 200, "thin": 40},
+        ids="chains",
+        option="members",
+        draws=4,
+        lacks=PLAIN | AT_ONCE,
+        stops=(2, 19),
+    ),
     "load": Source(saved_and_loaded, {**FITTED, "method": "np-dropout"}, lacks=NO_RUN),
     "join": Source(joined, {**FITTED, "method": "np-dropout"}, lacks=NO_RUN),
     "fit over Ray": fitted("np-dropout", validation=Validation(held_out(), best=True))._replace(

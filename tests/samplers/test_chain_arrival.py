@@ -79,6 +79,7 @@ def test_few_members_are_not_judged_by_how_they_differ():
     found = measure_arrival(*made(members=3, rise=30.0))
     assert math.isnan(found.energy_drift[1])
     assert math.isnan(found.drift_chance)
+    assert "nan" not in str(found)
 
 
 def test_chains_without_a_stiffest_direction_are_judged_by_the_rest():

@@ -262,6 +262,8 @@ def test_a_prior_of_each_layer_is_the_one_that_is_sampled():
         ({"warmup": 0}, "warmup"),
         ({"energy_variance": 0.0}, "energy_variance"),
         ({"run": Run(precision="bf16")}, "bfloat16"),
+        ({"batch_size": 20}, "mclmc uses all of the data in each step"),
+        ({"sample_weight": [1.0] * 40}, "samplers count every row once"),
     ],
 )
 def test_what_cannot_be_is_refused(data, options, words):

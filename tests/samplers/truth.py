@@ -24,7 +24,7 @@ from stochens.samplers.diagnostics import SamplingWarning
 from stochens.samplers.mixing import mixing
 
 RIGHT = 0.05  # of a standard deviation
-LARGE = {"2-50-50-50-4"}  # 4 chains of 250 draws
+LARGE = {"2-50-50-50-4"}  # 4 chains of 200 draws
 LEAST = 0.01  # of a standard deviation that counts: probabilities next to 0 or 1 are skewed
 KEPT = Path(__file__).with_name("truth_by_nuts.json")
 LINE = torch.linspace(-3, 3, 11).unsqueeze(1)  # [B, 1]
@@ -215,8 +215,8 @@ def by_nuts() -> dict[str, dict[str, Any]]:
 
 def make_truth(name: str) -> dict[str, Any]:
     problem = NETWORKS[name]
-    chains, count = (4, 250) if name in LARGE else (8, 500)
-    options = {"chains": chains, "samples": count, "warmup": count, "start": "reset"}
+    chains, count, warmup = (4, 200, 150) if name in LARGE else (8, 500, 500)
+    options = {"chains": chains, "samples": count, "warmup": warmup, "start": "reset"}
     posterior, told = problem.sample(stochens.nuts, **options)
     assert posterior is not None
     predicted = problem.predicted(posterior)  # [S, K]

@@ -44,13 +44,18 @@ class Arrival(NamedTuple):
         return over or self.failed > 0 or _off(self.virial, *VIRIAL) or _off(self.stiff, *STIFF)
 
     def __str__(self) -> str:
-        (virial, error), (nats, of_nats) = self.virial, self.energy_drift
         return (
             f"energy variance {self.energy_variance:.1e} a step and dimension, virial "
-            f"{virial:.3g} +- {error:.2g}, in the stiffest direction {self.stiff[0]:.3g} +- "
-            f"{self.stiff[1]:.2g}, log density drifts by {nats:+.2g} +- {of_nats:.2g} "
-            f"nats, predictions by up to {self.drift:.2g} standard deviations"
+            f"{_in_words(self.virial)}, in the stiffest direction {_in_words(self.stiff)}, log "
+            f"density drifts by {_in_words(self.energy_drift, '+.2g')} nats, predictions by up to "
+            f"{self.drift:.2g} standard deviations"
         )
+
+
+def _in_words(number: tuple[float, float], form: str = ".3g") -> str:
+    """A value with its standard error, where that is known."""
+    value, error = number
+    return f"{value:{form}}" if math.isnan(error) else f"{value:{form}} +- {error:.2g}"
 
 
 def measure_arrival(chains: Chains, outputs: Tensor) -> Arrival:
@@ -106,7 +111,7 @@ def _largest_drift(outputs: Tensor) -> tuple[float, float]:
 def arrival_troubles(found: Arrival) -> list[str]:
     """What fails, in words and with what to do."""
     said = []
-    (virial, error), (nats, of_nats) = found.virial, found.energy_drift
+    nats, of_nats = found.energy_drift
     accepted = math.isnan(found.wanted)
     smaller = (
         "more draws_per_member" if accepted else "a smaller energy_variance, or target_accept=0.9"
@@ -134,16 +139,15 @@ def arrival_troubles(found: Arrival) -> list[str]:
             "middle third of the draws to the last: members have not arrived. Try a longer warmup"
         )
     if _off(found.virial, *VIRIAL):
-        width = "wide" if virial > 1 else "narrow"
+        width = "wide" if found.virial[0] > 1 else "narrow"
         said.append(
-            f"the virial is {virial:.3g} +- {error:.2g}, where 1 is right: the draws of a member "
+            f"the virial is {_in_words(found.virial)}, where 1 is right: the draws of a member "
             f"are too {width}. Try {smaller}"
         )
-    stiff, error = found.stiff
     if _off(found.stiff, *STIFF):
-        width = "wide" if stiff > 1 else "narrow"
+        width = "wide" if found.stiff[0] > 1 else "narrow"
         said.append(
-            f"the virial of the stiffest direction is {stiff:.3g} +- {error:.2g}, where 1 is "
+            f"the virial of the stiffest direction is {_in_words(found.stiff)}, where 1 is "
             f"right: the draws are too {width} there"
             + ("" if accepted else ", because the steps are too long for it")
             + f". Try {smaller}"

@@ -54,9 +54,9 @@ class Schedule(NamedTuple):
     @property
     def ends(self) -> Ends:
         trials, first = self.target_accept is not None, self.begin + self.training
-        shares = (FIND, FIND + WATCH, FIND + WATCH + SETTLE[trials])
+        shares = [FIND, FIND + WATCH, FIND + WATCH + SETTLE[trials]]
         if trials:
-            shares += (FIND + WATCH + SETTLE[True] + LENGTH[True],)
+            shares.append(shares[-1] + LENGTH[True])
         ends = [first + round(self.warmup * share) for share in shares]
         ends += [first + self.warmup] * (5 - len(ends))
         return Ends(first, *ends)
