@@ -172,9 +172,9 @@ SOURCES: dict[str, Source] = {
     ),
     "load": Source(saved_and_loaded, {**FITTED, "method": "np-dropout"}, lacks=NO_RUN),
     "join": Source(joined, {**FITTED, "method": "np-dropout"}, lacks=NO_RUN),
-    "fit over Ray": fitted("np-dropout", validation=Validation(held_out(), best=True))._replace(
-        run={"engine": "ray", "chunk": 2}, lacks=FAR
-    ),
+    "fit over Ray": fitted(
+        "np-dropout", optimizer="natural", validation=Validation(held_out(), best=True)
+    )._replace(run={"engine": "ray", "chunk": 2}, lacks=FAR),
     "nuts over Ray": NUTS._replace(run={"engine": "ray"}, lacks=PLAIN | FAR),
 }
 

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from tests.tolerance import close
+from tests.training.natural_line import NOISE, N, exact, hold, noisy_line
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -17,26 +18,10 @@ from stochens.randomness.noise import hashed_words, normal_numbers
 from stochens.randomness.seeds import NATURAL, derive
 from stochens.training.natural import MOST, NaturalGradient
 
-NOISE = 0.5
-N = 60
-
 
 @pytest.fixture
 def line(float64) -> tuple[Tensor, Tensor]:
-    """x [N, 2] whose columns are correlated, and a noisy linear function of them."""
-    x = torch.randn(N, 2)
-    x[:, 1] += 0.5 * x[:, 0]
-    y = x @ torch.tensor([1.0, -2.0]) + 0.3 + NOISE * torch.randn(N)
-    return x, y[:, None]
-
-
-def exact(x: Tensor, y: Tensor, *, precision: Tensor, mean: Tensor, weight: float = 1.0):
-    """Mean and precision matrix of weights and bias under likelihood^(1 / weight) * prior."""
-    rows = torch.cat([x, torch.ones(len(x), 1)], 1)
-    of_data = rows.T @ rows / (weight * NOISE**2)
-    right = rows.T @ y[:, 0] / (weight * NOISE**2) + precision * mean
-    total = of_data + precision.diag()
-    return torch.linalg.solve(total, right), total
+    return noisy_line()
 
 
 def fitted(x, y, **options):
@@ -50,18 +35,6 @@ def fitted(x, y, **options):
         torch.cat([posterior.params["weight"].flatten(1), posterior.params["bias"]], 1),
         torch.cat([variance["weight"].flatten(1), variance["bias"]], 1).sqrt(),
     )
-
-
-def hold(m, sigma, mean, precision):
-    """Over members: mean and log sigma within 5 standard errors of the optimum, to which the
-    average over a finite memory adds a bias of second order, (spread of log sigma)^2."""
-    sd = precision.diagonal() ** -0.5
-    away = (m - mean) / sd
-    assert (away.mean(0).abs() < 5 * away.std(0) / math.sqrt(len(m)) + 0.01).all()
-    logs = (sigma / sd).log()
-    error = 5 * logs.std(0) / math.sqrt(len(m)) + logs.var(0)
-    assert (logs.mean(0).abs() < error).all()
-    assert logs.std(0).max() < 0.15
 
 
 PRIORS = {
@@ -105,6 +78,20 @@ def test_at_scales_far_from_one(float64, noise, scale, precision):
 def test_a_training_that_has_not_arrived_says_so(line):
     with pytest.warns(stochens.errors.TrainingAdvice, match="have not arrived: .* 3 of 3 members"):
         fitted(*line, members=3, epochs=100, lr=1e-4)
+
+
+def test_each_member_has_a_prior_of_its_own(line):
+    mean = torch.randn(48, 3)
+    prior = Prior(20.0, mean={"weight": mean[:, None, :2], "bias": mean[:, 2:]})
+    precision = torch.full((3,), 20.0)
+    hold(*fitted(*line, prior=prior, epochs=600), *exact(*line, precision=precision, mean=mean))
+
+
+def test_a_temperature_of_likelihood_and_prior(line):
+    """(likelihood * prior)^(1 / T) has the same mean, and T times the variance."""
+    precision = torch.full((3,), 3.0)
+    mean, total = exact(*line, precision=precision, mean=torch.zeros(3))
+    hold(*fitted(*line, kl_weight=0.2, prior=3.0 / 0.2, epochs=600), mean, total / 0.2)
 
 
 def test_the_weight_of_the_kl(line):

@@ -22,6 +22,7 @@ BENDS = 4  # batches whose curvature they take
 ASIDE = 0.1  # sigmas of each parameter that a curvature is measured over, or one of them all
 TINY = 1e-30
 LENGTHS = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0)  # of the way that are tried
+HOME = (0.5, 1.0)  # of the way to the prior's mean
 WIDTHS = (0.1, 10.0)  # of sigma^2, that are tried at most
 FAR = 1.0  # sigmas from the optimum that a training may leave
 LEAST, MOST, SHARE = 16, 256, 0.01  # batches that are looked at: a share of the steps
@@ -143,9 +144,11 @@ class _Look:
         fits = (self.here.sigma * lay.spread(ratios) ** -0.5, self.here.sigma * ratio**-0.25)
         sigma = self.here.sigma
         ways = (self.newton_step(few, at, left), left)
-        steps = (length * sigma * way for way, length in itertools.product(ways, LENGTHS))
+        steps = [length * sigma * way for way, length in itertools.product(ways, LENGTHS)]
+        # of one that has run away neither way is any good
+        home = [length * self.optimizer.from_prior(self.here.m) for length in HOME]
         there = self.best_of(
-            few, [self.here, *(Place(self.here.m - step, sigma) for step in steps)]
+            few, [self.here, *(Place(self.here.m - step, sigma) for step in (*steps, *home))]
         )
         means = (self.here.m, there.m)
         others = [Place(m, fitted) for fitted, m in itertools.product(fits, means)]

@@ -36,6 +36,7 @@ from stochens.training.side_by_side import SideBySide
 
 MOST = 0.2  # that a step changes of log v, which is far more than it should near the optimum
 PROBE = 0.01  # of a parameter's size: the step that measures a curvature
+PROBES = 8  # of the network's own noise: a set that half of them take is in one of 256 in none
 LAST = 1 << 40  # numbers of draws that no training reaches
 AT_ONCE = 1 << 24  # normal numbers that are made together: some 500 MB for a moment
 
@@ -151,21 +152,27 @@ class NaturalGradient(torch.optim.Optimizer):
     def begin(self, term: Term, batch: Any) -> None:
         """Sigma at the curvature that the mean NLL has at the start, where that is more than usual.
 
-        Of each parameter tensor of each member it is |g(m + d) - g(m)| / |d| for a small step d at
-        random: where it is 400 a sigma for 0.1 would be 60 times too wide, and the first step far
-        too long."""
+        Of each parameter tensor of each member it is the root of the mean of |g(m + d) - g(m)|^2 /
+        |d|^2 over small steps d at random: where it is 400 a sigma for 0.1 would be 60 times too
+        wide, and the first step far too long. Each d has another draw of the network's own noise: a
+        set of parameters that is dropped has no curvature then, and its members would diverge."""
         if not self._begins_anywhere:
             return
-        lay, eps = self.layout, self.normal(0)
+        lay = self.layout
         size = PROBE * lay.by_tensor(self._m.square()).mean(1, keepdim=True).sqrt()  # [M, 1]
-        d = eps * lay.spread(size.clamp_min(PROBE).expand(-1, len(lay.sizes)))
-        change = self.gradient(term, batch, self._m + d) - self.gradient(term, batch, self._m)
-        squares = lay.by_tensor(change.square()) / lay.by_tensor(d.square())  # [M, tensors]
+        sizes = lay.spread(size.clamp_min(PROBE).expand(-1, len(lay.sizes)))
+        changes, steps = torch.zeros_like(self._m), torch.zeros_like(self._m)
+        for number in range(LAST, LAST + PROBES):
+            d = sizes * self.normal(number)
+            here, there = (self.gradient(term, batch, m, number) for m in (self._m, self._m + d))
+            changes += (there - here).square()
+            steps += d.square()
+        squares = lay.by_tensor(changes) / lay.by_tensor(steps)  # [M, tensors]
         curvature = squares.sqrt().nan_to_num(0.0).clamp_min(CURVATURE)
         v = lay.spread(curvature) + self._delta
         self._log_sigma.copy_(-0.5 * (self.examples * v).log())
 
-    def gradient(self, term: Term, batch: Any, theta: Tensor, number: int = 0) -> Tensor:
+    def gradient(self, term: Term, batch: Any, theta: Tensor, number: int) -> Tensor:
         """Of the mean NLL at theta [M D], with the network's own noise by that number."""
         theta = theta.detach().requires_grad_()
         (g,) = torch.autograd.grad(term(self.layout.named(theta), batch, number).sum(), theta)

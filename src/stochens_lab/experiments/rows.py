@@ -17,7 +17,7 @@ from stochens.samplers.diagnostics import diagnose
 from stochens.samplers.langevin import langevin, usual_step
 from stochens.samplers.swag import multiswa
 from stochens.training.fit import fit
-from stochens.training.schedules import Optimizer
+from stochens.training.schedules import Natural, Optimizer
 
 BATCH, RATE = 100, 0.01  # the authors' code: Adam, divided by 10 at 1/2 and 3/4, fresh each time
 LAST_PART = 0.2  # of training, over which the loss and its fluctuation are told
@@ -48,6 +48,22 @@ def _by_fit(method: Method) -> Train:
 def _by_swa(net: nn.Module, data: Any, *, steps: int, **options: Any) -> Posterior:
     settings = schedule(source(data).size, steps, "constant")
     return multiswa(net, data, **settings, **options)
+
+
+def by_natural(
+    net: nn.Module,
+    data: Any,
+    *,
+    method: Method,
+    sigma: float | None,
+    rate: float,
+    steps: int,
+    **options: Any,
+) -> Posterior:
+    """Gaussian members by natural gradients, on top of a method."""
+    settings = schedule(source(data).size, steps)
+    settings |= {"optimizer": Natural(sigma=sigma), "lr": rate}
+    return fit(net, data, method=method, **settings, **options)
 
 
 def by_langevin(net: nn.Module, data: Any, *, start: str = "prior", **options: Any) -> Posterior:

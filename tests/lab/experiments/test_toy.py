@@ -43,6 +43,7 @@ def test_every_row_has_every_metric_in_both_domains(run):
         "SE3, Q",
         "gaussian, Q",
         "regular, early",
+        *toy_config.NATURALS,
         "langevin",
     ]
     rows += [toy.NOISE, toy.AS_MANY]
