@@ -1,6 +1,8 @@
 """Which networks have a program, and that training by it is training by vmap."""
 
+import ast
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +45,21 @@ def test_a_network_without_a_program_is_said_in_one_line(caplog: pytest.LogCaptu
     assert choose(Branching(), torch.randn(4, 3), TASK) is None
     (line,) = [record.message for record in caplog.records if record.name == "stochens"]
     assert line.startswith("members run by vmap: the network cannot be traced (")
+
+
+def test_one_place_chooses_for_losses_and_one_for_outputs() -> None:
+    """The source is read. NUTS and HMC, whose gradient is that of all data at once, ask for the
+    program alone."""
+    root = Path(stochens.__file__).parent
+    users = set()
+    for file in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                names = {alias.name for alias in node.names}
+                by_program = node.module == "stochens.program.choice" and "choose" in names
+                if by_program or names & {"fused_nll", "fused_outputs"}:
+                    users.add(file.relative_to(root).as_posix())
+    assert users == {"program/data_term.py", "program/outputs.py", "samplers/sampling.py"}
 
 
 class Unseen(nn.Module):
