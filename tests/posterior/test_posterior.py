@@ -538,5 +538,5 @@ def test_whole_numbers_for_a_network_of_floats_are_refused_with_the_remedy():
     words = stochens.Posterior.of(
         [nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2))]
     )
-    with pytest.raises(InputError, match="of torch.int64: "):  # out of range, and rightly whole
+    with pytest.raises(InputError, match=r"of torch.int64: "):  # out of range, and rightly whole
         words.predict(torch.full((3, 2), 7))

@@ -296,7 +296,7 @@ def held_out(logits, labels):
 
 
 def test_labels_that_are_all_wrong_are_not_silently_answered_by_a_uniform_distribution():
-    some = torch.tensor([0, 0, 0, 0, 1, 1] + [1, 1, 1, 1, 0, 0])
+    some = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0])
     posterior, data = held_out([[1.0, 0.0]] * 6 + [[0.0, 2.0]] * 6, some)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

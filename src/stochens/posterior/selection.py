@@ -14,6 +14,7 @@ import dataclasses
 import math
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from stochens.checks import positive, whole
