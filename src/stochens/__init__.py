@@ -5,6 +5,7 @@
 <function fit at ...>
 """
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from stochens import metrics
@@ -111,6 +112,13 @@ __all__ = [
     "stochastic",
     "toy_set",
 ]
+
+
+# so that `from stochens.calibration import fit_temperature` finds them as well
+sys.modules |= {
+    f"stochens.{module.__name__.rpartition('.')[2]}": module
+    for module in (acquisition, calibration, selection)
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -256,17 +256,23 @@ def _refuse_mixed(net: nn.Module, x: Input) -> None:
 
 
 def dtype_remedy(net: nn.Module, x: Input) -> str:
-    """For a float64 tensor, which was perhaps meant as one, and so is not converted; and for
-    numpy's own float64, which is."""
+    """For a tensor of another type, which was perhaps meant as one, and so is not converted; and
+    for numpy's own float64, which is. Whole numbers that an embedding takes are right."""
     own = next(net.parameters()).dtype
     if isinstance(x, InputTree):
         floats = {name: t for name, t in x.named().items() if t.is_floating_point()}
         other = [name for name, t in floats.items() if t.dtype != own]
         return f"; the network is {own}, so use .to({own}) for {', '.join(other)}" if other else ""
-    kinds = own, x.dtype
-    if kinds == (torch.float64, torch.float32):
+    looked_up = not x.is_floating_point() and any(map(_looks_up, net.modules()))
+    if x.dtype == own or looked_up:
+        return ""
+    if own == torch.float64:
         return "; use torch.as_tensor(x).double()"
-    return "; use x.float()" if kinds == (torch.float32, torch.float64) else ""
+    return "; use x.float()" if own == torch.float32 else ""
+
+
+def _looks_up(module: nn.Module) -> bool:
+    return isinstance(module, (nn.Embedding, nn.EmbeddingBag))
 
 
 def whole(**values: Any) -> None:

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from scipy import integrate
 from torch import nn
 
 import stochens
@@ -271,3 +272,27 @@ def test_classes_are_no_numbers():
     posterior = Posterior.of([nn.Linear(2, 3) for _ in range(2)], example=torch.zeros(1, 2))
     with pytest.raises(InputError, match="Classes are no numbers"):
         botorch_model(posterior)
+
+
+def test_improvement_that_is_far_away_is_small_and_not_lost_to_rounding():
+    """E max(0, z + e) = int_0^inf t phi(t - z) dt, here as exp(-z^2 / 2) times what quad sees."""
+    for z in (-1.0, -5.0, -8.0, -10.0, -30.0):
+        means = torch.tensor([[[z]]], dtype=torch.float64)
+        p = GaussianPredictive.of(means, torch.ones_like(means))
+        shifted, _ = integrate.quad(
+            lambda t, z=z: t * math.exp(-t * t / 2 + t * z), 0, math.inf, epsabs=0
+        )
+        want = shifted * math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+        # 1 + z Phi / phi is about 1 / z^2, of numbers near 1: z^2 roundings
+        got = expected_improvement(p, 0.0, of="outcome").item()
+        assert got == pytest.approx(want, rel=1e-8 + 10 * z * z * 2.0**-52)
+
+
+def test_the_names_of_the_issue_can_be_imported_from():
+    from stochens.acquisition import bald
+    from stochens.calibration import fit_temperature
+    from stochens.selection import ood_score
+
+    assert bald is stochens.acquisition.bald
+    assert fit_temperature is stochens.calibration.fit_temperature
+    assert ood_score is stochens.selection.ood_score

@@ -369,3 +369,27 @@ def test_intervals_are_those_of_mapie():
 
 def test_the_names_are_public():
     assert stochens.calibration.conformal_sets is conformal_sets
+
+
+def test_labels_and_targets_may_be_arrays_and_lists():
+    """As scikit-learn's users have them."""
+    probs = torch.rand(20, 3, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    labels = [0, 1, 2, 0] * 5
+    want = conformal_sets(probs, torch.tensor(labels))
+    assert conformal_sets(probs, labels) == want
+    assert conformal_sets(probs.numpy(), np.array(labels)) == want
+    assert torch.equal(want(probs.numpy()), want(probs))
+    means = torch.zeros(20, 1)
+    targets = np.linspace(0, 1, 20)
+    want = conformal_intervals(means, torch.as_tensor(targets), score="absolute")
+    assert conformal_intervals(means, targets, score="absolute") == want
+    with pytest.raises(InputError, match="finite; 1 of 20 rows have NaN or inf"):
+        conformal_intervals(means, np.array([math.nan, *targets[1:]]), score="absolute")
+
+
+def test_log_prob_takes_arrays_and_lists():
+    p = stochens.Predictive.of(torch.full((2, 3, 2), 0.5))
+    assert torch.equal(p.log_prob([0, 1, 1]), p.log_prob(torch.tensor([0, 1, 1])))
+    q = GaussianPredictive.of(torch.zeros(2, 3, 1), torch.ones(2, 3, 1))
+    y = np.array([0.0, 1.0, 2.0])
+    assert torch.equal(q.log_prob(y), q.log_prob(torch.as_tensor(y)))

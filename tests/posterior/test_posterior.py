@@ -528,3 +528,15 @@ def test_a_copy_on_another_device_leaves_this_one_where_it_is():
     posterior = stochens.fit(net, (x, y), members=2, epochs=1)
     assert next(posterior.to("meta").net.parameters()).is_meta
     assert not any(p.is_meta for p in posterior.net.parameters())
+
+
+def test_whole_numbers_for_a_network_of_floats_are_refused_with_the_remedy():
+    posterior = stochens.Posterior.of([nn.Linear(2, 2)])
+    for x in (torch.ones(3, 2, dtype=torch.int64), torch.ones(3, 2, dtype=torch.float16)):
+        with pytest.raises(InputError, match=rf"of {x.dtype}; use x.float\(\): "):
+            posterior.predict(x)
+    words = stochens.Posterior.of(
+        [nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2))]
+    )
+    with pytest.raises(InputError, match=r"of torch.int64: "):  # out of range, and rightly whole
+        words.predict(torch.full((3, 2), 7))

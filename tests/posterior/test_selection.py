@@ -157,3 +157,8 @@ def test_energy_is_of_the_logits():
 def test_bad_input_is_one_clear_error(call, words):
     with pytest.raises(InputError, match=words):
         call(*calibrated(100, 0))
+
+
+def test_too_few_examples_are_refused_by_the_name_of_the_option():
+    with pytest.raises(InputError, match=r"rate = 0.05 needs at least 19 .* rate of at least 0.25"):
+        threshold_for_false_alarms(torch.arange(3.0), rate=0.05)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import warnings
 from typing import ClassVar
 
 import pytest
@@ -285,3 +286,28 @@ def test_bad_input_is_one_clear_error(change, words):
     arguments = {"posterior": posterior, "data": examples(10, 3)} | change
     with pytest.raises(InputError, match=words):
         fit_temperature(**arguments)
+
+
+def held_out(logits, labels):
+    """A posterior of one member whose outputs are its inputs, and what it is fitted on."""
+    posterior = stochens.Posterior.of([nn.Linear(2, 2)])
+    params = {"weight": torch.eye(2)[None], "bias": torch.zeros(1, 2)}
+    return dataclasses.replace(posterior, params=params), (torch.tensor(logits), labels)
+
+
+def test_labels_that_are_all_wrong_are_not_silently_answered_by_a_uniform_distribution():
+    some = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0])
+    posterior, data = held_out([[1.0, 0.0]] * 6 + [[0.0, 2.0]] * 6, some)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fit_temperature(posterior, data).calibration.temperature > 1
+    data = data[0], torch.tensor([1] * 6 + [0] * 6)
+    with pytest.warns(UserWarning, match="no better than by chance"):
+        found = fit_temperature(posterior, data).calibration
+    assert found.nll < found.nll_before
+
+
+def test_outputs_that_no_temperature_changes_are_said_to_be_so():
+    posterior, data = held_out([[1e20, 0.0]] * 3 + [[0.0, 1e20]] * 3, torch.tensor([0, 1] * 3))
+    with pytest.warns(UserWarning, match="every temperature gives these 6 .* the same NLL"):
+        assert fit_temperature(posterior, data).calibration.temperature == 1

@@ -201,3 +201,12 @@ def test_draws_that_do_not_fit_are_named(posterior, out, monkeypatch):
     numbers = stochens.Posterior.of([nn.Linear(2, 1)] * 2, likelihood=like, example=X[:1])
     with pytest.raises(InputError, match=r"draws of 30 examples do not fit .* give fewer examples"):
         numbers.report(X, Y.float(), out=out, overwrite=True)
+
+
+def test_each_column_has_a_name_or_none_has(tmp_path):
+    """The columns beyond the names would be missing on the page, without a word."""
+    x, y = stochens.toy_set("a", n=12)
+    posterior = stochens.fit(stochens.MLP(2, 3, 2), (x, y), members=2, epochs=1, device="cpu")
+    with pytest.raises(InputError, match="features must be 2, one for each column of x, got 1"):
+        posterior.report(x, y, features=["a"], out=tmp_path / "report.html")
+    assert not list(tmp_path.iterdir())

@@ -153,6 +153,7 @@ class Predictive(Predicted):
     def _targets(self, y: Tensor) -> Tensor:
         """Labels as whole numbers [B, ...], or soft ones [B, ..., C] as they are; others are
         refused."""
+        y = torch.as_tensor(y)
         if y.is_floating_point() and y.shape == self.mean.shape:
             return y
         y = y.squeeze(1) if y.dim() == self.mean.dim() and y.shape[1] == 1 else y

@@ -224,6 +224,7 @@ class MultilabelPredictive(Predicted):
         return self.logits.sigmoid().flatten(1)
 
     def _targets(self, y: Tensor) -> Tensor:
+        y = torch.as_tensor(y)
         if y.shape != self.mean.shape:
             raise InputError(f"labels must be {tuple(self.mean.shape)}, got {tuple(y.shape)}")
         return Multilabel(self.missing).check_targets(y)

@@ -145,7 +145,7 @@ class Moments(Predicted):
         return torch.arange(last + 1, dtype=torch.float64, device=self.mean.device)
 
     def _targets(self, y: Tensor) -> Tensor:
-        shape = self.mean.shape
+        shape, y = self.mean.shape, torch.as_tensor(y)
         if y.shape != shape and (*y.shape, 1) != tuple(shape):
             raise InputError(f"targets must be {tuple(shape)}, got {tuple(y.shape)}")
         if self.missing == "refuse" and y.is_floating_point() and bool(y.isnan().any()):

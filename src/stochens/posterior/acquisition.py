@@ -105,10 +105,22 @@ def expected_improvement(
     if of == "function":
         return gain.clamp_min(0).mean(0)
     sd = variances.sqrt()
-    normal = torch.distributions.Normal(torch.zeros_like(sd), torch.ones_like(sd))
-    z = torch.where(sd > 0, gain / sd, 0.0)
-    smooth = sd * (z * normal.cdf(z) + normal.log_prob(z).exp())
+    smooth = sd * _gain_of_unit_noise(torch.where(sd > 0, gain / sd, 0.0))
     return torch.where(sd > 0, smooth, gain.clamp_min(0)).mean(0)
+
+
+def _gain_of_unit_noise(z: Tensor) -> Tensor:
+    """z Phi(z) + phi(z). Far below 0, where the two nearly cancel, it is
+    phi(z) (1 + z Phi(z) / phi(z)), of which erfcx has the quotient.
+
+    >>> _gain_of_unit_noise(torch.tensor([0.0, -10.0], dtype=torch.float64))
+    tensor([3.9894e-01, 7.4746e-25], dtype=torch.float64)
+    """
+    density = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
+    below = z.clamp_max(0)
+    quotient = math.sqrt(math.pi / 2) * torch.special.erfcx(-below / math.sqrt(2))
+    tail = density * (1 + below * quotient).clamp_min(0)
+    return torch.where(z < 0, tail, z * torch.special.ndtr(z) + density)
 
 
 def thompson(p: Predicted, count: int, *, goal: Goal = "max", seed: int = 0) -> Tensor:

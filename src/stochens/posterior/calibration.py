@@ -95,7 +95,14 @@ def fit_temperature(posterior: Posterior, data: Any, *, draws: int = 1, seed: in
 
     before = nll(0.0)
     best, least = minimise(nll, before)
-    if nll(-OCTAVES * math.log(2)) <= least:
+    coldest, hottest = (nll(sign * OCTAVES * math.log(2)) for sign in (-1, 1))
+    if hottest == before == least:
+        warnings.warn(
+            f"every temperature gives these {len(y)} held-out examples the same NLL: outputs are "
+            "alike for all classes, or too large for a temperature to matter. It stays 1",
+            stacklevel=outside(),
+        )
+    elif coldest <= least:
         warnings.warn(
             f"the NLL of these {len(y)} held-out examples falls as long as the temperature does: "
             "all of them are predicted right, and they cannot tell how sure to be. The temperature "
@@ -103,6 +110,13 @@ def fit_temperature(posterior: Posterior, data: Any, *, draws: int = 1, seed: in
             stacklevel=outside(),
         )
         best, least = 0.0, before
+    elif best > (OCTAVES - 0.5) * math.log(2):
+        warnings.warn(
+            f"the NLL of these {len(y)} held-out examples falls as long as the temperature rises: "
+            f"they are predicted no better than by chance. At T = {2**OCTAVES} predictions say "
+            "next to nothing; are the labels of these examples right?",
+            stacklevel=outside(),
+        )
     found = Calibration(math.exp(best), len(y), before, least)
     return dataclasses.replace(posterior, calibration=found)
 

@@ -37,7 +37,7 @@ def smallest_calibration_set(alpha: float) -> int:
     return math.ceil((1 - rate) / rate)
 
 
-def rank(n: int, alpha: float, *, of: str = "") -> int:
+def rank(n: int, alpha: float, *, of: str = "", name: str = "alpha") -> int:
     """k = ceil((n + 1) (1 - alpha)): the k-th smallest of n scores is the threshold.
 
     >>> rank(9, 0.1), rank(99, 0.1), rank(100, 0.1)
@@ -45,8 +45,8 @@ def rank(n: int, alpha: float, *, of: str = "") -> int:
     """
     if n < (needed := smallest_calibration_set(alpha)):
         raise InputError(
-            f"alpha = {alpha:g} needs at least {needed} held-out examples{of}, got {n}; give more, "
-            f"or an alpha of at least {1 / (n + 1):.2g}"
+            f"{name} = {alpha:g} needs at least {needed} held-out examples{of}, got {n}; give "
+            f"more, or {name} of at least {1 / (n + 1):.2g}"
         )
     return math.ceil((n + 1) * (1 - exact("alpha", alpha)))
 
@@ -97,4 +97,4 @@ def of_each(by_group: Mapping[Any, Any], groups: Any, rows: int) -> list[Any]:
 
 def probs_of(p: Predicted | Tensor) -> Tensor:
     """Probabilities [B, C] in float64, of a prediction or as they are given."""
-    return checked_probs(p if isinstance(p, Tensor) else p.mean).cpu()
+    return checked_probs(p.mean if isinstance(p, Predicted) else torch.as_tensor(p)).cpu()

@@ -81,10 +81,13 @@ def conformal_intervals(
     check_known("score", score, SCORES)
     exact("alpha", alpha)
     low, high, scale = ends(p, score, alpha)
+    y = torch.as_tensor(y).detach().cpu().double()
     y = y.unsqueeze(1) if y.dim() == 1 else y
-    if y.shape != low.shape or not bool(y.isfinite().all()):
-        raise InputError(f"targets must be finite numbers {tuple(low.shape)}, got {tuple(y.shape)}")
-    y = y.detach().cpu().double()
+    if y.shape != low.shape:
+        raise InputError(f"targets must be {tuple(low.shape)}, got {tuple(y.shape)}")
+    if not bool(y.isfinite().all()):
+        bad = int((~y.isfinite()).any(1).sum())
+        raise InputError(f"targets must be finite; {bad} of {len(y)} rows have NaN or inf")
     scores = torch.maximum(low - y, y - high) / scale  # [n, D]
     if groups is None:
         found = {None: threshold(scores, alpha)}

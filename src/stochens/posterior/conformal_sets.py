@@ -116,7 +116,7 @@ def conformal_sets(
     whole(free_ranks=free_ranks)
     whole_seed(seed)
     exact("alpha", alpha)
-    probs, labels = with_labels(probs_of(p), y.cpu())
+    probs, labels = with_labels(probs_of(p), torch.as_tensor(y).cpu())
     penalty, free_ranks = (float(penalty), int(free_ranks)) if score == "raps" else (0.0, 1)
     own = probs.gather(1, labels.unsqueeze(1))  # [n, 1]
     if score == "lac":

@@ -17,7 +17,7 @@ from stochens.files.storage import write_whole
 from stochens.inputs import first_input, pick_rows, targets
 from stochens.likelihoods import Predicted
 from stochens.posterior.pieces import trained_on
-from stochens.trees import InputTree
+from stochens.trees import Input, InputTree
 from stochens.version import __version__
 
 KEPT = 2 << 30  # bytes of draws, up to which members can be shown each by itself
@@ -82,11 +82,13 @@ def write_report(
         found = posterior.predict(given, draws=wishes.draws, seed=wishes.seed, keep_draws=keep)
         return convert(found)
 
-    one = predict(first_input(x, like, target=target), True)
+    first = first_input(x, like, target=target)
+    one = predict(first, True)
     count = wishes.draws * len(posterior)
     keep = True if 8 * count * len(known) * one.mean.numel() <= KEPT else None
     p = predict(x, keep)
     _check(p, one, known, wishes)
+    _check_features(first, wishes.features)
     page = content(
         title="A report on your model" if wishes.title is None else str(wishes.title),
         facts=_facts(posterior, p, known, wishes),
@@ -139,6 +141,16 @@ def _check(p: Predicted, one: Predicted, y: Tensor, wishes: Wishes) -> None:
             f"the draws of {len(y)} examples do not fit into memory, and the measures need them; "
             "give fewer examples, or posterior.take(...) of the members"
         ) from error
+
+
+def _check_features(first: Input, features: Sequence[str]) -> None:
+    """first [1, ...]: of a row of numbers, each has a name."""
+    if not features or not isinstance(first, Tensor) or first.dim() > 2:
+        return
+    if len(features) != (columns := first[0].numel()):
+        raise InputError(
+            f"features must be {columns}, one for each column of x, got {len(features)}"
+        )
 
 
 def _alone(posterior: Any, p: Predicted, draws: int) -> dict[str, Predicted]:

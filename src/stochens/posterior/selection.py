@@ -14,6 +14,7 @@ import dataclasses
 import math
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from stochens.checks import positive, whole
@@ -257,7 +258,7 @@ def threshold_for_false_alarms(
     scores = _scores(scores)
     share, n = float(exact("rate", rate)), len(scores)
     if delta is None:
-        limit = scores.sort().values[rank(n, rate) - 1].item()
+        limit = scores.sort().values[rank(n, rate, name="rate") - 1].item()
         promise = (
             f"P(alarm) <= {rate:g} at a new in-domain example, over the draw of the {n} held-out "
             "ones too"
@@ -286,7 +287,7 @@ def _tolerance(scores: Tensor, share: float, delta: float, *, what: str) -> floa
 
 def _held_out(p: Predicted | Tensor, y: Tensor, score: Score) -> tuple[Tensor, Tensor]:
     """Scores [n], and 1 where the likeliest class is wrong, [n]."""
-    probs, labels = with_labels(probs_of(p), y.cpu())
+    probs, labels = with_labels(probs_of(p), torch.as_tensor(y).cpu())
     return ood_score(p, score), (probs.argmax(-1) != labels).double()
 
 
