@@ -13,7 +13,7 @@ from torch import nn
 import stochens
 from stochens.samplers import mclmc_steps
 from stochens.samplers.mclmc_run import plain_mover, plain_trier
-from stochens.samplers.mclmc_trials import drawn, first_trial, try_step
+from stochens.samplers.mclmc_trials import SMALL, Chance, drawn, first_trial, try_step
 
 SD = torch.tensor([0.1, 1.0, 1.0], dtype=torch.float64)  # one direction is stiff
 
@@ -41,8 +41,8 @@ def test_a_trial_is_accepted_by_the_errors_of_its_steps():
         q, u, total = at.q[m].tolist(), at.u[m].tolist(), 0.0
         sd = SD.tolist()
         for _ in range(2):
-            for part, share in enumerate((1, 0, 1)):
-                time = (mclmc_steps.TURN if share else 1 - 2 * mclmc_steps.TURN) * h
+            for part in range(3):
+                time = (1 - 2 * mclmc_steps.TURN if part == 1 else mclmc_steps.TURN) * h
                 u, change = turned(u, [x / s**2 for x, s in zip(q, sd, strict=True)], time)
                 total += change
                 if part < 2:
@@ -55,10 +55,11 @@ def test_a_trial_is_accepted_by_the_errors_of_its_steps():
     # just below the one, and just above the other
     chance = torch.tensor([accept[0] * (1 - 1e-6), accept[1] * (1 + 1e-6)], dtype=torch.float64)
     half = torch.full_like(chance, 0.5)
-    middle, trial, over = try_step(at, trial, n, (chance, half), gaussian())
+    share = torch.tensor([0.9, 0.1], dtype=torch.float64)  # the second's next has shorter steps
+    middle, trial, over = try_step(at, trial, n, Chance(chance, half, share), gaussian())
     assert not bool(over.any())
     assert torch.equal(trial.q, at.q)
-    after, trial, over = try_step(middle, trial, n, (chance, half), gaussian())
+    after, trial, over = try_step(middle, trial, n, Chance(chance, half, share), gaussian())
     assert bool(over.all())
     assert trial.accept.tolist() == pytest.approx(accept, rel=1e-9)
     assert not torch.equal(trial.q[0], at.q[0])
@@ -67,6 +68,12 @@ def test_a_trial_is_accepted_by_the_errors_of_its_steps():
     assert after.u.tolist() == mclmc_steps.unit(n).tolist()
     assert trial.left.tolist() == [math.ceil(1.0 / h)] * 2  # 2 r L / h, r = 1 / 2
     assert trial.error.tolist() == [0.0, 0.0]
+    assert trial.share.tolist() == [1.0, SMALL]
+    last, _, _ = try_step(after, trial, n, Chance(chance, half, share), gaussian())
+    gone = (last.q - after.q).norm(dim=1).tolist()
+    assert gone[0] > 0.5 * h
+    assert gone[1] == pytest.approx(SMALL * h, rel=0.2)  # it turns a little on its way
+    assert last.size.tolist() == [h, h]
 
 
 def test_a_step_that_fails_ends_in_no_acceptance():
@@ -74,7 +81,7 @@ def test_a_step_that_fails_ends_in_no_acceptance():
     trial = first_trial(at)
     half = torch.full_like(at.energy, 0.5)
     broken = Density(lambda q: torch.nan * q.sum(1))
-    after, trial, over = try_step(at, trial, at.u, (half, half), broken)
+    after, trial, over = try_step(at, trial, at.u, Chance(half, half, half), broken)
     assert bool(over)
     assert float(trial.accept) == 0
     assert torch.equal(after.q, at.q)
@@ -98,16 +105,16 @@ def test_trials_leave_exact_draws_exact():
 
 
 def test_the_share_that_is_accepted_is_the_wanted_one():
-    """10 members, of whose 60 draws each has the acceptance of a trial; 0.05 are three of the
+    """10 members, of whose 40 draws each has the acceptance of a trial; 0.05 are three of the
     standard errors of tuning, which has some 30 trials."""
     sd = torch.logspace(-0.5, 0.5, 10, dtype=torch.float64)
     density = Density(lambda q: 0.5 * (q / sd).square().sum(1))
     start = torch.randn(10, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    options = {"precondition": True, "warmup": 600, "samples": 60, "target_accept": 0.9}
+    options = {"precondition": True, "warmup": 400, "samples": 40, "target_accept": 0.9}
     draws, stats = sample(density, start, **options)
     assert float(stats["accept"].mean()) == pytest.approx(0.9, abs=0.05)
     found = (draws / sd).square().mean((0, 1)).sqrt()
-    # 600 draws in 10 directions, of which a third or more are independent: 1.6 %
+    # 400 draws in 10 directions, of which a third or more are independent: 1.9 %
     assert float(found.mean()) == pytest.approx(1, abs=0.05)
 
 

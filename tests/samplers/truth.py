@@ -24,7 +24,7 @@ from stochens.samplers.diagnostics import SamplingWarning
 from stochens.samplers.mixing import mixing
 
 RIGHT = 0.05  # of a standard deviation
-LARGE = {"2-50-50-50-4"}  # 4 chains of 200 draws
+LARGE = {"2-50-50-50-4"}  # 4 chains of 200 draws, a quarter of an hour; not in the file yet
 LEAST = 0.01  # of a standard deviation that counts: probabilities next to 0 or 1 are skewed
 KEPT = Path(__file__).with_name("truth_by_nuts.json")
 LINE = torch.linspace(-3, 3, 11).unsqueeze(1)  # [B, 1]

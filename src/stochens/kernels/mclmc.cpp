@@ -12,7 +12,7 @@ namespace walking {
 
 extern "C" struct Walk {  // mirrored by kernels/mclmc.py, field by field
     int64_t members, parameters, steps, first, watches, trials;
-    double precision, turn, large, forget, trust, shrink, learn, target;
+    double precision, turn, large, forget, trust, shrink, learn, rare, small, target;
     const double *wanted;  // [steps], the energy variance that h is tuned to; null: h stays
     const Bits *key;       // [members]
     // the State of mclmc_steps.py, in its order
@@ -22,7 +22,7 @@ extern "C" struct Walk {  // mirrored by kernels/mclmc.py, field by field
     double *seen, *size, *most, *ratio, *weight, *length, *errors, *failed;
     // the Trial of mclmc_trials.py, in its order; only where there are trials
     Real *begin_q, *begin_g;
-    double *begin_energy, *left, *total, *accept, *ended, *log_size;
+    double *begin_energy, *left, *total, *accept, *ended, *log_size, *share;
 };
 
 enum { MOMENTUM, LEAF, DIRECTION, MERGE, LENGTH, PURPOSES = 8 };
@@ -121,8 +121,7 @@ struct Chain {
         }
     }
     // One step without its noise, in new_q, new_u and new_g; its error in the energy
-    double flow(double &energy) {
-        double h = walk.size[m];
+    double flow(double &energy, double h) {
         std::copy(q, q + D, new_q.begin());
         std::copy(u, u + D, new_u.begin());
         double error = turn(g, walk.turn * h);
@@ -140,7 +139,7 @@ struct Chain {
         walk.energy[m] = energy, walk.errors[m] += error * error;
     }
     void step(int64_t k) {
-        double h = walk.size[m], before = walk.energy[m], energy, error = flow(energy);
+        double h = walk.size[m], before = walk.energy[m], energy, error = flow(energy, h);
         bool fine = std::abs(error) < walk.large && finite();
         if (fine) {
             take(energy, error);
@@ -153,7 +152,8 @@ struct Chain {
         if (walk.watches) watch();
     }
     void try_step(int64_t k) {
-        double energy, error = flow(energy), total = walk.total[m] + error;
+        double energy, error = flow(energy, walk.share[m] * walk.size[m]);
+        double total = walk.total[m] + error;
         if (std::abs(total) < walk.large && finite())
             take(energy, error);
         else
@@ -177,6 +177,7 @@ struct Chain {
         turn_by_noise(step, 0, 1);
         walk.left[m] = std::ceil(2 * uniform(step, 0, LENGTH) * walk.length[m] / h);
         walk.total[m] = 0, walk.accept[m] = accept;
+        walk.share[m] = uniform(step, 1, LENGTH) < walk.rare ? walk.small : 1;
         double count = walk.ended[m] += 1;
         if (std::isnan(walk.target)) return;
         double size = std::log(h) + (accept - walk.target) * std::pow(count, -walk.learn);

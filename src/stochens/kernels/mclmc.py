@@ -16,8 +16,8 @@ from stochens.kernels import build, mlp
 from stochens.kernels.nuts import Layers
 
 SIZES = ("members", "parameters", "steps", "first", "watches", "trials")
-NUMBERS = ("precision", "turn", "large", "forget", "trust", "shrink", "learn")
-TRIAL = 8  # tensors of a trial
+NUMBERS = ("precision", "turn", "large", "forget", "trust", "shrink", "learn", "rare", "small")
+TRIAL = 9  # tensors of a trial
 
 
 def _library(dtype: torch.dtype) -> ctypes.CDLL | None:

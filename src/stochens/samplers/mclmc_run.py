@@ -154,7 +154,11 @@ def plain_trier(key: Tensor, slope: Slope) -> Trier:
         for k in range(first, first + count):
             step = torch.full_like(key, k)
             n = normal(key, step, MOMENTUM, at.q.shape[1]).to(at.q)
-            chance = uniform(key, step, LEAF, zero), uniform(key, step, LENGTH, zero)
+            taken, length, share = (
+                uniform(key, step, purpose, zero + k)
+                for purpose, k in ((LEAF, 0), (LENGTH, 0), (LENGTH, 1))
+            )
+            chance = trials.Chance(taken, length, share)
             at, trial, over = trials.try_step(at, trial, n, chance, slope)
             if target is not None:
                 at, trial = trials.learn_size(at, trial, over, target)
@@ -202,6 +206,8 @@ CONSTANTS = {
     "trust": steps.TRUST,
     "shrink": steps.SHRINK,
     "learn": trials.LEARN,
+    "rare": trials.RARE,
+    "small": trials.SMALL,
 }
 
 
