@@ -22,6 +22,7 @@ from stochens_lab.experiments import (
     data_folder,
     digits,
     tabular,
+    tabular_rows,
     toy,
     toy_config,
     transfer,
@@ -94,7 +95,7 @@ def run_transfer(*, resume: Resume = None, **given: Any) -> None:
 
 
 @app.command("tabular")
-@take_options(tabular.TabularConfig)
+@take_options(tabular_rows.TabularConfig)
 def run_tabular(*, resume: Resume = None, **given: Any) -> None:
     """Regression on tables: ensembles and samplers, with one configuration for all sets.
 
