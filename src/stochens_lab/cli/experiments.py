@@ -23,6 +23,7 @@ from stochens_lab.experiments import (
     imdb,
     imdb_config,
     tabular,
+    tabular_rows,
     toy,
     toy_config,
     transfer,
@@ -95,7 +96,7 @@ def run_transfer(*, resume: Resume = None, **given: Any) -> None:
 
 
 @app.command("tabular")
-@take_options(tabular.TabularConfig)
+@take_options(tabular_rows.TabularConfig)
 def run_tabular(*, resume: Resume = None, **given: Any) -> None:
     """Regression on tables: ensembles and samplers, with one configuration for all sets.
 

@@ -161,6 +161,7 @@ def _train(
             **_common(config, seed),
         )
         held = nll_of(_predicted(posterior, table.held, draws), table.held.y)
+        assert posterior.history is not None
         kept = posterior.history.kept.double()
         chosen = {"lr": rate, "epochs": epochs, "kept": float(kept.mean()) + 1, "held NLL": held}
         if best is None or held < best[0]:
