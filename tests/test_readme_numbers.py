@@ -186,10 +186,11 @@ def test_speeds_of_nuts():
         assert plain(cells[2]) == about
 
 
-def test_the_table_of_the_transfer_is_made_from_its_numbers():
-    folder = ROOT / "results" / "transfer"
+@pytest.mark.parametrize("name", ["transfer", "imdb"])
+def test_the_table_of_an_experiment_is_made_from_its_numbers(name):
+    folder = ROOT / "results" / name
     if not folder.exists():
-        pytest.skip("results/transfer is not there")
+        pytest.skip(f"results/{name} is not there")
     assert (folder / "tables.md").read_text() == format_run(SavedRun(folder))
 
 

@@ -142,7 +142,10 @@ def test_every_row_is_measured_and_a_run_goes_on(folder, tmp_path):
     run = SavedRun(imdb.run(again, resume=True, build=small_network, note=notes.append))
     assert "regular is done" in notes
     assert json.dumps(run.metrics["imdb"]["regular"]) == before
-    assert set(run.metrics["imdb"]) == {"HMC", *ROWS}
+    assert set(run.metrics["imdb"]) == {"HMC", *ROWS, *(f"{row}, tempered" for row in ROWS)}
+    told = run.training["imdb"]["SE1"]["temperature"]
+    assert told["examples"] == 20  # those of the training set that were not trained on
+    assert told["nll"] <= told["nll_before"]
     wanted = {"accuracy", "NLL", "ECE", "entropy", "agreement", "variance"}
     for row in ROWS:
         found = run.metrics["imdb"][row]["test"]
@@ -164,7 +167,8 @@ def test_settings_are_chosen_on_other_reviews(folder):
     reviews = load_reviews(folder)
     assert chosen.x.equal(reviews.x_test[: imdb.CHOOSING])
     assert tested.x.equal(reviews.x_test[imdb.CHOOSING :])
-    assert len(tested.train[0]) == 40
+    assert tested.train[0].equal(reviews.x[:40])
+    assert tested.held_out[0].equal(reviews.x[40:])
 
 
 def test_what_cannot_be_is_refused_before_any_work(folder, tmp_path):
