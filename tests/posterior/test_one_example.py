@@ -4,6 +4,8 @@ the posterior is another."""
 import copy
 import dataclasses
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -126,7 +128,7 @@ def test_draws_are_tensors_of_their_own():
 def test_what_waits_until_it_is_asked_for_is_what_it_would_have_been(posterior):
     """The mean entropy of kept draws: in copies, through pickle, and without the draws."""
     light = posterior.predict(X[:3], keep_draws=False)  # where nothing waits
-    ways = {
+    ways: dict[str, Callable[[Any], Any]] = {
         "asked": lambda p: p,
         "pickled": lambda p: pickle.loads(pickle.dumps(p)),
         "copied": copy.deepcopy,
