@@ -3,6 +3,9 @@ the posterior is another."""
 
 import copy
 import dataclasses
+import pickle
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -120,3 +123,24 @@ def test_draws_are_tensors_of_their_own():
     again = posterior.predict(X[:1])
     assert torch.equal(p.mean, again.mean)
     assert all(t.any() for t in again.by_draw().values())
+
+
+def test_what_waits_until_it_is_asked_for_is_what_it_would_have_been(posterior):
+    """The mean entropy of kept draws: in copies, through pickle, and without the draws."""
+    light = posterior.predict(X[:3], keep_draws=False)  # where nothing waits
+    ways: dict[str, Callable[[Any], Any]] = {
+        "asked": lambda p: p,
+        "pickled": lambda p: pickle.loads(pickle.dumps(p)),
+        "copied": copy.deepcopy,
+        "replaced": dataclasses.replace,
+        "light": lambda p: p.light(),
+        "joined": lambda p: type(p).joined([p, p]).of_draws(slice(None)),
+    }
+    for name, way in ways.items():
+        got = way(posterior.predict(X[:3])).aleatoric[:3]
+        if name == "joined":  # by means of float32
+            torch.testing.assert_close(got, light.aleatoric)
+        else:
+            assert torch.equal(got, light.aleatoric), name
+    with pytest.raises(AttributeError, match="'Predictive' object has no attribute 'aleatory'"):
+        posterior.predict(X[:3]).aleatory  # noqa: B018

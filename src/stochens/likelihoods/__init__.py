@@ -12,7 +12,7 @@ from stochens.likelihoods.binary import Binary
 from stochens.likelihoods.categorical import Categorical, SoftLabels
 from stochens.likelihoods.classes import Classes, Predictive
 from stochens.likelihoods.counts import NegativeBinomial, Poisson
-from stochens.likelihoods.draws import Draws, Predicted
+from stochens.likelihoods.draws import Draws, Predicted, mean_of_draws
 from stochens.likelihoods.gaussian import (
     LOG_2_PI,
     GaussianLikelihood,
@@ -58,6 +58,7 @@ __all__ = [
     "StudentT",
     "check_distribution",
     "draws_of",
+    "mean_of_draws",
     "mean_over_examples",
     "resolve",
 ]

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from stochens.likelihoods.draws import (
     Predicted,
     central_interval,
     how_many,
+    mean_of_draws,
     over_chains,
 )
 from stochens.metrics.information import entropy
@@ -66,6 +68,23 @@ class Predictive(Predicted):
                 f"probs must be [S, B, C], got {tuple(probs.shape)}; did you average the draws?"
             )
         return cls(probs.mean(0), entropy(probs).mean(0).to(probs), probs)
+
+    @classmethod
+    def later(
+        cls, mean: Tensor, draws: Tensor, ignore_index: int | None, more: "Measures | None"
+    ) -> "Predictive":
+        """One whose `aleatoric` is worked out when it is first asked for."""
+        made = cls(mean, mean, draws, (), ignore_index, more)
+        del vars(made)["aleatoric"]
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        """Of what `later` has left out."""
+        if name != "aleatoric":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        found = mean_of_draws(entropy(self.probs))[0].to(self.mean.dtype)
+        vars(self)["aleatoric"] = found
+        return found
 
     @property
     def keeps_draws(self) -> bool:
@@ -286,6 +305,12 @@ class Classes(Draws):
             chains = tuple(Predictive(m, a, None, (), *also) for m, a in pairs)
         mean, aleatoric = (over_chains(t).to(dtype) for t in averages)
         return Predictive(mean, aleatoric, kept[0] if kept else None, chains, *also)
+
+    def whole(self, kept: Parameters) -> Predictive | None:
+        if not self.probs.is_cpu:  # whose sums have another order
+            return None
+        mean = mean_of_draws(self.probs)[0].to(self.probs.dtype)
+        return Predictive.later(mean, kept[0], self.ignore_index, self.more)
 
     def exported(self) -> dict[str, Tensor]:
         mean = self.probs.mean(0)

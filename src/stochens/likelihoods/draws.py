@@ -199,10 +199,20 @@ class Draws(abc.ABC):
         """The prediction, from averages of the terms, each [chains, B, ...] in float64, and all of
         the draws' parameters where they were kept. Of `self` only the kind counts."""
 
+    def whole(self, kept: Parameters) -> Predicted | None:
+        """The prediction where all draws are here and kept, if it can be made without averages of
+        the terms: what of it comes from the draws may then wait until it is asked for."""
+        return None
+
     @abc.abstractmethod
     def exported(self) -> dict[str, Tensor]:
         """The same averages by name, each [B, ...], for a file that needs no stochens: in the
         network's own precision, by operations that ONNX has."""
+
+
+def mean_of_draws(terms: Tensor) -> Tensor:
+    """In float64, as of one chain: [S, ...] -> [1, ...]."""
+    return terms.sum(0, True, dtype=torch.float64) / float(len(terms))
 
 
 def over_chains(averages: Tensor) -> Tensor:

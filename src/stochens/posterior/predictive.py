@@ -14,6 +14,7 @@ from stochens.likelihoods import (
     Predicted,
     Predictive,
     draws_of,
+    mean_of_draws,
 )
 
 __all__ = ["GaussianPredictive", "NumberPredictive", "Predicted", "Predictive", "Sums", "join_rows"]
@@ -65,14 +66,16 @@ class Sums:
             kept[first_draw : first_draw + len(own_draws), rows] = own_draws.cpu()
 
     def _all_at_once(self, said: Draws) -> Predicted:
-        centre, kept = said.centre(), None
-        sums = [t.sum(0, True, dtype=torch.float64).cpu() for t in said.terms(*centre)]
-        averages = tuple(total / float(self.shape[0]) for total in sums)
+        kept = None
         if self._keeps(said):  # as tensors of their own, whatever the likelihood made them of
             kept = tuple(
                 p.to("cpu", copy=True, memory_format=torch.contiguous_format)
                 for p in said.parameters
             )
+            if (found := said.whole(kept)) is not None:
+                return found
+        centre = said.centre()
+        averages = tuple(mean_of_draws(t).cpu() for t in said.terms(*centre))
         return said.averaged(averages, tuple(c.cpu() for c in centre), kept)
 
     def _add_terms(self, terms: tuple[Tensor, ...], rows: slice, first_draw: int) -> None:
