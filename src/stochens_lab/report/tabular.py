@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from stochens_lab.report.run_folder import SavedRun
 from stochens_lab.report.tables import join_cells
 
-
 OUTSIDERS = ("bde", "lightgbm")  # rows by other packages
 
 
