@@ -193,8 +193,9 @@ def test_measures_are_those_of_the_mixture_and_of_one_gaussian():
 def test_a_table_says_how_many_splits_it_has():
     """A few of them are no claim; a value that was infinite is no number."""
     found = {"yacht": {"a": [{"NLL": 0.1}, {"NLL": 0.2}], "b": [{"NLL": None}]}}
+    found |= {"wine": {"lightgbm": [{"NLL": 0.1}]}}  # which is not ours
     lines = "\n".join(_format_panel(Panel("x", "NLL", UCI), found))
-    assert "| yacht | 0.16 | 0.1500 ± 0.0500 (2 of 20) | inf (1 of 20) |" in lines
+    assert "| yacht | 0.16 |  | 0.1500 ± 0.0500 (2 of 20) | inf (1 of 20) |" in lines
     assert "1 of 9 sets: yacht by a (2 of 20)." in lines
     whole = {"yacht": {"a": 20 * [{"NLL": 0.1}]}}
     assert "**0.1000 ± 0.0000** (20 of 20)" in "".join(_format_panel(Panel("x", "NLL", UCI), whole))
