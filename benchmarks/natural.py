@@ -1,11 +1,13 @@
 """What natural gradients cost: SE1 members of ResNet-20-FRN by SGD and by `Natural`, on one GPU.
 
 python benchmarks/natural.py [--members 10 50] [--out benchmarks/results/natural-h200.json]
+python benchmarks/natural.py --update [--members 10]   # the update alone, on any CPU
 """
 
 import argparse
 import contextlib
 import itertools
+import statistics
 import time
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import torch
 
 import stochens
 from stochens.networks import ResNet20FRN
+from stochens.training.natural import NaturalGradient
 from timing import Report, Row, about, attempt, rate_row
 from ways import Enough
 
@@ -48,12 +51,53 @@ def measure(optimizer: str, members: int, repeats: int) -> Row:
     return rate_row([members * t / n for t, n in gaps], members * BATCH)
 
 
+def measure_update(members: int, repeats: int) -> Row:
+    """A draw and a step, by CPU time, beside the step of fused SGD, in turns."""
+    sizes = {name: p.shape for name, p in ResNet20FRN().named_parameters()}
+    params = {name: torch.randn(members, *size) for name, size in sizes.items()}
+    plain = [p.clone().requires_grad_() for p in params.values()]
+    sgd = torch.optim.SGD(plain, lr=0.1, momentum=0.9, nesterov=True, fused=True)
+    natural = NaturalGradient(
+        params,
+        stochens.Natural(),
+        lr=0.1,
+        examples=50_000,
+        slopes=dict.fromkeys(params, 5.0),
+        means=None,
+        steps=10_000,
+        members=tuple(range(members)),
+        seed=0,
+    )
+    times: dict[str, list[float]] = {"sgd": [], "draw": [], "step": []}
+    for k in range(repeats + 2):
+        for p in plain:
+            p.grad = 1e-3 * torch.randn_like(p)
+        for name, call in {
+            "sgd": sgd.step,
+            "draw": lambda k=k: natural.draw(k),
+            "step": natural.step,
+        }.items():
+            if name == "step":  # what a pass would have left
+                theta = natural.theta()
+                theta.grad = 1e-3 * torch.randn_like(theta)
+            begun = time.process_time()
+            call()
+            times[name].append(1e3 * (time.process_time() - begun))
+    found = {f"{name}_ms": round(statistics.median(t[2:]), 2) for name, t in times.items()}
+    return {"members": members, "numbers": sum(p.numel() for p in plain), **found}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--members", type=int, nargs="*", default=[10, 50])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--update", action="store_true", help="the optimiser's part alone")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    if args.update:
+        for members in args.members:
+            print(measure_update(members, args.repeats))
+        return
     report = Report(args.out, about(), budget=300)
     for members in args.members:
         times: dict[str, float] = {}

@@ -54,11 +54,11 @@ class Problem(NamedTuple):
         def closure() -> Tensor:
             search.zero_grad()
             loss = self.bound(m, log_sigma.exp()).sum()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             return loss
 
         for _ in range(10):
-            search.step(closure)  # type: ignore[no-untyped-call]
+            search.step(closure)
             assert m.grad is not None
             at = self.bound(m, log_sigma.exp()).detach()
             slope = (m.grad * log_sigma.exp()).abs().amax(1)  # nats a sigma

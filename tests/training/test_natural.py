@@ -2,6 +2,7 @@
 loop in float64 and the authors' own package."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -24,12 +25,14 @@ def line(float64) -> tuple[Tensor, Tensor]:
     return noisy_line()
 
 
-def fitted(x, y, **options):
+def fitted(x: Tensor, y: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """Mean and sigma of (weight, bias) for each member, [M, 3]."""
-    given = {"epochs": 1200, "batch_size": None, "members": 48, "likelihood": Homoscedastic(NOISE)}
+    given: dict[str, Any] = {"epochs": 1200, "batch_size": None, "members": 48}
+    given |= {"likelihood": Homoscedastic(NOISE)}
     posterior = stochens.fit(
         nn.Linear(2, 1), (x, y), method="regular", optimizer="natural", **{**given, **options}
     )
+    assert posterior.low_rank is not None
     variance = posterior.low_rank.variance
     return (
         torch.cat([posterior.params["weight"].flatten(1), posterior.params["bias"]], 1),

@@ -134,10 +134,10 @@ class _Look:
         at, bend = self.slope(few)
         left = at
         if rest:
-            share, others = sum(one.share for one in few), sum(one.share for one in rest)
+            part = sum(one.share for one in few) / sum(one.share for one in batches)
             z, more = self.slope(rest)
-            left = (share * at + others * z) / (share + others)
-            bend = (share * bend + others * more) / (share + others)
+            left = part * at + (1 - part) * z
+            bend = part * bend + (1 - part) * more
         # sigma^2 over what the curvature asks for: of each number, or the mean of each tensor. One
         # number's is half noise, so that half of its logarithm is taken off.
         ratio, ratios = bend.clamp(*WIDTHS), lay.by_tensor(bend).clamp(*WIDTHS)

@@ -38,6 +38,7 @@ MOST = 0.2  # that a step changes of log v, which is far more than it should nea
 PROBE = 0.01  # of a parameter's size: the step that measures a curvature
 PROBES = 8  # of the network's own noise: a set that half of them take is in one of 256 in none
 LAST = 1 << 40  # numbers of draws that no training reaches
+IN_CACHE = 1 << 16  # of them on a CPU
 AT_ONCE = 1 << 24  # normal numbers that are made together: some 500 MB for a moment
 
 
@@ -105,6 +106,10 @@ class NaturalGradient(torch.optim.Optimizer):
         with torch.enable_grad():
             return self.layout.named(self._theta)
 
+    def theta(self) -> Tensor:
+        """The last draw, [M D], with the gradient that a pass has left there."""
+        return self._theta
+
     @torch.no_grad()
     def look(self, number: int) -> Params:
         """A draw that no step has, and that no step knows of."""
@@ -119,7 +124,7 @@ class NaturalGradient(torch.optim.Optimizer):
         for k, first in enumerate(range(0, length, each)):
             shape = (min(each, length - first),)
             drawn = words(self._members, self._first + step, k, shape)  # [M, D]
-            pieces.append(normal_numbers(drawn, self._m.dtype))
+            pieces.append(_in_pieces(drawn, self._m.dtype))
         together = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
         return self.layout.laid_out(together, out=out)
 
@@ -152,22 +157,20 @@ class NaturalGradient(torch.optim.Optimizer):
     def begin(self, term: Term, batch: Any) -> None:
         """Sigma at the curvature that the mean NLL has at the start, where that is more than usual.
 
-        Of each parameter tensor of each member it is the root of the mean of |g(m + d) - g(m)|^2 /
-        |d|^2 over small steps d at random: where it is 400 a sigma for 0.1 would be 60 times too
-        wide, and the first step far too long. Each d has another draw of the network's own noise: a
+        Of each parameter tensor of each member it is |g(m + d) - g(m)| / |d| for a small step d at
+        random: where it is 400 a sigma for 0.1 would be 60 times too wide, and the first step far
+        too long. It is the root of the mean square over some draws of the network's own noise: a
         set of parameters that is dropped has no curvature then, and its members would diverge."""
         if not self._begins_anywhere:
             return
-        lay = self.layout
+        lay, eps = self.layout, self.normal(0)
         size = PROBE * lay.by_tensor(self._m.square()).mean(1, keepdim=True).sqrt()  # [M, 1]
-        sizes = lay.spread(size.clamp_min(PROBE).expand(-1, len(lay.sizes)))
-        changes, steps = torch.zeros_like(self._m), torch.zeros_like(self._m)
+        d = eps * lay.spread(size.clamp_min(PROBE).expand(-1, len(lay.sizes)))
+        changes = torch.zeros_like(d)
         for number in range(LAST, LAST + PROBES):
-            d = sizes * self.normal(number)
             here, there = (self.gradient(term, batch, m, number) for m in (self._m, self._m + d))
-            changes += (there - here).square()
-            steps += d.square()
-        squares = lay.by_tensor(changes) / lay.by_tensor(steps)  # [M, tensors]
+            changes += (there - here).square() / PROBES
+        squares = lay.by_tensor(changes) / lay.by_tensor(d.square())  # [M, tensors]
         curvature = squares.sqrt().nan_to_num(0.0).clamp_min(CURVATURE)
         v = lay.spread(curvature) + self._delta
         self._log_sigma.copy_(-0.5 * (self.examples * v).log())
@@ -240,6 +243,17 @@ def _first_sigma(options: Natural, examples: float, delta: float) -> float:
             f"deviation is {widest:.3g}; begin with less"
         )
     return options.sigma
+
+
+def _in_pieces(drawn: Tensor, dtype: torch.dtype) -> Tensor:
+    """`normal_numbers`, on a CPU so many at a time that what is between stays in its cache."""
+    if drawn.device.type != "cpu" or drawn.numel() <= IN_CACHE:
+        return normal_numbers(drawn, dtype)
+    found = torch.empty(drawn.shape, dtype=dtype)
+    parts = (t.view(-1).split(IN_CACHE) for t in (found, drawn))
+    for own, some in zip(*parts, strict=True):
+        own.copy_(normal_numbers(some, dtype))
+    return found
 
 
 def drawn_term(term: Term, optimizer: NaturalGradient) -> Term:

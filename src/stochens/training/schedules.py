@@ -115,7 +115,8 @@ class Natural:
     Every parameter of every member becomes N(m, sigma^2) with a sigma of its own, learned from the
     curvature of its loss (IVON). It goes with every method but "gaussian": with "dropout" each
     member is a dropout network whose weights are Gaussian. `predict(x, draws=16)` draws the weights
-    as often.
+    as often. A posterior at a temperature T, (likelihood * prior)^(1 / T), is kl_weight=T with a
+    prior of precision lambda / T.
 
     sigma: where all of them begin; None: where the mean NLL has a curvature of 0.1.
     momentum: b1.
