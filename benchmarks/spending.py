@@ -130,6 +130,8 @@ def plot(found: Path, figure: Path) -> None:
             lows, highs = [min(v) for v in sets], [max(v) for v in sets]
             ax.fill_between(counts, lows, highs, alpha=0.2)
         ax.set(xscale="log", title=name, xlabel="members", ylabel=mine[0]["measure"])
+        ax.set_xticks(counts, [str(m) for m in counts])
+        ax.minorticks_off()
         if name.startswith("toy"):
             ax.set_yscale("log")
     axes[0].legend(frameon=False)
