@@ -64,7 +64,7 @@ def test_the_fixed_point_with_another_method(float64, name):
 @pytest.mark.parametrize("method", [NPDropout(output=True), DropConnect(0.5, layers="*")], ids=repr)
 def test_what_the_first_mask_drops_begins_no_wider(float64, method):
     """Of a set that the first mask had dropped no curvature was seen: its sigma began at 1 / sqrt(N
-    0.1), here 5 times too wide, and 3 of 24 members ended beyond 1e30, some of them untold."""
+    0.1), here 5 times too wide, and 4 of 24 members ended beyond 1e30, untold."""
     posterior = stochens.fit(
         nn.Sequential(nn.Linear(2, 1)),
         noisy_line(),
