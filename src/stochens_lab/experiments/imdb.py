@@ -35,7 +35,7 @@ TEST, CHOICE = "test", "choosing"  # domains: the other test reviews, and these
 TEMPERED = ", tempered"
 
 
-class ImdbData(NamedTuple):
+class Parts(NamedTuple):
     train: tuple[Tensor, Tensor]
     held_out: tuple[Tensor, Tensor]  # the other reviews of the training set
     x: Tensor  # what is measured on, [B, T]
@@ -71,7 +71,7 @@ def run(
         return finish_run(folder)
 
 
-def load(config: ImdbConfig) -> ImdbData:
+def load(config: ImdbConfig) -> Parts:
     """The reviews to train on, and those of the test reviews that this run measures on."""
     reviews = load_reviews(config.data)
     if config.reviews is not None and config.reviews > len(reviews.x):
@@ -85,7 +85,7 @@ def load(config: ImdbConfig) -> ImdbData:
             "settings, so that none is left to measure on. Give --choosing to measure on those"
         )
     train, held_out = ((reviews.x[rows], reviews.y[rows]) for rows in (few, rest))
-    return ImdbData(train, held_out, x, y, hmc)
+    return Parts(train, held_out, x, y, hmc)
 
 
 def _domain(config: ImdbConfig) -> str:
@@ -95,7 +95,7 @@ def _domain(config: ImdbConfig) -> str:
 def _do_row(
     config: ImdbConfig,
     folder: RunFolder,
-    data: ImdbData,
+    data: Parts,
     name: str,
     work: Work,
     note: Callable[[str], None],
@@ -128,7 +128,7 @@ def _do_row(
 def _measure(
     config: ImdbConfig,
     folder: RunFolder,
-    data: ImdbData,
+    data: Parts,
     row: str,
     posterior: Posterior,
     draws: int,
@@ -142,7 +142,7 @@ def _measure(
     note(f"{row}: {_in_words(p, data)}")
 
 
-def _in_words(p: Predictive, data: ImdbData) -> str:
+def _in_words(p: Predictive, data: Parts) -> str:
     mean = p.mean.cpu()
     return (
         f"accuracy {100 * float(metrics.accuracy(mean, data.y)):.2f} %, "
@@ -152,7 +152,7 @@ def _in_words(p: Predictive, data: ImdbData) -> str:
     )
 
 
-def _keep_reference(config: ImdbConfig, folder: RunFolder, data: ImdbData) -> None:
+def _keep_reference(config: ImdbConfig, folder: RunFolder, data: Parts) -> None:
     """Its own row; of the published predictions only the mean is known."""
     p = Predictive(data.hmc, data.hmc.new_zeros(len(data.hmc)), None)
     prefix = f"{SET}/{REFERENCE}/{_domain(config)}"
