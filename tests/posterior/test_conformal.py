@@ -381,8 +381,8 @@ def test_labels_and_targets_may_be_arrays_and_lists():
     assert torch.equal(want(probs.numpy()), want(probs))
     means = torch.zeros(20, 1)
     targets = np.linspace(0, 1, 20)
-    want = conformal_intervals(means, torch.as_tensor(targets), score="absolute")
-    assert conformal_intervals(means, targets, score="absolute") == want
+    known = conformal_intervals(means, torch.as_tensor(targets), score="absolute")
+    assert conformal_intervals(means, targets, score="absolute") == known
     with pytest.raises(InputError, match="finite; 1 of 20 rows have NaN or inf"):
         conformal_intervals(means, np.array([math.nan, *targets[1:]]), score="absolute")
 
