@@ -139,8 +139,8 @@ def mclmc(
     precondition: whether steps are in units of each parameter's own standard deviation in the
         member's chain, or in those of its prior.
     target_accept: None, or the share of trials that are accepted. Then draws come from trials,
-        stretches of steps that are accepted or not, and have no bias from the size of steps, which
-        is tuned to this share; 0.9 is a good one (Robnik et al., 2025).
+        stretches of steps that are accepted or not (Robnik et al., 2025), and have no bias from the
+        size of steps, which is tuned to this share. Ours were run with 0.9.
     until: "arrived" goes on by itself: as long as there is something to warn of, a further round
         follows from where the members are, with twice the steps of the one before it for warm-up
         and draws, and smaller ones where they were too long. The draws are those of the last round.
