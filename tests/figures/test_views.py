@@ -12,7 +12,7 @@ from tests.likelihoods.table import ROWS, outputs_of
 from tests.long import long_but
 from tests.tolerance import close
 
-from stochens import GaussianPredictive, InputError, metrics
+from stochens import GaussianPredictive, InputError, Predictive, metrics
 from stochens.figures.views import few, means_of_surest, wilson
 from stochens.likelihoods import draws_of
 from stochens.likelihoods.numbers import Moments, has_cdf
@@ -144,6 +144,12 @@ def test_soft_labels_are_right_by_their_probability():
     assert p.views.reliability(y).ends is None
 
 
+def test_the_map_of_soft_labels_has_the_likeliest_class_of_each_place():
+    y = torch.tensor([[[[0.1, 0.7, 0.2], [0.5, 0.2, 0.3]]]]).double()  # [B, H, W, C] = [1, 1, 2, 3]
+    p = Predictive.of(torch.full((2, 1, 1, 2, 3), 1 / 3).double())
+    assert p.views.maps(0, y)[0].values.tolist() == [[1, 0]]
+
+
 # Labels of yes or no ------------------------------------------------------------------------------
 
 
@@ -227,6 +233,17 @@ def test_targets_of_other_sizes_count_the_same_among_the_uncertain():
     y = torch.zeros(9, 2).double()
     for mine, theirs in zip(p.views.rankings(y), other.views.rankings(y), strict=True):
         torch.testing.assert_close(mine.score, theirs.score, **SUMS)
+
+
+def test_several_numbers_are_told_by_name_and_one_without():
+    one = GaussianPredictive.of(torch.full((1, 1, 1), 2.0), torch.full((1, 1, 1), 0.25))
+    assert one.views.say(0, torch.tensor([[1.5]]), ["a"]) == "2.00 ± 0.50, true 1.50"
+    two = GaussianPredictive.of(torch.full((1, 3, 2), 2.0), torch.full((1, 3, 2), 0.25))
+    y = torch.tensor([[1.5, math.nan], [1.0, 2.0], [1.0, math.nan]])
+    two = dataclasses.replace(two, missing="mask")
+    said = "a: 2.00 ± 0.50, true 1.50; b: 2.00 ± 0.50, true unknown"
+    assert two.views.say(0, y, ["a", "b"]) == said
+    assert two.views.parts(y).columns["targets"].tolist() == [3, 1]
 
 
 # What they share ----------------------------------------------------------------------------------

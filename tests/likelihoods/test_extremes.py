@@ -42,6 +42,11 @@ def test_large_counts(like, count):
     torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=atol)
 
 
+def test_a_count_beyond_the_largest_is_refused_though_float32_would_round_it_down():
+    with pytest.raises(InputError, match=r"whole numbers from 0 to 2\^53"):
+        Poisson().check_targets(torch.tensor([2**53 + 2]))
+
+
 def test_quantiles_of_large_counts_are_near_the_gaussian_ones():
     rate = torch.tensor([[[1e9]]])
     p = NumberPredictive.of(Numbers(PoissonCounts, rate=rate.double()))

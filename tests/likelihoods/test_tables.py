@@ -35,6 +35,13 @@ def test_classes_are_those_of_the_prediction(name):
             row.like.classes(torch.zeros(4, 7, 7))
 
 
+@pytest.mark.parametrize("label", [-1, 4])
+def test_labels_out_of_an_order_are_refused(label):
+    message = f"label {label} is out of range: the network has 3 outputs, .* 4 classes, 0 to 3"
+    with pytest.raises(InputError, match=message):
+        ROWS["ordinal"].like.check_outputs(torch.zeros(2, 3), torch.tensor([label, 1]))
+
+
 def test_others_have_no_classes():
     with pytest.raises(InputError, match="the likelihood 'gaussian' has no classes"):
         ROWS["gaussian"].like.classes(torch.zeros(4, 2))

@@ -235,6 +235,17 @@ def test_the_usual_targets() -> None:
     assert all(".lora_" in name for name in names)
 
 
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def test_a_linear_layer_of_ones_own_is_not_taken_for_torchs() -> None:
+    """W x + b is not what it computes, so that B A x would not be a change of W."""
+    net = nn.Sequential(nn.Linear(2, 4), Doubled(4, 4), nn.Linear(4, 2))
+    assert adapted_by(net, LoRA()) == ["0"]
+
+
 @pytest.mark.parametrize(
     ("method", "message"),
     [

@@ -9,7 +9,7 @@ from tests.methods.test_conformance import Conv1D, OwnParameters
 from torch import Tensor, nn
 
 import stochens
-from stochens import DropConnect, Dropout, Gaussian, InputError, NPDropout, likelihoods
+from stochens import DropConnect, Dropout, Gaussian, InputError, LoRA, NPDropout, likelihoods
 from stochens.members import forward, trainable
 from stochens.methods import base, stochastic, stochastic_layers
 from stochens.methods.partial import PartialNoiseWarning
@@ -134,6 +134,13 @@ def test_nothing_is_said_where_all_is_reached_or_left_out_on_purpose(method: Any
     with warnings.catch_warnings():
         warnings.simplefilter("error", PartialNoiseWarning)
         fit(gpt, xor, method)
+
+
+@pytest.mark.parametrize("method", [[LoRA(2), Dropout()], [Dropout(), LoRA(2)]])
+def test_what_adapters_freeze_is_not_named(method: Any, xor: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PartialNoiseWarning)
+        fit(stochens.MLP(2, 4, 4, 2), xor, method)
 
 
 def test_a_learned_noise_level_is_not_named(xor: Any) -> None:

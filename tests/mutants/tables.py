@@ -30,7 +30,11 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "samplers/swag": ("tests/test_swag.py",),
     "samplers/*": ("tests/samplers/test_*.py",),
     "posterior/reporting": ("tests/report/test_*.py",),
-    "posterior/export": ("tests/posterior/test_export.py",),
+    "posterior/export": (
+        *("tests/posterior/test_export.py", "tests/posterior/test_parts.py"),
+        "tests/inputs/test_export_trees.py",
+    ),
+    "posterior/machines": ("tests/posterior/test_machines.py", "tests/test_cluster.py"),
     "posterior/*": ("tests/posterior/test_*.py",),
 }
 # Further tests, for what is left then.

@@ -66,3 +66,6 @@ def test_a_larger_batch_is_a_remedy_where_there_are_batches(last_step, batch):
     said = langevin._in_words(verdict, plan)
     assert ("a larger batch_size" in said) is batch
     assert "step_size=0.1" in said
+    assert "most clearly" not in said
+    said = langevin._in_words(verdict._replace(place="0.bias"), plan)
+    assert "their mean or spread is wrong, most clearly in '0.bias': the virial is 1.5" in said

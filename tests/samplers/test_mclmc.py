@@ -37,6 +37,21 @@ def turned(u: list[float], g: list[float], h: float) -> tuple[list[float], float
     return new, (len(g) - 1) * math.log(r)
 
 
+def test_a_step_to_infinity_is_none():
+    """Where nothing slopes it makes no error in the energy, and its direction stays finite."""
+
+    def flat(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.zeros(1).double(), torch.zeros_like(q)
+
+    at = mclmc_steps.initial(torch.ones(1, 2), torch.ones(1, 2), 1.0, flat)
+    at = at._replace(size=at.size * 0 + 1e39, length=at.length * 0 + 1e39)
+    new, error = mclmc_steps.move_members(at, torch.zeros(1, 2), flat)
+    assert bool(error.isnan())
+    assert torch.equal(new.q, at.q)
+    assert new.failed.tolist() == [1]
+    torch.testing.assert_close(new.u, -at.u)
+
+
 def test_a_step_is_its_equations():
     """On U = sum_i (a_i q_i^2 / 2 + q_i^4 / 4), one chain at a time in Python's own numbers."""
     a, M, h, L = [1.0, 4.0, 0.3], 2, 0.3, 1.7

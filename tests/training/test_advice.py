@@ -10,7 +10,9 @@ from tests.running import gather
 from torch import nn
 
 import stochens
-from stochens import MLP, InputError
+from stochens import MLP, Heteroscedastic, InputError
+from stochens.data import source
+from stochens.prior import Centred
 from stochens.training import advice, schedules
 
 X = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
@@ -44,6 +46,23 @@ def test_nothing_is_said_of_what_is_well():
 def test_few_steps(options, few):
     said = told(**options)
     assert ("steps of training are few" in " ".join(said)) == few
+
+
+@pytest.mark.parametrize("precision", [3.0, 30.0])
+def test_a_prior_of_each_parameter_is_weighed_as_one_of_all(precision):
+    """Of 50 rows and 40 columns, all of which are followed; what is left depends on the prior."""
+    x = torch.randn(50, 40, generator=torch.Generator().manual_seed(0))
+    params = {"weight": torch.zeros(1, 2, 40), "bias": torch.zeros(1, 2)}
+    trained, data, net = SimpleNamespace(params=params), source((x, x[:, :1])), nn.Linear(40, 2)
+
+    def said_of(of_all, prior=None):
+        settings = SimpleNamespace(kl_weight=1.0, prior_precision=of_all)
+        return advice._followed(settings, Heteroscedastic(), trained, data, net, prior)
+
+    each = Centred(dict.fromkeys(params, precision), {})
+    said = said_of(precision), said_of(99.0, each), said_of(2 * precision)
+    assert said[0] == said[1] != said[2]
+    assert "by a factor of about" in str(said[0])
 
 
 def test_members_that_go_on_need_few():

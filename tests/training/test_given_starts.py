@@ -14,8 +14,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import stochens
 from stochens import InputError
 from stochens.data import Source, source
+from stochens.randomness.seeds import JITTER, derive
 from stochens.training.alike import alike
 from stochens.training.bootstrap import bootstrap_rows, resampled
+from stochens.training.starts import jittered
 
 NO_STEP = 1e-30
 NOTHING = 1e-20  # where such a step leads from 0
@@ -224,6 +226,17 @@ def test_jitter_has_its_size_whatever_the_scale_of_a_parameter() -> None:
     assert torch.equal(some.params["0.weight"], posterior.params["0.weight"][[7, 3]])
     with pytest.raises(InputError, match="jitter must not be negative"):
         stochens.Start("module", jitter=-0.1)
+
+
+def test_a_jitter_is_of_its_seed_and_member() -> None:
+    """p + 0.1 rms(p) n, with n from the generator of that seed and member."""
+    net = nn.Linear(2, 1, bias=False)
+    p = torch.tensor([[[3.0, -4.0]], [[3.0, -4.0]]])  # rms sqrt(12.5), of members 5 and 6
+    moved = jittered({"weight": p}, net, (5, 6), seed=7, size=0.1)["weight"]
+    for row, member in enumerate((5, 6)):
+        generator = torch.Generator().manual_seed((derive(7, JITTER) + member) % 2**63)
+        n = torch.randn(1, 2, generator=generator)
+        torch.testing.assert_close(moved[row], p[row] + 0.1 * 12.5**0.5 * n)
 
 
 def test_a_jitter_that_moves_nothing_sets_nobody_apart() -> None:

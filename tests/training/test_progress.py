@@ -8,7 +8,9 @@ from tests.running import gather
 from torch import nn
 
 import stochens
+from stochens.training import work
 from stochens.training.engines import COMPILES_SINCE
+from stochens.training.loop import train
 
 
 class Told:
@@ -37,6 +39,22 @@ def test_a_training_that_was_done_is_whole_at_once(data, tmp_path):
     assert torch.equal(one.params["weight"], two.params["weight"])
     assert first.total == again.total == 3 * 4 * 3  # member-steps
     assert first.done[-1] == again.done[-1] == first.total
+
+
+def test_steps_that_memory_ran_out_in_are_done_once_more(data, monkeypatch):
+    """Of 11 members and then of 5, 7 member-steps each, before blocks of 2 fit: 44 and 14."""
+
+    def limited(task, start, members, watchers):
+        if len(members) > 2:
+            watchers.bar.advance(7)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return train(task, start, members, watchers)
+
+    monkeypatch.setattr(work, "train", limited)
+    told, options = Told(), {"method": "regular", "members": 11, "epochs": 2, "batch_size": 15}
+    with pytest.warns(UserWarning, match="at a time do not fit"):
+        stochens.fit(nn.Linear(2, 2), data, progress=told, **gather(**options))
+    assert told.done[-1] == told.total == 11 * 2 * 2 + 14
 
 
 @pytest.mark.skipif(torch.__version__ < COMPILES_SINCE, reason="engine='compile' is refused")

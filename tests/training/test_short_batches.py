@@ -201,7 +201,12 @@ def test_batches_of_any_sizes_lead_to_the_map(far_last):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "said"), [((10, 6), "16 rows in its first epoch.* 33, .*of 2.06"), ((10, 16), None)]
+    ("sizes", "said"),
+    [
+        ((10, 6), "16 rows in its first epoch.* 33, .*of 2.06"),
+        ((11, 11), "22 rows in its first epoch.* 33, .*of 1.5:"),  # as many as a batch are left out
+        ((10, 16), None),
+    ],
 )
 def test_rows_that_a_sampler_of_ones_own_leaves_out_are_told_of(far_last, sizes, said):
     """7 of 33 may be the rest of a last batch, and others the next time."""

@@ -217,6 +217,7 @@ def test_members_that_end_alike_are_named() -> None:
         ({"lr": 1e-7, "start": stochens.Start("module", jitter=0.05)}, False),
         ({"lr": 1e-7, "start": "reset"}, False),
         ({"lr": 1e-7, "method": stochens.LoRA(2), "start": "reset"}, True),
+        ({"lr": 1e-7, "method": ["regular", stochens.LoRA(2)], "start": "reset"}, True),
         ({"lr": 1e-7, "optimizer": stochens.Natural(), "start": "module"}, False),
     ],
 )

@@ -236,6 +236,12 @@ def test_a_share_of_the_rows() -> None:
     assert not torch.equal(held.x, other)
 
 
+def test_one_row_to_train_on_and_one_to_validate_on_are_enough() -> None:
+    given = source((torch.arange(2.0)[:, None], torch.zeros(2, dtype=torch.long)))
+    rest, held = held_out(given, Validation(0.5), 3)
+    assert (rest.size, held.size) == (1, 1)
+
+
 def test_weights_of_a_share() -> None:
     """A row counts as its weight says, beside the other rows of its part, and the sums of the
     weights add up."""
