@@ -160,7 +160,7 @@ SOURCES: dict[str, Source] = {
         lacks=PLAIN | AT_ONCE,
         stops=(2, 7),
     ),
-    "mclmc, trials": Source(
+    "mclmc by trials": Source(
         stochens.mclmc,
         # long enough for each draw to be of a trial of its own
         MCLMC | {"target_accept": 0.8, "warmup": 200, "thin": 40},

@@ -12,7 +12,7 @@ FROM_PAPER = "paper"  # the style of a row that is not ours
 
 
 def format_markdown(table: Table) -> Iterator[str]:
-    yield join_cells(["", *map(_format_head, table.heads[1:])])
+    yield "| " + join_cells([_format_head(head) for head in table.heads[1:]])  # rows have names
     yield join_cells(["---"] * len(table.heads))
     for row in (*table.references, *table.rows):
         cells = [row.name.replace("|", "\\|")]

@@ -57,7 +57,8 @@ def write_page(run: FittedRun, task: Task, path: Path) -> None:
     wishes = Wishes(
         title=f"{run.path.resolve().name} on {task.data.name}",
         names=schema.classes or schema.names(y.shape[1]),
-        features=schema.layout.features,
+        # the columns of one array have no names
+        features=schema.layout.features if schema.layout.kind == "columns" else (),
         draws=task.draws,
         seed=task.seed,
         resamples=task.resamples,
