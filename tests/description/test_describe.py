@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.long import long_but
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -76,7 +77,7 @@ def of_everything(index: int) -> stochens.Posterior:
 
 
 @pytest.mark.xdist_group("describe")
-@pytest.mark.parametrize("index", range(len(METHODS)), ids=[repr(m) for m in METHODS])
+@pytest.mark.parametrize("index", long_but({0, 3, 6}, range(len(METHODS))))
 def test_it_counts_what_a_posterior_holds(index: int) -> None:
     told = describe(Everything, METHODS[index], TOKENS, members=3)
     posterior = of_everything(index)
@@ -91,7 +92,7 @@ def test_it_counts_what_a_posterior_holds(index: int) -> None:
 
 
 @pytest.mark.xdist_group("describe")
-@pytest.mark.parametrize("index", range(1, len(METHODS)), ids=[repr(m) for m in METHODS[1:]])
+@pytest.mark.parametrize("index", long_but({3, 6}, range(1, len(METHODS))))
 def test_it_names_what_the_warning_names(index: int) -> None:
     told = describe(Everything, METHODS[index], TOKENS)
     posterior = of_everything(index)

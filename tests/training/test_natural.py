@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.long import long_but
 from tests.tolerance import close
 from tests.training.natural_line import NOISE, N, exact, hold, noisy_line
 from torch import Tensor, nn
@@ -55,7 +56,7 @@ PRIORS = {
 }
 
 
-@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("prior", long_but({"mean and layers"}, PRIORS))
 def test_the_fixed_point_of_a_linear_model(line, prior):
     given, precision, mean = PRIORS[prior]
     hold(

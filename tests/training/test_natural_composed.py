@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.long import long_but
+from tests.long import crossed, long_but
 from tests.tolerance import close, trained
 from tests.training.natural_line import NOISE, hold, noisy_line
 from torch import Tensor, nn
@@ -18,6 +18,8 @@ from stochens.posterior.export import OLDEST_TORCH
 
 pytestmark = pytest.mark.filterwarnings("ignore:natural gradients have not arrived")
 
+WITH = ["regular", "dropout", "dropconnect", "np-dropout"]
+PRIORS = ["a number", "layers and fan-in", "a mean", "the start"]
 P = 0.15
 FACTORS = {  # on all of the layer: of (X^T X, its diagonal, X^T y, the L2) in the expected loss
     # the output is kept with 1 - p and divided by it
@@ -109,8 +111,7 @@ def prior_of(name: str, net: nn.Module) -> Any:
     }[name]
 
 
-@pytest.mark.parametrize("prior", ["a number", "layers and fan-in", "a mean", "the start"])
-@pytest.mark.parametrize("method", ["regular", "dropout", "dropconnect", "np-dropout"])
+@pytest.mark.parametrize(("method", "prior"), crossed(WITH, PRIORS, each=1))
 def test_the_kl_of_training_is_that_of_the_posterior(float64, xor, method, prior):
     """A step that moves nothing leaves what its loss had: N NLL, and every term of the KL."""
     net = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 2))
@@ -135,7 +136,7 @@ def test_the_kl_of_training_is_that_of_the_posterior(float64, xor, method, prior
 
 
 @pytest.mark.skipif(not mlp.available(), reason="no C++ compiler here")
-@pytest.mark.parametrize("method", ["regular", "dropout", "dropconnect", "np-dropout"])
+@pytest.mark.parametrize("method", long_but({"dropout"}, WITH))
 def test_a_training_is_the_same_by_every_engine(float64, method):
     x, y = stochens.toy_set("a", n=40)
     found = [
@@ -175,7 +176,7 @@ class Sentences(nn.Module):
         return self.head(self.twice(torch.tanh(self.twice(self.norm(seen)))).mean(1))
 
 
-@pytest.mark.parametrize("method", ["regular", "dropout", stochens.LoRA(2)], ids=str)
+@pytest.mark.parametrize("method", long_but({"dropout"}, ["regular", "dropout", stochens.LoRA(2)]))
 def test_any_network_a_member_alone_or_among_others(float64, method):
     """Every trainable parameter has its sigma, and a member is the same in any company."""
     torch.manual_seed(1)
