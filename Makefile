@@ -38,10 +38,13 @@ CAPABILITY := default
 NUMERICAL := tests/kernels tests/likelihoods tests/methods tests/metrics tests/posterior tests/program tests/randomness tests/run \
 	tests/samplers tests/training $(addprefix tests/test_,$(addsuffix .py,casts conversions \
 	likelihoods members networks objective swag tolerance))
+# Minutes of statistics, whose tolerances are standard errors and not rounding; make long has them.
+STATISTICS := tests/samplers/test_truth.py tests/samplers/test_calibration_by_simulation.py \
+	tests/training/test_natural_fresh.py
 portable: $(READY)
 	ATEN_CPU_CAPABILITY=$(CAPABILITY) ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE \
 		$(BIN)/python -m pytest $(PARALLEL) -m "long or not long" $(NUMERICAL) \
-		--ignore tests/samplers/test_samplers_numpyro.py
+		--ignore tests/samplers/test_samplers_numpyro.py $(addprefix --ignore ,$(STATISTICS))
 
 # The suite on the lowest versions that pyproject.toml accepts, without what has no such old
 # company: numpyro and opencv, and what needs them. torch 2.6 brings 3 GB of CUDA along.
