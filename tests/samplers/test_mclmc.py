@@ -44,7 +44,7 @@ def test_a_step_to_infinity_is_none():
         return torch.zeros(1).double(), torch.zeros_like(q)
 
     at = mclmc_steps.initial(torch.ones(1, 2), torch.ones(1, 2), 1.0, flat)
-    at = at._replace(size=at.size * 0 + 1e39, length=at.length * 0 + 1e39)
+    at = at._replace(scale=at.scale * 1e38, size=at.size * 0 + 10, length=at.length * 0 + 10)
     new, error = mclmc_steps.move_members(at, torch.zeros(1, 2), flat)
     assert bool(error.isnan())
     assert torch.equal(new.q, at.q)
