@@ -1,5 +1,7 @@
 """What the driver of a prediction on many machines decides by itself, without a cluster."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -16,7 +18,7 @@ from stochens.run.cluster.connect import Room
 def test_pieces_are_whole_batches_and_some_for_each_worker(rows, slots, ends, monkeypatch):
     """Batches of 2 rows, 4 pieces at most for a worker; a posterior on the CPU is predicted there,
     whatever the machines have, and all rows are sent at once, however many there are."""
-    seen = {"sent": 0}
+    seen: dict[str, Any] = {"sent": 0}
 
     def room(ray, cluster, device):
         seen["device"] = device
