@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stochens import GaussianPredictive
-from stochens.likelihoods import MultilabelPredictive, numbers
+from stochens.likelihoods import Classes, MultilabelPredictive, numbers
 from stochens.likelihoods.mixture import GaussianMixture
 from stochens.likelihoods.quantiles import QuantileSpline
 
@@ -31,6 +31,13 @@ def test_the_crps_is_exact_up_to_so_many_pairs_of_draws(most, exact, monkeypatch
     known = p.crps(torch.zeros(8, 1))
     monkeypatch.setattr(numbers, "CRPS_PAIRS", most)
     assert torch.equal(p.crps(torch.zeros(8, 1)), known) is exact
+
+
+def test_only_on_a_cpu_are_probabilities_averaged_in_one_step():
+    """Elsewhere their sums have another order; `meta` is no CPU, and no GPU is needed."""
+    here, there = (Classes(torch.full((2, 3, 4), 0.25, device=d)) for d in ("cpu", "meta"))
+    assert torch.equal(here.whole(here.parameters).mean, torch.full((3, 4), 0.25))
+    assert there.whole(there.parameters) is None
 
 
 def test_labels_that_are_joined_keep_draws_where_all_have_them():

@@ -14,6 +14,7 @@ from stochens.posterior import calibration
 from stochens.posterior.export import _strip
 from stochens.posterior.fingerprint import fingerprint
 from stochens.posterior.low_rank import LowRankGaussian, params_of_draw
+from stochens.posterior.predictive import Sums
 from stochens.posterior.recipe import Inputs
 
 
@@ -49,7 +50,7 @@ def test_another_buffer_is_another_network(shape, here, tmp_path):
 
 
 def test_without_inputs_there_is_no_fingerprint_and_no_copy(monkeypatch):
-    copied = []
+    copied: list[object] = []
     monkeypatch.setattr(copy, "deepcopy", copied.append)
     assert fingerprint(nn.Linear(2, 3), {}, None) is None
     assert copied == []
@@ -76,10 +77,10 @@ def test_a_temperature_is_measured_in_blocks_of_so_many_outputs(monkeypatch):
     """5 draws of 2 x 3 outputs, at most 12 of them at a time: 2, 2 and 1."""
     sizes = []
 
-    class Watched(calibration.Sums):
-        def add(self, block: Tensor, **options: object) -> None:
-            sizes.append(len(block))
-            super().add(block, **options)
+    class Watched(Sums):
+        def add(self, outputs: Tensor, *, rows: slice, first_draw: int) -> None:
+            sizes.append(len(outputs))
+            super().add(outputs, rows=rows, first_draw=first_draw)
 
     outputs, y = torch.arange(30.0).view(5, 2, 3).sin(), torch.tensor([0, 2])
     known = calibration._nll(Categorical(), outputs, y, 2.0)

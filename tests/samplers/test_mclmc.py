@@ -18,6 +18,7 @@ from stochens.posterior.chains import Chains
 from stochens.samplers import mclmc_run, mclmc_steps
 from stochens.samplers.chain_arrival import arrival_troubles, measure_arrival
 from stochens.samplers.diagnostics import RHAT_LIMIT, SamplingWarning
+from stochens.samplers.mclmc_plan import Schedule
 from stochens.samplers.mixing import mixing
 
 RIGHT = 0.05  # of a standard deviation
@@ -37,19 +38,27 @@ def turned(u: list[float], g: list[float], h: float) -> tuple[list[float], float
     return new, (len(g) - 1) * math.log(r)
 
 
+def flat(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros(len(q)).double(), torch.zeros_like(q)
+
+
 def test_a_step_to_infinity_is_none():
     """Where nothing slopes it makes no error in the energy, and its direction stays finite."""
-
-    def flat(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.zeros(1).double(), torch.zeros_like(q)
-
     at = mclmc_steps.initial(torch.ones(1, 2), torch.ones(1, 2), 1.0, flat)
-    at = at._replace(size=at.size * 0 + 1e39, length=at.length * 0 + 1e39)
+    at = at._replace(scale=at.scale * 1e38, size=at.size * 0 + 10, length=at.length * 0 + 10)
     new, error = mclmc_steps.move_members(at, torch.zeros(1, 2), flat)
     assert bool(error.isnan())
     assert torch.equal(new.q, at.q)
     assert new.failed.tolist() == [1]
     torch.testing.assert_close(new.u, -at.u)
+
+
+@pytest.mark.parametrize(("warmup", "learns"), [(100, False), (10_000, True)])
+def test_a_few_steps_say_nothing_of_variances(warmup, learns):
+    plan = Schedule(0, warmup, 10, 1, 1e-3, False, 1.0)
+    at = mclmc_steps.initial(torch.ones(1, 2), torch.ones(1, 2), 1.0, flat)
+    at = at._replace(square=at.square + 8, seen=at.seen + 2)
+    assert (mclmc_run._learned(plan, at) is at) is not learns
 
 
 def test_a_step_is_its_equations():

@@ -109,6 +109,25 @@ def test_mini_batches_with_a_short_one(line):
     hold(*fitted(*line, batch_size=16, epochs=300), *truth)
 
 
+def test_a_step_counts_by_its_share(float64):
+    """One number, m = 1 and sigma = 0.1, with a mean NLL of 3 theta and half a step."""
+    n, delta, lr, share, forget = 8, 0.25, 0.3, 0.5, 0.1
+    m = {"w": torch.ones(1, 1)}
+    given = {"lr": lr, "examples": n, "slopes": {"w": n * delta}, "means": None, "steps": 5}
+    options = Natural(sigma=0.1, memory=1 / forget)
+    made = NaturalGradient(m, options, members=(0,), seed=0, centred=False, **given)
+    made.param_groups[0]["share"] = share
+    theta = made.draw(0)["w"]
+    away = float(theta.detach()) - 1
+    (share * 3 * theta).sum().backward()
+    made.step()
+    a = forget * share * (n * (3 * away + delta * 0.01) - 1)
+    assert abs(a) < MOST
+    variance = 0.01 / (1 + a + a**2 / 2)
+    assert float(made.gaussian().variance["w"]) == pytest.approx(variance, rel=1e-12)
+    assert float(m["w"]) == pytest.approx(1 - lr * share * n * variance * (3 + delta), rel=1e-12)
+
+
 def own_draws(params, members, seed, step):
     """eps of each member by definition: one stream for all of its parameters, in their order."""
     count = sum(p[0].numel() for p in params.values())
