@@ -10,7 +10,8 @@ counts is member-examples a second. All rows of a network come from one process 
 
 "compiled loop" is one member at a time: bf16 autocast, torch.compile, channels_last for images, the
 whole step as a CUDA graph, fused Adam. "4x batch" and "10x batch" are the same with one member and
-so much more work in one launch: what the GPU could do. On a CPU the peer is "loop", plain float32.
+so much more work in one launch: what the GPU could do. On a CPU the peer is "loop", plain float32,
+and "compiled loop" the same with torch.compile.
 `fit` is timed between the ends of epochs, after the first ones, so that its set-up does not count.
 Compiled code is made beforehand by several processes ("cold_s": seconds of each), and is then taken
 from torch's caches.
@@ -49,7 +50,7 @@ ON_GPU = [
     *("compiled loop", "fit", "fit, bf16", "fit, compile, bf16", "vmap + compile"),
     *("4x batch", "10x batch", "jax"),
 ]
-ON_CPU = ["loop", "fit"]
+ON_CPU = ["loop", "compiled loop", "fit"]
 COMPILED = [
     *("compiled loop", "4x batch", "10x batch"),
     *("vmap + compile", "fit", "fit, bf16", "fit, compile", "fit, compile, bf16"),

@@ -1,25 +1,29 @@
-"""How many times the compiled loop `fit` is, against members, on one H200.
+"""How many times the compiled loop `fit` is: on one H200, and on 2 CPU cores
+against members.
 
-python docs/figures/networks.py [FILE ...] [--out PNG]
+python docs/figures/networks.py [--out PNG]
 
-It reads benchmarks/results, or results of benchmarks/networks.py that are
-given, and writes networks.png beside itself. A network is drawn from the first
-file that has it.
+It reads benchmarks/results, which benchmarks/networks.py writes, and writes
+networks.png beside itself. On the H200 each network has the number of members
+of benchmarks/README.md, until networks-members-h200.json has more of them.
 """
 
 import argparse
 import json
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "benchmarks" / "results"
-FILES = [
+ON_GPU = [  # a network is drawn from the first file that has it
     RESULTS / "networks-members-h200.json",
     RESULTS / "networks-fit-h200.json",
     RESULTS / "networks-fit-rest-h200.json",
 ]
+ON_CPU = [RESULTS / "networks-members-cpu.json"]
+PEER = "compiled loop"
 NAMES = {
     "mlp": "MLP",
     "tabm": "MLP of 4 x 992",
@@ -46,23 +50,24 @@ def ratios(files: list[Path]) -> dict[str, dict[int, float]]:
     """Of each network the ratio by the number of members."""
     found: dict[str, dict[int, float]] = {}
     for file in filter(Path.exists, files):
+        rows = json.loads(file.read_text())["cases"]
+        rates = {
+            (row["network"], row["way"], row["members"]): row[
+                "member_examples_per_s"
+            ]
+            for row in rows
+            if "error" not in row
+        }
         own: dict[str, dict[int, float]] = {}
-        for row in json.loads(file.read_text())["cases"]:
-            if row["way"] == "fit" and "ratio" in row:
-                by_members = own.setdefault(row["network"], {})
-                by_members[row["members"]] = row["ratio"]
+        for (network, way, members), rate in rates.items():
+            if way == "fit" and (network, PEER, 1) in rates:
+                ratio = rate / rates[network, PEER, 1]
+                own.setdefault(network, {})[members] = ratio
         found = {**own, **found}
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("files", nargs="*", type=Path, default=FILES)
-    parser.add_argument("--out", type=Path, default=HERE / "networks.png")
-    args = parser.parse_args()
-    found = ratios(args.files)
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
+def draw(axes: Axes, found: dict[str, dict[int, float]], title: str) -> None:
     for (name, text), colour in zip(NAMES.items(), COLOURS, strict=True):
         if name in found:
             points = sorted(found[name].items())
@@ -82,9 +87,23 @@ def main() -> None:
     axes.set_yticks(ticks, [f"{t:g}x" for t in ticks])
     axes.minorticks_off()
     axes.set_xlabel("members")
-    axes.set_ylabel("times the compiled loop")
+    axes.set_title(title, fontsize=10, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=HERE / "networks.png")
+    args = parser.parse_args()
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    draw(left, ratios(ON_GPU), "one H200, bf16")
+    draw(right, ratios(ON_CPU), "2 CPU cores, float32")
+    left.set_ylabel("times the compiled loop")
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, frameon=False, loc="outside right center"
+    )
     figure.savefig(args.out, dpi=150)
 
 

@@ -26,6 +26,20 @@ def test_what_fits_is_done_at_once_and_the_rest_inside_the_budget(monkeypatch):
         assert rows == 1000 or (rows + 1) * chunk * one > budget
 
 
+def test_a_network_is_measured_once_for_each_shape(monkeypatch):
+    """A request of one row would take longer to plan than to answer."""
+    net, asked = MLP(2, 8, 2), []
+
+    def counted(net, x):
+        asked.append(x.shape)
+        return activation_bytes(net, x)
+
+    monkeypatch.setattr(streaming, "activation_bytes", counted)
+    for rows in (1, 1, 1):
+        streaming.bytes_of_one(net, torch.zeros(rows, 2), None)
+    assert len(asked) == 1
+
+
 def test_draws_are_kept_up_to_one_gibibyte():
     """As the documentation of `predict` says; what is asked for is done in any case."""
 

@@ -34,6 +34,16 @@ def test_a_start_that_is_not_finite_names_its_chain(xor):
         stochens.nuts(nn.Linear(2, 2), xor, chains=3, start=start)
 
 
+def test_a_density_that_overflows_names_the_largest_parameter(xor):
+    """3e19 is a float32, its square is none: the energy is infinite, all gradients are finite."""
+    start = {"weight": torch.zeros(2, 1, 2), "bias": torch.zeros(2, 1)}
+    start["bias"][1] = 3e19
+    data, like = (xor[0], xor[0][:, :1]), stochens.Homoscedastic(1.0)
+    says = r"chain 1 .* is -inf; its largest parameter is 'bias', up to 3e\+19"
+    with pytest.raises(InputError, match=says):
+        stochens.nuts(nn.Linear(2, 1), data, chains=2, start=start, likelihood=like)
+
+
 class OwnNoise(nn.Module):
     def __init__(self):
         super().__init__()

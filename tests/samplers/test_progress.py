@@ -37,6 +37,17 @@ def test_a_run_that_goes_on_begins_where_it_was(data, sampler):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_mclmc_that_goes_on_begins_where_it_was(data):
+    options = {"members": 2, "training": 2, "warmup": 10}
+    run = stochens.mclmc(nn.Linear(2, 2), data, draws_per_member=4, **options)
+    told = Told()
+    stochens.mclmc(
+        nn.Linear(2, 2), data, draws_per_member=6, resume=run, progress=told, **options
+    )
+    assert told.done[-1] == told.total
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_langevin_tells_how_far_its_members_are(data):
     told = Told()
     for steps in (5, None):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import stochens
 from stochens import InputError
+from stochens.program import data_term
 from stochens.samplers import sgmcmc_steps
 from stochens.samplers.problem import SamplerRequest, prepare
 from stochens.samplers.sgmcmc import sgmcmc
@@ -421,3 +422,18 @@ def test_bad_networks_and_starts(xor):
     start["bias"][1, 0] = math.inf
     with pytest.raises(InputError, match="chain 1 cannot start"):
         sgmcmc(nn.Linear(2, 2), xor, chains=2, start=start)
+
+
+@pytest.mark.filterwarnings("ignore:2 draws of each chain")
+@pytest.mark.parametrize(("engine", "fast"), [("auto", True), ("fused", True), ("vmap", False)])
+def test_the_kernel_serves_unless_another_engine_is_asked_for(xor, monkeypatch, engine, fast):
+    asked, kernel = [], data_term._kernel
+
+    def told(*args):
+        asked.append(args)
+        return kernel(*args)
+
+    monkeypatch.setattr(data_term, "_kernel", told)
+    run = stochens.Run(engine=engine, device="cpu")
+    sgmcmc(stochens.MLP(2, 4, 2), xor, chains=2, burn_in=2, samples=2, run=run)
+    assert bool(asked) == fast

@@ -84,6 +84,14 @@ def test_a_training_that_has_not_arrived_says_so(line):
         fitted(*line, members=3, epochs=100, lr=1e-4)
 
 
+def test_what_the_prior_alone_asks_for_counts(line):
+    """No row knows the second weight, so that only the prior can say that 30 is far off."""
+    x, y = line[0] * torch.tensor([1.0, 0.0]), line[1]
+    far = {"weight": torch.tensor([[0.0, 30.0]]), "bias": torch.zeros(1)}
+    with pytest.warns(stochens.errors.TrainingAdvice, match="have not arrived"):
+        fitted(x, y, members=3, epochs=100, lr=1e-4, start=stochens.Start(far, jitter=1e-3))
+
+
 def test_each_member_has_a_prior_of_its_own(line):
     mean = torch.randn(48, 3)
     prior = Prior(20.0, mean={"weight": mean[:, None, :2], "bias": mean[:, 2:]})
