@@ -67,7 +67,9 @@ def ratios(files: list[Path]) -> dict[str, dict[int, float]]:
     return found
 
 
-def draw(axes: Axes, found: dict[str, dict[int, float]], title: str) -> None:
+def draw(
+    axes: Axes, found: dict[str, dict[int, float]], title: str
+) -> None:
     for (name, text), colour in zip(NAMES.items(), COLOURS, strict=True):
         if name in found:
             points = sorted(found[name].items())

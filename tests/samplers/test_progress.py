@@ -41,9 +41,7 @@ def test_mclmc_that_goes_on_begins_where_it_was(data):
     options = {"members": 2, "training": 2, "warmup": 10}
     run = stochens.mclmc(nn.Linear(2, 2), data, draws_per_member=4, **options)
     told = Told()
-    stochens.mclmc(
-        nn.Linear(2, 2), data, draws_per_member=6, resume=run, progress=told, **options
-    )
+    stochens.mclmc(nn.Linear(2, 2), data, draws_per_member=6, resume=run, progress=told, **options)
     assert told.done[-1] == told.total
 
 

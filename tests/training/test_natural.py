@@ -85,9 +85,11 @@ def test_a_training_that_has_not_arrived_says_so(line):
 
 
 def test_what_the_prior_alone_asks_for_counts(line):
-    """No row knows the second weight, so that only the prior can say that 30 is far off."""
+    """No row knows the second weight, so that only the prior can say that 30 is far off; the others
+    are where the rows want them."""
     x, y = line[0] * torch.tensor([1.0, 0.0]), line[1]
-    far = {"weight": torch.tensor([[0.0, 30.0]]), "bias": torch.zeros(1)}
+    slope, bias = torch.linalg.lstsq(torch.cat([x[:, :1], torch.ones(N, 1)], 1), y).solution
+    far = {"weight": torch.stack([slope, torch.tensor([30.0])], 1), "bias": bias}
     with pytest.warns(stochens.errors.TrainingAdvice, match="have not arrived"):
         fitted(x, y, members=3, epochs=100, lr=1e-4, start=stochens.Start(far, jitter=1e-3))
 
