@@ -82,10 +82,12 @@ def draw(
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xticks(members, [str(m) for m in members])
-    ticks = [
-        t for t in (0.25, 0.5, 1, 2, 4, 8, 16, 32) if t < 1.5 * max(every)
-    ]
-    ticks = [t for t in ticks if t >= 1 or 2 * t > min(every)]
+    coarse, fine = (
+        (0.25, 0.5, 1, 2, 4, 8, 16, 32),
+        (0.7, 0.8, 0.9, 1, 1.1, 1.2),
+    )
+    ticks = coarse if max(every) > 2 * min(every) else fine
+    ticks = [t for t in ticks if min(every) / 1.5 < t < 1.5 * max(every)]
     axes.set_yticks(ticks, [f"{t:g}x" for t in ticks])
     axes.minorticks_off()
     axes.set_xlabel("members")
