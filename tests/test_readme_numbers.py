@@ -165,6 +165,17 @@ def test_speeds_on_a_cpu():
         assert plain(ratio) == f"{case['ratio']:.0f}x ({low:.0f} to {high:.0f})"
 
 
+def test_speeds_of_networks_on_a_cpu():
+    cases = read(ROOT / "benchmarks" / "results" / "networks-members-cpu.json")["cases"]
+    found: dict[str, dict[tuple[str, int], str]] = {}
+    for case in cases:
+        speed = f"{case['member_examples_per_s']:,}"
+        found.setdefault(case["network"], {})[case["way"], case["members"]] = speed
+    order = [("loop", 1), ("compiled loop", 1), *(("fit", members) for members in (1, 2, 4, 8))]
+    for (_, *cells), speeds in zip(table("plain loop", BENCHMARKS), found.values(), strict=True):
+        assert cells == [speeds[one] for one in order]
+
+
 def test_memory_of_streamed_predictions():
     cases = read(ROOT / "benchmarks" / "results" / "streaming.json")["cases"]
     for (_, memory, seconds), case in zip(table("10 GB by", BENCHMARKS), cases, strict=True):
