@@ -28,9 +28,11 @@ from stochens_lab.experiments import configs
 from stochens_lab.experiments.cifar_measures import measure_labelled
 from stochens_lab.experiments.configs import config_to_json
 from stochens_lab.experiments.rows import (
+    CHAINS,
     ENSEMBLES,
     Training,
     by_langevin,
+    by_mclmc,
     describe_reference,
     describe_training,
     predict_classes,
@@ -59,6 +61,7 @@ class DigitsConfig:
     members: configs.Members = 10
     steps: int = 450  # what the time allows: SE3 and gaussian are not at their end
     langevin_steps: int = 450  # of the whole data, each
+    mclmc_steps: int = 450  # likewise, of two gradients
     chains: int = 4
     samples: int = 20
     warmup: int = 20
@@ -79,6 +82,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "members": 100,
         "steps": 4000,
         "langevin_steps": 4000,
+        "mclmc_steps": 10_000,
         "chains": 8,
         "samples": 300,
         "warmup": 100,
@@ -113,7 +117,7 @@ DIAGNOSED = 100  # test digits whose predictions tell of the chains
 Data = tuple[Tensor, Tensor]  # x [N, 1, 8, 8], y [N]
 
 
-TRAININGS = ENSEMBLES | {"langevin": by_langevin}
+TRAININGS = ENSEMBLES | {"langevin": by_langevin, "mclmc": by_mclmc}
 
 
 def run(
@@ -148,15 +152,17 @@ def run(
             _put_rows(folder, NOISE_ROW, noise)
         folder.write()
 
+        own_steps = {"langevin": config.langevin_steps, "mclmc": config.mclmc_steps}
         for name, train in TRAININGS.items():
-            steps = config.langevin_steps if name == "langevin" else config.steps
-            note(f"{name}: {config.members} members, {steps} steps")
+            steps = own_steps.get(name, config.steps)
+            members = min(config.members, CHAINS) if name == "mclmc" else config.members
+            note(f"{name}: {members} members, {steps} steps")
             with folder.timed(f"{SET}/{name}"):
                 posterior = train(
                     net,
                     data,
                     steps=steps,
-                    members=config.members,
+                    members=members,
                     **_common(config, checkpoint_folder(folder, name)),
                 )
                 found = {place: predict_classes(posterior, x) for place, x in places.items()}

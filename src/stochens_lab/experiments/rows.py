@@ -15,11 +15,15 @@ from stochens.posterior.posterior import Posterior
 from stochens.posterior.predictive import Predictive
 from stochens.samplers.diagnostics import diagnose
 from stochens.samplers.langevin import langevin, usual_step
+from stochens.samplers.mclmc import mclmc
 from stochens.samplers.swag import multiswa
 from stochens.training.fit import fit
 from stochens.training.schedules import Natural, Optimizer
 
 BATCH, RATE = 100, 0.01  # the authors' code: Adam, divided by 10 at 1/2 and 3/4, fresh each time
+# Of mclmc, members at most and draws of each: more draws cost less than more members
+# (benchmarks/spending.py).
+CHAINS, CHAIN_DRAWS = 20, 50
 LAST_PART = 0.2  # of training, over which the loss and its fluctuation are told
 
 
@@ -72,6 +76,24 @@ def by_langevin(net: nn.Module, data: Any, *, start: str = "prior", **options: A
     return langevin(net, data, step_size=usual_step(len(data[0])), **options)
 
 
+def by_mclmc(
+    net: nn.Module, data: Any, *, steps: int, start: str = "reset", **options: Any
+) -> Posterior:
+    """Members with CHAIN_DRAWS each, from the second half of their steps."""
+    assert start == "reset"
+    draws = max(1, min(CHAIN_DRAWS, steps // 2))
+    thin = max(1, steps // 2 // draws)
+    return mclmc(
+        net,
+        data,
+        draws_per_member=draws,
+        thin=thin,
+        warmup=max(1, steps - draws * thin),
+        training=steps // 10,
+        **options,
+    )
+
+
 ENSEMBLES: dict[str, Train] = {
     "regular": _by_fit(Regular()),
     "MultiSWA": _by_swa,
@@ -91,6 +113,7 @@ class Training:
     steps: int
     start: str = "reset"
     replicas: bool = True  # whether it takes several data draws at once
+    members: int | None = None  # of an ensemble, where they are not as many as the others have
 
 
 def predict_classes(posterior: Posterior, x: Tensor, **options: Any) -> Predictive:

@@ -5,7 +5,7 @@ in-domain points uniform on [-1, 1]^2, out-of-domain on [-10, 10]^2.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -171,7 +171,7 @@ def _train_ensembles(
     """`seeds` independent ensembles of each data draw, trained together: a member depends on its
     own number alone, so this is the same as so many trainings, in fewer and larger steps."""
     config, folder = work.config, work.folder
-    size = config.members
+    size = config.members if row.members is None else row.members
     options: dict[str, Any] = {"steps": row.steps, "start": row.start}
     place = (set_name, row.name, row.steps)
     if row.replicas and len(draws) > 1:
@@ -195,12 +195,20 @@ def _train_ensembles(
             )
             for draw in draws
         ]
-        numbers = [part.members for part in parts]  # some may have diverged and be left out
+        numbers = [_list_numbers(part) for part in parts]
     for draw, part, ids in zip(draws, parts, numbers, strict=True):
         for first in range(0, size * config.seeds, size):
             rows = [k for k, member in enumerate(ids) if first <= member < first + size]
             if rows:
                 yield draw, part.take(slice(rows[0], rows[-1] + 1))
+
+
+def _list_numbers(posterior: Posterior) -> Sequence[int]:
+    """Of the member that each draw belongs to. Some members may have diverged and be left out."""
+    if posterior.chains is None:
+        return posterior.members
+    each = len(posterior) // posterior.chains.count
+    return [k // each for k in range(len(posterior))]
 
 
 def _thin_reference(reference: Posterior, members: int) -> Posterior:

@@ -10,7 +10,16 @@ import typer
 from stochens.errors import InputError, did_you_mean
 from stochens.methods import Dropout, Regular
 from stochens_lab.experiments import configs
-from stochens_lab.experiments.rows import BATCH, ENSEMBLES, Train, Training, by_langevin, by_natural
+from stochens_lab.experiments.rows import (
+    BATCH,
+    CHAINS,
+    ENSEMBLES,
+    Train,
+    Training,
+    by_langevin,
+    by_mclmc,
+    by_natural,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +39,7 @@ class ToyConfig:
     members: configs.Members = 96
     steps: int = 1500  # of schedule T
     prior_steps: int | None = None  # of schedule Q, which starts from the prior; None: without it
+    mclmc_steps: int = 3000  # two gradients each: 20 members take as many as langevin's 96
     langevin_steps: int = 1250
     langevin_batch: int | None = None  # all of the data
     curve: tuple[int, ...] = ()  # shorter trainings, for the course over steps
@@ -60,6 +70,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "members": 256,
         "steps": 10_000,
         "prior_steps": 6_000,
+        "mclmc_steps": 8_000,
         "curve": (500, 1000, 2000, 4000),
         "draws": 3,
         "seeds": 3,
@@ -72,6 +83,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "members": 1024,
         "steps": 10_000,
         "prior_steps": 6_000,
+        "mclmc_steps": 10_000,
         "langevin_steps": 10_000,
         "langevin_batch": BATCH,
         "curve": (),
@@ -111,8 +123,8 @@ NATURALS: dict[str, tuple[Train, str]] = {
 
 def list_trainings(config: ToyConfig, set_name: str) -> list[Training]:
     """Schedule T (the authors'), Q (from the prior), the control that is stopped early, Gaussian
-    members by natural gradients, and the Langevin ensemble; `only` those that are named, where any
-    are."""
+    members by natural gradients, and the ensembles of samplers; `only` those that are named, where
+    any are."""
     only, steps = config.only, config.steps
     rows = [Training(name, train, steps) for name, train in ENSEMBLES.items()]
     if config.prior_steps is not None:
@@ -123,6 +135,8 @@ def list_trainings(config: ToyConfig, set_name: str) -> list[Training]:
     early = min(EARLY[set_name], steps)
     rows.append(Training("regular, early", ENSEMBLES["regular"], early, "prior"))
     rows += [Training(name, train, steps, start) for name, (train, start) in NATURALS.items()]
+    few = min(CHAINS, config.members)
+    rows.append(Training("mclmc", by_mclmc, config.mclmc_steps, replicas=False, members=few))
     carry = partial(by_langevin, batch_size=config.langevin_batch)
     rows.append(Training("langevin", carry, config.langevin_steps, "prior", replicas=False))
     for name in only:

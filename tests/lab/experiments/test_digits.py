@@ -17,6 +17,7 @@ SMALL = {
     "members": 2,
     "steps": 3,
     "langevin_steps": 3,
+    "mclmc_steps": 3,
     "chains": 2,
     "samples": 4,
     "warmup": 3,
@@ -69,7 +70,7 @@ def test_the_run_tells_of_training_sampler_and_time(run):
     assert set(run.about["timings"]) == {f"digits/{m}" for m in (*digits.TRAININGS, "HMC")}
     assert set(run.training["digits"]) == set(digits.TRAININGS)
     for method, about in run.training["digits"].items():
-        minimised = set() if method == "langevin" else {"loss", "loss_sd", "course"}
+        minimised = set() if method in ("langevin", "mclmc") else {"loss", "loss_sd", "course"}
         assert set(about) == {"steps", "start", "kl", *minimised}
     assert run.sampler["digits"]["sampler"] == "hmc"
     assert run.sampler["digits"]["chains"] == 2

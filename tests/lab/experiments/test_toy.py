@@ -18,6 +18,7 @@ SMALL = {
     "steps": 40,
     "prior_steps": 20,
     "langevin_steps": 30,
+    "mclmc_steps": 30,
     "curve": (10, 20),
     "samples": 20,
     "warmup": 20,
@@ -44,6 +45,7 @@ def test_every_row_has_every_metric_in_both_domains(run):
         "gaussian, Q",
         "regular, early",
         *toy_config.NATURALS,
+        "mclmc",
         "langevin",
     ]
     rows += [toy.NOISE, toy.AS_MANY]
@@ -61,7 +63,7 @@ def test_every_row_has_every_metric_in_both_domains(run):
 def test_training_tells_the_terms_and_the_fluctuation(run):
     for method, about in run.training["a"].items():
         assert set(about["kl"]) == {"constant", "l2", "ensembling", "stochasticity", "repulsive"}
-        if method == "langevin":  # minimises nothing
+        if method in ("langevin", "mclmc"):  # minimises nothing
             continue
         assert about["loss_sd"] >= 0
         assert len(about["course"]["step"]) == len(about["course"]["loss"]), method
