@@ -61,7 +61,7 @@ class DigitsConfig:
     members: configs.Members = 10
     steps: int = 450  # what the time allows: SE3 and gaussian are not at their end
     langevin_steps: int = 450  # of the whole data, each
-    mclmc_steps: int = 450  # likewise, of two gradients
+    mclmc_steps: int = 2000  # likewise, of two gradients: fewer leave its members on their way
     chains: int = 4
     samples: int = 20
     warmup: int = 20

@@ -5,7 +5,7 @@ in-domain points uniform on [-1, 1]^2, out-of-domain on [-10, 10]^2.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -203,12 +203,12 @@ def _train_ensembles(
                 yield draw, part.take(slice(rows[0], rows[-1] + 1))
 
 
-def _list_numbers(posterior: Posterior) -> Sequence[int]:
+def _list_numbers(posterior: Posterior) -> tuple[int, ...]:
     """Of the member that each draw belongs to. Some members may have diverged and be left out."""
     if posterior.chains is None:
         return posterior.members
     each = len(posterior) // posterior.chains.count
-    return [k // each for k in range(len(posterior))]
+    return tuple(k // each for k in range(len(posterior)))
 
 
 def _thin_reference(reference: Posterior, members: int) -> Posterior:
