@@ -124,6 +124,22 @@ def distances(row: Any) -> str:
     return " / ".join(f"{100 * row[place]['variance']['value']:.2f}" for place in ("in", "out"))
 
 
+def test_how_close_on_digits():
+    rows = read(ROOT / "results/digits/metrics.json")["digits"]
+
+    def told(metric: dict[str, float], digits: int = 1) -> str:
+        value, low, high = (f"{100 * metric[k]:.{digits}f}" for k in ("value", "low", "high"))
+        return f"{value} ({low} to {high})"
+
+    for cell, accuracy, nll, distance in table("total variation to HMC, 10⁻²", HOW_CLOSE):
+        name = cell.strip("`")
+        test = rows[name]["test"]
+        assert accuracy == told(test["accuracy"])
+        assert nll == f"{test['NLL']['value']:.3f}"
+        own = rows["HMC, its own noise"]["test"] if name == "HMC" else test
+        assert plain(distance).split(", ")[0] == told(own["variance"])
+
+
 def test_how_close_in_the_readme():
     rows = table("toy a", "README.md")
     assert len(rows) == 6
