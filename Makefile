@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Many tests start a Python of their own, and each would compile the package again where this is set.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: install demo test long pretrained portable bounds lint docs wheel bench faults mutants clean
 
 install: $(READY)
