@@ -228,7 +228,9 @@ def small(members):
     return x, y, {name: p.to(DEVICE) for name, p in params.items()}
 
 
-@pytest.mark.parametrize("rows", [None, [[4, 0, 0], [1, 3, 2]], [[2], [4]]])
+@pytest.mark.parametrize(
+    "rows", [pytest.param(None, marks=pytest.mark.long), [[4, 0, 0], [1, 3, 2]], [[2], [4]]]
+)
 def test_the_loss_is_that_of_vmap(rows, here):
     x, y, params = small(range(2))
     rows = None if rows is None else torch.tensor(rows, device=DEVICE)

@@ -157,7 +157,7 @@ COMPILES = pytest.mark.skipif(
 
 
 @COMPILES
-@pytest.mark.parametrize("form", ["nested", "dataclass"])
+@pytest.mark.parametrize("form", long_but({"nested"}, ["nested", "dataclass"]))
 def test_a_compiled_training_of_trees(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of all inputs are taken inside of what torch.compile takes whole. (Its own backend would
     take minutes.)"""

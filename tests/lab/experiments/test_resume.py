@@ -67,7 +67,7 @@ def quiet():
 
 def test_toy(tmp_path):
     """Stopped again and again, in the reference, between methods and inside the curve."""
-    small = TOY | {"sets": ("a",), "draws": 2, "seeds": 2}
+    small = TOY | {"sets": ("a",), "draws": 2, "seeds": 1}
     whole = toy.run(toy_config.configure("quick", out=tmp_path / "whole", **small))
     cut = tmp_path / "cut"
     config = toy_config.configure("quick", out=cut, **small)
