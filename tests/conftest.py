@@ -1,6 +1,7 @@
 """Shared by all tests: small data, and float64 where a comparison should be exact."""
 
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,9 @@ from tests.torchvision_on_cpu import let_torchvision_import
 from torch import Tensor
 
 let_torchvision_import()
+
+# Some tests press Ctrl-C. A shell makes what it starts in the background deaf to it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The machines that run this are noisy: a slow example is no failure.
 settings.register_profile("stochens", deadline=None)

@@ -257,6 +257,20 @@ def test_signals_wait_to_be_asked_for(number, kind):
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_ignored_signal_stays_ignored(number):
+    """A job in the background of a script: Ctrl-C is for what stands in front."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with stoppable() as stop:
+            os.kill(os.getpid(), number)
+            time.sleep(0.01)
+            assert stop() is None
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+
+
 @pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_training_that_is_stopped_goes_on_where_it_was(number, likelihood, tmp_path):

@@ -230,7 +230,8 @@ def stoppable(folder: str | Path | None = None) -> Iterator[Callable[[], BaseExc
     """Inside, Ctrl-C and SIGTERM wait to be asked for, so that a step can be finished first.
 
     Yields a function: what to raise, or None while nobody wants to stop. A second signal does not
-    wait. `folder`: where the work is kept, which the KeyboardInterrupt then says.
+    wait. `folder`: where the work is kept, which the KeyboardInterrupt then says. A signal that
+    this process ignores, as one that was started in the background does, stays ignored.
     """
     kept = () if folder is None else (f"stopped; kept in {folder}: the same call goes on",)
     wanted: list[BaseException] = []
@@ -243,6 +244,8 @@ def stoppable(folder: str | Path | None = None) -> Iterator[Callable[[], BaseExc
         wanted.append(KeyboardInterrupt(*kept) if interrupted else SystemExit(TERMINATED))
 
     for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            continue
         with contextlib.suppress(ValueError):  # not the main thread: signals are not ours
             before[number] = signal.signal(number, note)
     try:
