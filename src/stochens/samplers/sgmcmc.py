@@ -21,6 +21,7 @@ from stochens.prior import Prior
 from stochens.run.checkpoints import kept_in, refuse_other
 from stochens.run.options import Run, matmul_precision, merge_run
 from stochens.run.progress import Show, progress_bar
+from stochens.samplers.chain_heat import Heat, heat_in_words
 from stochens.samplers.diagnostics import SamplingWarning, warn_of_trouble
 from stochens.samplers.problem import Problem, SamplerRequest, prepare
 from stochens.samplers.sgmcmc_steps import Cycle, Progress, Record, data_term_for, initial, told
@@ -30,7 +31,7 @@ from stochens.samplers.target import unflatten
 from stochens.training.request import Place, Start
 from stochens.training.starts import settle_start
 
-FORMAT = "stochens sgmcmc 2"  # 1: an epoch ended in a short batch
+FORMAT = "stochens sgmcmc 3"  # 2: nothing told how warm the chains are
 KINDS = ("sgld", "sghmc", "csghmc")
 PRECONDITIONERS = ("rmsprop",)
 DEFAULT_RATES = {None: 1e-2, "rmsprop": 1e-3}
@@ -156,7 +157,7 @@ def _sample_here(request: SgmcmcRequest, problem: Problem) -> Posterior:
     term = data_term_for(problem, request.batch_size, plan.steps)
     settings = _settings(kind, problem, plan, request.batch_size)
     at = Progress(initial(flatten(problem.start)), 0, 0)
-    record = _empty(at.state.q, plan.samples)
+    record = _empty(at.state.q, plan.samples, len(problem.shapes))
     if resume is not None:
         at = _go_on(resume, settings, record)
     bars = progress_bar(kind, total=plan.steps * chains, show=options.progress)
@@ -192,8 +193,16 @@ def _sample_block(request: SgmcmcRequest) -> Posterior:
 
 def _warn_unless_cold(posterior: Posterior, problem: Problem, plan: Cycle) -> None:
     """At temperature 0 chains descend to modes, and are not meant to mix."""
-    if plan.temperature > 0:
-        warn_of_trouble(posterior, problem.x)
+    assert posterior.chains is not None
+    if plan.temperature == 0:
+        return
+    heat = Heat(*(posterior.chains.state[name] / plan.temperature for name in Heat._fields))
+    sizes = {name: shape.numel() for name, shape in problem.shapes.items()}
+    batch = posterior.chains.settings["batch_size"]
+    mini = batch is not None and batch < len(problem.x)
+    warn_of_trouble(
+        posterior, problem.x, heat_in_words(heat, sizes, lr=plan.lr, mini_batches=mini)
+    )
 
 
 def _settings(kind: str, problem: Problem, plan: Cycle, batch_size: int | None) -> dict[str, Any]:
@@ -204,10 +213,11 @@ def _settings(kind: str, problem: Problem, plan: Cycle, batch_size: int | None) 
     return {"kind": kind, "batch_size": batch_size and int(batch_size), **own, **problem.settings()}
 
 
-def _empty(q: Tensor, samples: int) -> Record:
+def _empty(q: Tensor, samples: int, parameters: int) -> Record:
     M, D = q.shape
     likelihood = torch.zeros(M, samples, dtype=torch.float64, device=q.device)
-    return Record(q.new_zeros(M, samples, D), likelihood)
+    heat = Heat(*(likelihood.new_zeros(M, samples, parameters) for _ in Heat._fields))
+    return Record(q.new_zeros(M, samples, D), likelihood, heat)
 
 
 def _found(named: dict[str, Tensor], record: Record) -> Progress:
@@ -216,8 +226,8 @@ def _found(named: dict[str, Tensor], record: Record) -> Progress:
     room = record.draws.shape[1]
     if named["draws"].shape[1] > room:
         raise InputError(f"samples must be at least the {named['draws'].shape[1]} of the run there")
-    record.draws[:, : named["draws"].shape[1]] = named["draws"].to(record.draws)
-    record.likelihood[:, : named["likelihood"].shape[1]] = named["likelihood"].to(record.likelihood)
+    for name, place in record.upto(at.made).items():
+        place.copy_(named[name])
     return at
 
 
@@ -230,8 +240,9 @@ def _go_on(resume: Posterior, settings: dict[str, Any], record: Record) -> Progr
     if at.made > record.draws.shape[1]:
         raise InputError(f"samples must be at least the {at.made} that resume has")
     draws = flatten(resume.params).unflatten(0, (len(record.draws), at.made))
-    record.draws[:, : at.made] = draws
-    record.likelihood[:, : at.made] = resume.chains.stats["likelihood"]
+    made = {"draws": draws, **resume.chains.stats, **resume.chains.state}
+    for name, place in record.upto(at.made).items():
+        place.copy_(made[name])
     return at
 
 
@@ -298,6 +309,7 @@ def _report_divergence(draws: Tensor, plan: Cycle, ids: tuple[int, ...]) -> None
         warnings.warn(
             f"{len(lost)} of {len(draws)} chains diverged (chains {named}), the first before draw "
             f"{left}; the others are unharmed. A lr below {plan.lr:g} usually mends it",
+            SamplingWarning,
             stacklevel=outside(),
         )
 
@@ -318,7 +330,8 @@ def _result(
         "prior": problem.coordinates.energy(draws, problem.prior_precision).cpu(),
         "step": torch.tensor(rates, dtype=torch.float64).repeat(len(draws), 1),
     }  # each [M, made]
-    state = {name: t.cpu() for name, t in at.named().items()}
+    heat = Heat(*(t[:, :made] for t in record.heat))
+    state = {name: t.cpu() for name, t in {**at.named(), **heat._asdict()}.items()}
     chains = Chains(sampler=kind, count=len(draws), stats=stats, state=state, settings=settings)
     params = unflatten(draws.reshape(-1, draws.shape[2]), problem.shapes)
     return problem.posterior(params, chains=chains)

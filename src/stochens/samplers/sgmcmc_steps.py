@@ -30,6 +30,7 @@ from stochens.randomness.hashed import MOMENTUM, normal
 from stochens.randomness.seeds import SAMPLER, derive, permutations
 from stochens.run.checkpoints import Keeper
 from stochens.run.progress import Bar, compiling
+from stochens.samplers.chain_heat import Heat, measured
 from stochens.samplers.problem import Problem
 from stochens.samplers.target import unflatten
 
@@ -70,6 +71,10 @@ class Cycle(NamedTuple):
     def steps(self) -> int:
         return (self.cycles or 1) * self.length
 
+    def ends_burn_in(self, step: int) -> bool:
+        """Whether this step is the first after a burn-in."""
+        return step % self.length == self.burn_in
+
     def at(self, step: int) -> Moment:
         """lr_k = lr / 2 (1 + cos(pi k / K)) in the k-th step of a cycle of K (Zhang et al., 2020).
 
@@ -104,11 +109,15 @@ class State(NamedTuple):
     q: Tensor  # [M, D]
     p: Tensor  # [M, D]
     square: Tensor  # [M, D], the running average of (g / N)^2
+    centre: Tensor  # [M, D], where the burn-in ended
     weight: float  # of the gradients in that average; the rest is the zero that it began with
 
 
+NAMES = State._fields[:-1]
+
+
 def initial(q: Tensor) -> State:
-    return State(q, torch.zeros_like(q), torch.zeros_like(q), 0.0)
+    return State(q, torch.zeros_like(q), torch.zeros_like(q), q, 0.0)
 
 
 def adapted(state: State, g: Tensor, data_size: int) -> State:
@@ -147,6 +156,12 @@ class Record(NamedTuple):
 
     draws: Tensor  # [M, samples, D]
     likelihood: Tensor  # [M, samples]
+    heat: Heat  # [M, samples, K]
+
+    def upto(self, made: int) -> dict[str, Tensor]:
+        """What there is of it, by name."""
+        named = {"draws": self.draws, "likelihood": self.likelihood, **self.heat._asdict()}
+        return {name: t[:, :made] for name, t in named.items()}
 
 
 class Progress(NamedTuple):
@@ -158,13 +173,13 @@ class Progress(NamedTuple):
 
     def named(self) -> dict[str, Tensor]:
         counts = torch.tensor([self.state.weight, self.step, self.made], dtype=torch.float64)
-        return {**dict(zip(("q", "p", "square"), self.state[:3], strict=True)), "counts": counts}
+        return {**dict(zip(NAMES, self.state, strict=False)), "counts": counts}
 
     @classmethod
     def of(cls, named: dict[str, Tensor], device: torch.device) -> "Progress":
-        q, p, square = (named[name].to(device) for name in ("q", "p", "square"))
+        tensors = (named[name].to(device) for name in NAMES)
         weight, step, made = named["counts"].tolist()
-        return cls(State(q, p, square, weight), int(step), int(made))
+        return cls(State(*tensors, weight), int(step), int(made))
 
 
 def run(
@@ -183,16 +198,23 @@ def run(
     key = torch.tensor(keys, device=device)  # [M]
     stream = itertools.islice(batches(problem, batch_size), start.step, plan.steps)
     gradient = Gradient(problem, data_term)
+    sizes = [shape.numel() for shape in problem.shapes.values()]
     began = time.monotonic()
     try:
         for step, rows in enumerate(stream, start.step):
             energy, g = gradient(at.state.q, rows, step)
             if step == 0:
                 refuse_bad_start(energy, problem.ids)
-            state, made = _step(problem, plan, at.state, g, key, step), at.made
+            state, made = at.state, at.made
+            if plan.ends_burn_in(step):
+                state = state._replace(centre=state.q)
+            before, state = state, _step(problem, plan, state, g, key, step)
             if plan.at(step).draws:
                 record.draws[:, made] = state.q
                 record.likelihood[:, made] = energy
+                heat = measured(before.q, before.centre, g, state.p, plan.momentum, sizes)
+                record.heat.virial[:, made : made + 1] = heat.virial
+                record.heat.temperature[:, made : made + 1] = heat.temperature
                 made += 1
                 speed = chains * (made - start.made) / (time.monotonic() - began)
                 bar.note(f"draw {made} of {plan.samples}, {speed:,.1f} draws/s")
@@ -206,8 +228,7 @@ def run(
 
 
 def _kept(at: Progress, record: Record) -> dict[str, Tensor]:
-    made = {"draws": record.draws[:, : at.made], "likelihood": record.likelihood[:, : at.made]}
-    return {**at.named(), **made}
+    return {**at.named(), **record.upto(at.made)}
 
 
 def _step(problem: Problem, plan: Cycle, state: State, g: Tensor, key: Tensor, step: int) -> State:
