@@ -169,10 +169,10 @@ def test_sgmcmc_goes_on_too(data, monkeypatch):
 
     step, calls = sgmcmc_steps._step, iter(range(30))
 
-    def stopping(*arguments):
+    def stopping(*arguments, **mini):
         if next(calls) == 25:
             raise KeyboardInterrupt
-        return step(*arguments)
+        return step(*arguments, **mini)
 
     with monkeypatch.context() as patch:
         patch.setattr(sgmcmc_steps, "_step", stopping)

@@ -8,16 +8,15 @@ from torch import nn
 import stochens
 from stochens.samplers import langevin
 from stochens.samplers.arrival import Verdict
+from stochens.samplers.gradients import Gradient, data_term_for
 from stochens.samplers.langevin_steps import StepRule
 from stochens.samplers.problem import SamplerRequest, prepare
-from stochens.samplers.sgmcmc_steps import (
-    AVERAGING,
-    Gradient,
-    adapted,
-    data_term_for,
-    initial,
-    step_scale,
-)
+from stochens.samplers.sgmcmc_steps import AVERAGING, State, adapted, step_scale
+from stochens.samplers.sgmcmc_steps import initial as begun
+
+
+def initial(q: torch.Tensor) -> State:
+    return begun(q, torch.arange(len(q)))
 
 
 def test_an_average_of_equal_gradients_is_that_gradient():

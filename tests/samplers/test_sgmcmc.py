@@ -18,9 +18,10 @@ import stochens
 from stochens import InputError
 from stochens.program import data_term
 from stochens.samplers import sgmcmc_steps
+from stochens.samplers.gradients import Gradient, batches, data_term_for
 from stochens.samplers.problem import SamplerRequest, prepare
 from stochens.samplers.sgmcmc import sgmcmc
-from stochens.samplers.sgmcmc_steps import Cycle, Gradient, batches, data_term_for
+from stochens.samplers.sgmcmc_steps import Cycle
 
 N, NOISE, PRECISION = 20, 0.5, 2.0
 
@@ -205,7 +206,7 @@ def test_lr_is_that_of_sgd_on_the_loss_of_fit(xor):
     st.integers(0, 30), st.integers(1, 5), st.integers(1, 6), st.integers(1, 4), st.floats(0.01, 1)
 )
 def test_the_cyclical_schedule(burn_in, thin, each, cycles, lr):
-    plan = Cycle(lr, 0.9, 0.7, None, burn_in, thin, each * cycles, cycles)
+    plan = Cycle(lr, 0.9, 0.7, None, burn_in, thin, each * cycles, cycles, False)
     length = burn_in + each * thin
     moments = [plan.at(step) for step in range(plan.steps)]
     assert len(moments) == cycles * length
@@ -220,7 +221,7 @@ def test_the_cyclical_schedule(burn_in, thin, each, cycles, lr):
 
 
 def test_a_preconditioned_cycle_ends_its_exploration_with_noise():
-    plan = Cycle(0.1, 0.9, 1.0, "rmsprop", burn_in=250, thin=1, samples=10, cycles=1)
+    plan = Cycle(0.1, 0.9, 1.0, "rmsprop", burn_in=250, thin=1, samples=10, cycles=1, cools=False)
     assert [plan.at(k).temperature for k in (0, 149, 150, 249, 250)] == [0.0, 0.0, 1.0, 1.0, 1.0]
     assert [plan.at(k).adapts for k in (0, 249, 250)] == [True, True, False]
 

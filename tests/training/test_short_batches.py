@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 import stochens
 from stochens import Homoscedastic
 from stochens.data import source
+from stochens.samplers.gradients import batches
 from stochens.samplers.problem import SamplerRequest, prepare
-from stochens.samplers.sgmcmc_steps import batches
 from stochens.training.shares import Shares
 
 N, B = 33, 32

@@ -5,9 +5,9 @@ For q from exp(-U / T), any fixed point c, and a mini-batch that q does not depe
     E (q - c) . g = T D         the virial
     E p . p = 2 T D / (1 + beta)    the temperature
 
-and likewise for the part of each parameter by itself. Steps that are too large, and the noise of
-mini-batches, make both of them larger, by the share by which variances are too large. Chains that
-have not arrived, or hardly move, are off in the virial alone.
+and likewise for the part of each parameter by itself, and along one direction of length 1. Steps
+that are too large, and the noise of mini-batches, make both of them larger, by the share by which
+variances are too large. Chains that have not arrived, or hardly move, are off in the virial alone.
 """
 
 import math
@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from stochens.posterior.chains import Chains
 from stochens.samplers.arrival import ALARM, student_tails
 
 LIMIT = 0.1  # of a variance: standard deviations 5 % off do not matter
@@ -24,10 +25,10 @@ LEAST_DRAWS = 2 * BLOCKS
 
 
 class Heat(NamedTuple):
-    """Of every draw, as a share of what it should be."""
+    """Of every draw, as a share of what it should be: of each of K parameters, and along v."""
 
-    virial: Tensor  # [M, n, K], of each of K parameters
-    temperature: Tensor  # [M, n, K]
+    virial: Tensor  # [M, n, K + 1]
+    temperature: Tensor  # [M, n, K + 1]
 
 
 class Finding(NamedTuple):
@@ -35,8 +36,11 @@ class Finding(NamedTuple):
 
     value: float  # 1 is right
     error: float  # its standard error
-    place: str | None  # None: all parameters together
+    place: str  # where, in words; none for all parameters together
     off: bool  # beyond what matters and what chance does
+
+    def __str__(self) -> str:
+        return f"{self.value:.3g} +- {self.error:.2g}{self.place}"
 
 
 def parts(values: Tensor, sizes: list[int]) -> Tensor:
@@ -49,38 +53,61 @@ def parts(values: Tensor, sizes: list[int]) -> Tensor:
 
 
 def measured(
-    q: Tensor, centre: Tensor, g: Tensor, p: Tensor, momentum: float, sizes: list[int]
+    away: Tensor, g: Tensor, p: Tensor, v: Tensor, momentum: float, sizes: list[int]
 ) -> Heat:
-    """At temperature 1, of one draw of each chain: [M, 1, K]. g is the gradient at q."""
-    count = torch.tensor(sizes, dtype=torch.float64, device=q.device)
-    virial = parts((q - centre) * g, sizes) / count
-    temperature = parts(p.square(), sizes) * (1 + momentum) / 2 / count
-    return Heat(virial.unsqueeze(1), temperature.unsqueeze(1))
+    """At temperature 1, of one draw of each chain: [M, K + 1].
+
+    away = (q - c) / s,  g = s dU/dq,  p and v are all in the coordinates of the steps, [M, D].
+    """
+    count = torch.tensor(sizes, dtype=torch.float64, device=p.device)
+    usual = 2 / (1 + momentum)  # E p_d^2
+    along = [(t.double() * v).sum(1, keepdim=True) for t in (away, g, p)]  # each [M, 1]
+    virial = [parts(away * g, sizes) / count, along[0] * along[1]]
+    temperature = [parts(p.square(), sizes) / count / usual, along[2].square() / usual]
+    return Heat(torch.cat(virial, 1), torch.cat(temperature, 1))
 
 
 def find(values: Tensor, sizes: dict[str, int]) -> Finding | None:
-    """values [M, n, K], which should be 1 on average; None where there are too few draws.
+    """values [M, n, K + 1], which should be 1 on average; None where there are too few draws.
 
     A chain's draws depend on each other, so that blocks of them are compared and not draws.
     """
-    values = values[values.isfinite().all(2).all(1)]
-    M, n, K = values.shape
+    values = values[values.isfinite().all(2).all(1)].cpu()
+    M, n, _ = values.shape
     if M == 0 or n < LEAST_DRAWS:
         return None
     count = torch.tensor(list(sizes.values()), dtype=torch.float64)
-    share = count / count.sum()
-    whole = (values * share).sum(2, keepdim=True)  # [M, n, 1]
+    whole = (values[..., :-1] * count).sum(2, keepdim=True) / count.sum()  # [M, n, 1]
     blocks = torch.cat([values, whole], 2)[:, n % BLOCKS :].unflatten(1, (BLOCKS, -1)).mean(2)
-    blocks = blocks.flatten(0, 1)  # [M BLOCKS, K + 1]
+    blocks = blocks.flatten(0, 1)  # [M BLOCKS, K + 2]
     mean, error = blocks.mean(0), blocks.std(0) / math.sqrt(len(blocks))
     # of a Gaussian's D coordinates neither varies less from one independent draw to the next
-    least = (2 / torch.cat([count, count.sum().reshape(1)]) / (M * n)).sqrt()
-    t = (mean - 1) / torch.maximum(error, least)
-    chances = [(K + 1) * student_tails(each, len(blocks) - 1) for each in t.tolist()]
+    free = torch.cat([count, torch.tensor([1.0, float(count.sum())])])
+    t = (mean - 1) / torch.maximum(error, (2 / (free * M * n)).sqrt())
+    chances = [len(t) * student_tails(each, len(blocks) - 1) for each in t.tolist()]
     beyond = ((mean - 1).abs() > LIMIT) & (torch.tensor(chances) < ALARM)
-    worst = int(torch.where(beyond, t.abs(), t.abs() - t.abs().max() - 1).argmax())
-    place = None if worst == K or K == 1 else list(sizes)[worst]
-    return Finding(float(mean[worst]), float(error[worst]), place, bool(beyond[worst]))
+    worst = int((t.abs() + beyond * (1 + t.abs().max())).argmax())
+    places = [*(f" in {name!r}" for name in sizes), " in its stiffest direction", ""]
+    return Finding(float(mean[worst]), float(error[worst]), places[worst], bool(beyond[worst]))
+
+
+def heat_of(chains: Chains) -> Heat | None:
+    """What `sgmcmc` kept of its draws, as a share of its temperature; None of other samplers, and
+    of chains that were to descend."""
+    if "virial" not in chains.state or not chains.settings["temperature"]:
+        return None
+    return Heat(*(chains.state[name] / chains.settings["temperature"] for name in Heat._fields))
+
+
+def heat_troubles(chains: Chains, sizes: dict[str, int], data_size: float) -> list[str]:
+    """What is wrong, with what to do."""
+    heat, settings = heat_of(chains), chains.settings
+    if heat is None:
+        return []
+    batch = settings["batch_size"]
+    mini = batch is not None and batch < data_size
+    said = heat_in_words(heat, sizes, lr=settings["lr"], mini_batches=mini)
+    return [] if said is None else [said]
 
 
 def heat_in_words(
@@ -93,19 +120,14 @@ def heat_in_words(
         larger = "a larger batch_size, or " if mini_batches else ""
         cool = float(f"{lr * LIMIT / 2 / (temperature.value - 1):.1g}")
         return (
-            f"these chains are too hot: their temperature is {_number(temperature)}, where 1 is "
+            f"these chains are too hot: their temperature is {temperature}, where 1 is "
             f"right, and their variances are too large by about as much; {why}. Try {larger}"
             f"lr={cool:g} with more burn_in and thin"
         )
     if virial is not None and virial.off:
         return (
             f"these chains have not arrived at the posterior, or are not let go on for long enough:"
-            f" their virial is {_number(virial)}, where 1 is right. Try a longer burn_in and more "
+            f" their virial is {virial}, where 1 is right. Try a longer burn_in and more "
             "samples, or a start that is trained already"
         )
     return None
-
-
-def _number(found: Finding) -> str:
-    where = "" if found.place is None else f" in {found.place!r}"
-    return f"{found.value:.3g} +- {found.error:.2g}{where}"

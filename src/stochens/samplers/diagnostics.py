@@ -11,6 +11,7 @@ from stochens.errors import InputError, outside
 from stochens.members import flatten
 from stochens.posterior.posterior import Posterior
 from stochens.samplers.chain_arrival import Arrival, arrival_troubles, measure_arrival
+from stochens.samplers.chain_heat import Finding, find, heat_of, heat_troubles
 from stochens.samplers.mixing import LEAST_DRAWS, Mixing, mixing
 from stochens.text_table import text_table
 from stochens.trees import Input
@@ -45,6 +46,8 @@ class Diagnosis(NamedTuple):
     leapfrogs: float | None  # of a draw, mean
     troubles: list[str]
     arrival: Arrival | None = None  # of `mclmc`
+    temperature: Finding | None = None  # of `sgmcmc`: the place that is worst, 1 is right
+    virial: Finding | None = None  # likewise
 
     def table(self) -> str:
         """Of predictions and of parameters the worst that there is."""
@@ -59,6 +62,9 @@ class Diagnosis(NamedTuple):
         lines = [] if self.arrival is not None else [f"{self.divergences} divergences"]
         if self.arrival is not None:
             lines.append(str(self.arrival))
+        for name, found in (("temperature", self.temperature), ("virial", self.virial)):
+            if found is not None:
+                lines.append(f"{name} {found}")
         if self.accept is not None:
             lines.append(f"acceptance {_range(self.accept)}")
         if self.e_bfmi is not None:
@@ -106,6 +112,7 @@ def diagnose(posterior: Posterior, x: Any) -> Diagnosis:
             troubles += arrival_troubles(arrival)
         said = _mixing_in_words(predictions, chains.count, "the predictions", chains.sampler)
         troubles += [] if said is None else [said]
+    heat = heat_of(chains)
     return Diagnosis(
         predictions=predictions,
         parameters=parameters,
@@ -116,7 +123,14 @@ def diagnose(posterior: Posterior, x: Any) -> Diagnosis:
         leapfrogs=float(stats["leapfrogs"].mean()) if "leapfrogs" in stats else None,
         troubles=troubles,
         arrival=arrival,
+        temperature=None if heat is None else find(heat.temperature, _sizes(posterior)),
+        virial=None if heat is None else find(heat.virial, _sizes(posterior)),
     )
+
+
+def _sizes(posterior: Posterior) -> dict[str, int]:
+    """How many numbers of a draw each parameter has."""
+    return {name: p[0].numel() for name, p in posterior.params.items()}
 
 
 def _outputs(posterior: Posterior, x: Any) -> Tensor:
@@ -262,7 +276,8 @@ def _too_few(draws: int) -> str:
 def sampler_troubles(posterior: Posterior) -> list[str]:
     """What the sampler's own statistics say, with what to do about it."""
     assert posterior.chains is not None
-    chains, stats, found = posterior.chains, posterior.chains.stats, []
+    chains, stats = posterior.chains, posterior.chains.stats
+    found = heat_troubles(chains, _sizes(posterior), posterior.data_size)
     draws = len(posterior) // chains.count
     if "diverged" in stats and float(stats["diverged"].sum()):
         count, worst = int(stats["diverged"].sum()), int(stats["diverged"].sum(1).argmax())

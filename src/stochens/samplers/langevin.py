@@ -38,9 +38,9 @@ from stochens.run.progress import Show, progress_bar
 from stochens.samplers import arrival, langevin_steps
 from stochens.samplers.arrival import Ends
 from stochens.samplers.diagnostics import SamplingWarning
+from stochens.samplers.gradients import Gradient, batches, data_term_for, gradient_in_w, told
 from stochens.samplers.langevin_steps import State, StepRule
 from stochens.samplers.problem import Problem, SamplerRequest, prepare
-from stochens.samplers.sgmcmc_steps import Gradient, batches, data_term_for, gradient_in_w, told
 from stochens.samplers.target import unflatten
 from stochens.training.request import Place, Start
 from stochens.training.starts import settle_start

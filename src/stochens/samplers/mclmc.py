@@ -25,6 +25,7 @@ from stochens.run.checkpoints import kept_in, refuse_other
 from stochens.run.options import Run, matmul_precision, merge_run
 from stochens.run.progress import Show, progress_bar
 from stochens.samplers.diagnostics import SamplingWarning, judge_members, warn_of_trouble
+from stochens.samplers.gradients import data_term_for, gradient_in_w, refuse_bad_start, told
 from stochens.samplers.mclmc_plan import Schedule
 from stochens.samplers.mclmc_run import (
     STATS,
@@ -37,7 +38,6 @@ from stochens.samplers.mclmc_run import (
 )
 from stochens.samplers.mclmc_run import run as drive
 from stochens.samplers.problem import Problem, SamplerRequest, prepare
-from stochens.samplers.sgmcmc_steps import data_term_for, gradient_in_w, refuse_bad_start, told
 from stochens.samplers.snapshot import refuse_both
 from stochens.samplers.target import unflatten
 from stochens.training.request import Place, Start

@@ -19,12 +19,12 @@ from stochens.run.checkpoints import Keeper
 from stochens.run.progress import Bar
 from stochens.samplers import mclmc_steps as steps
 from stochens.samplers import mclmc_trials as trials
+from stochens.samplers.gradients import Gradient
 from stochens.samplers.mclmc_plan import Schedule
 from stochens.samplers.mclmc_steps import Slope, State
 from stochens.samplers.mclmc_trials import Trial
 from stochens.samplers.mixing import effective
 from stochens.samplers.problem import Problem
-from stochens.samplers.sgmcmc_steps import Gradient
 from stochens.samplers.target import prior_energy
 
 STREAM = 3  # of the numbers of (seed, SAMPLER, member)

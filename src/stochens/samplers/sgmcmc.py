@@ -21,10 +21,11 @@ from stochens.prior import Prior
 from stochens.run.checkpoints import kept_in, refuse_other
 from stochens.run.options import Run, matmul_precision, merge_run
 from stochens.run.progress import Show, progress_bar
-from stochens.samplers.chain_heat import Heat, heat_in_words
+from stochens.samplers.chain_heat import Heat
 from stochens.samplers.diagnostics import SamplingWarning, warn_of_trouble
+from stochens.samplers.gradients import data_term_for, told
 from stochens.samplers.problem import Problem, SamplerRequest, prepare
-from stochens.samplers.sgmcmc_steps import Cycle, Progress, Record, data_term_for, initial, told
+from stochens.samplers.sgmcmc_steps import Cycle, Progress, Record, initial, keys
 from stochens.samplers.sgmcmc_steps import run as drive
 from stochens.samplers.snapshot import refuse_both
 from stochens.samplers.target import unflatten
@@ -77,21 +78,24 @@ def sgmcmc(
 
     Samples  exp(-U / T),  U = N nll + lambda / 2 |theta|^2,  by the steps
 
-        p     <- beta p - s g + sqrt(2 (1 - beta) T) n,   n ~ N(0, 1),   s = sqrt(lr / (N m))
-        theta <- theta + s p
+        p     <- beta p - s g + sqrt(2 (1 - beta) T - s^2 n) xi,   xi ~ N(0, 1)
+        theta <- theta + s p,                                      s = sqrt(lr / (N m))
 
     where g is dU / dtheta with the mean nll of a mini-batch in the place of that of all the data.
     So lr is that of SGD, or of RMSprop, on U / N, the loss of `fit`: without momentum and noise
     theta moves by  -lr / m * d(U / N) / dtheta.
 
-    No step is rejected. The draws are too wide by two errors that vanish as lr does: that of the
-    step, a share  lr a / (2 (1 + beta) N m)  of the variance where U has the curvature a, and the
-    noise of the mini-batches, which heats the chain and is not corrected for.
+    n is the variance that the mini-batch gives to g. It is measured in the second quarter of the
+    burn-in, for each parameter, and taken off what is injected, so that batches do not heat the
+    chain. No step is rejected: draws are too wide by a share  lr a / (2 (1 + beta) N m)  of the
+    variance where U has the curvature a.
 
     Every draw of every chain is a member of the Posterior that is returned, chain after chain. In
     `posterior.chains.stats`, likelihood is N nll of the mini-batch of the step that led to the
     draw, where that step began; prior is lambda / 2 |theta|^2 of the draw; step is its lr. At its
-    end it warns of a high R-hat and of few effective draws, as `nuts` does.
+    end it warns of a high R-hat and of few effective draws, as `nuts` does, and where the
+    temperature of the momenta or the virial of the draws, of any parameter or along the stiffest
+    direction, is not what it is for draws of the posterior.
 
     net, data, likelihood, output: as in `fit`, but no DataLoader, and no weights. The network must
         not be stochastic.
@@ -100,8 +104,10 @@ def sgmcmc(
     chains: how many, or which.
     samples: draws of each chain, one in `thin` steps.
     burn_in: steps, not epochs, before the draws; for "csghmc", the exploration of every cycle.
-    batch_size: None for the whole data set. Each chain has its own order of the data.
-    lr: 0.01 when None, and 0.001 with a preconditioner.
+    batch_size: None for the whole data set. Each chain draws its own rows, anew in every step.
+    lr: When None, 0.01, or 0.001 with a preconditioner, and less for the draws of a chain where the
+        noise of its batches would be more than a quarter of what is injected, or where full-batch
+        steps would make a variance 5 % too large.
     momentum: beta, which is 1 - friction; 0.9 when None.
     preconditioner: None for m = 1; "rmsprop" for m = sqrt(V) + sqrt(lambda) / N, with V the running
         average of (g / N)^2. V is learned in the burn-in and then held, since a step size that
@@ -156,7 +162,7 @@ def _sample_here(request: SgmcmcRequest, problem: Problem) -> Posterior:
     chains = len(problem.ids)
     term = data_term_for(problem, request.batch_size, plan.steps)
     settings = _settings(kind, problem, plan, request.batch_size)
-    at = Progress(initial(flatten(problem.start)), 0, 0)
+    at = Progress(initial(flatten(problem.start), keys(problem)), 0, 0)
     record = _empty(at.state.q, plan.samples, len(problem.shapes))
     if resume is not None:
         at = _go_on(resume, settings, record)
@@ -193,16 +199,8 @@ def _sample_block(request: SgmcmcRequest) -> Posterior:
 
 def _warn_unless_cold(posterior: Posterior, problem: Problem, plan: Cycle) -> None:
     """At temperature 0 chains descend to modes, and are not meant to mix."""
-    assert posterior.chains is not None
-    if plan.temperature == 0:
-        return
-    heat = Heat(*(posterior.chains.state[name] / plan.temperature for name in Heat._fields))
-    sizes = {name: shape.numel() for name, shape in problem.shapes.items()}
-    batch = posterior.chains.settings["batch_size"]
-    mini = batch is not None and batch < len(problem.x)
-    warn_of_trouble(
-        posterior, problem.x, heat_in_words(heat, sizes, lr=plan.lr, mini_batches=mini)
-    )
+    if plan.temperature > 0:
+        warn_of_trouble(posterior, problem.x)
 
 
 def _settings(kind: str, problem: Problem, plan: Cycle, batch_size: int | None) -> dict[str, Any]:
@@ -216,7 +214,7 @@ def _settings(kind: str, problem: Problem, plan: Cycle, batch_size: int | None) 
 def _empty(q: Tensor, samples: int, parameters: int) -> Record:
     M, D = q.shape
     likelihood = torch.zeros(M, samples, dtype=torch.float64, device=q.device)
-    heat = Heat(*(likelihood.new_zeros(M, samples, parameters) for _ in Heat._fields))
+    heat = Heat(*(likelihood.new_zeros(M, samples, parameters + 1) for _ in Heat._fields))
     return Record(q.new_zeros(M, samples, D), likelihood, heat)
 
 
@@ -293,6 +291,7 @@ def _plan(
         thin=int(thin),
         samples=int(samples),
         cycles=None if cycles is None else int(cycles),
+        cools=lr is None and temperature > 0,
     )
 
 
@@ -328,7 +327,7 @@ def _result(
     stats = {
         "likelihood": record.likelihood[:, :made].cpu(),
         "prior": problem.coordinates.energy(draws, problem.prior_precision).cpu(),
-        "step": torch.tensor(rates, dtype=torch.float64).repeat(len(draws), 1),
+        "step": torch.tensor(rates, dtype=torch.float64) * at.state.noise.rate.cpu().unsqueeze(1),
     }  # each [M, made]
     heat = Heat(*(t[:, :made] for t in record.heat))
     state = {name: t.cpu() for name, t in {**at.named(), **heat._asdict()}.items()}

@@ -1,40 +1,42 @@
 """The steps of stochastic-gradient MCMC on flat positions q [M, D], and what each one is for.
 
-    p <- beta p - s g + sqrt(2 (1 - beta) T) n,   n ~ N(0, 1)
+    p <- beta p - s g + sqrt(2 (1 - beta) T - s^2 n) xi,   xi ~ N(0, 1)
     q <- q + s p,   s = sqrt(lr / (N m))
 
-g estimates dU / dq. SGLD is beta = 0. Written in the momentum p, whose variance 2 T / (1 + beta) is
-the same for all small steps, so that their size may change on the way. On a Gaussian of precision
-a, with the exact g, the chain is an AR(2) process, and the variance of its draws is
+g estimates dU / dq, with a noise of variance n (batch_noise.py). SGLD is beta = 0. Written in the
+momentum p, whose variance 2 T / (1 + beta) is the same for all small steps, so that their size may
+change on the way. On a Gaussian of precision a, with the exact g, the chain is an AR(2) process,
+and the variance of its draws is
 
     T / (a (1 - s^2 a / (2 (1 + beta)))):
 
 right for small steps, and too wide by a share that is known.
 """
 
-import itertools
-import logging
 import math
 import time
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from stochens.errors import InputError
-from stochens.kernels.graphs import Replayed
-from stochens.members import Params, flatten
-from stochens.program.data_term import DataTerm, InMemory, Term, Way, data_term, refuse_unfused
+from stochens.program.data_term import DataTerm
 from stochens.randomness.hashed import MOMENTUM, normal
-from stochens.randomness.seeds import SAMPLER, derive, permutations
+from stochens.randomness.seeds import SAMPLER, derive
 from stochens.run.checkpoints import Keeper
-from stochens.run.progress import Bar, compiling
+from stochens.run.progress import Bar
+from stochens.samplers.batch_noise import (
+    Noise,
+    cooled,
+    kick_variance,
+    noise_share,
+    seen,
+    step_share,
+    unknown,
+)
 from stochens.samplers.chain_heat import Heat, measured
+from stochens.samplers.gradients import Gradient, random_rows, refuse_bad_start
 from stochens.samplers.problem import Problem
-from stochens.samplers.target import unflatten
-
-log = logging.getLogger("stochens")
 
 AVERAGING = 0.99  # alpha of RMSprop; Li et al. 2016, and Izmailov et al. 2021
 SETTLING = 100  # steps, the reach of that average
@@ -47,6 +49,8 @@ class Moment(NamedTuple):
     lr: float
     temperature: float
     adapts: bool  # the preconditioner
+    looks: bool  # at the noise of its mini-batch
+    corrects: bool  # for that noise
     draws: bool  # what it leads to is kept
 
 
@@ -61,6 +65,7 @@ class Cycle(NamedTuple):
     thin: int
     samples: int
     cycles: int | None  # None: a constant step size
+    cools: bool  # lr is the largest; the noise of mini-batches may make it smaller
 
     @property
     def length(self) -> int:
@@ -71,9 +76,22 @@ class Cycle(NamedTuple):
     def steps(self) -> int:
         return (self.cycles or 1) * self.length
 
+    @property
+    def kick(self) -> float:
+        """The variance of what a step injects: 2 (1 - beta) T."""
+        return 2 * (1 - self.momentum) * self.temperature
+
     def ends_burn_in(self, step: int) -> bool:
         """Whether this step is the first after a burn-in."""
         return step % self.length == self.burn_in
+
+    def begins_to_look(self, step: int) -> bool:
+        """Whether this step is the first that looks at the noise of mini-batches."""
+        return step % self.length == self.burn_in // 4
+
+    def begins_to_correct(self, step: int) -> bool:
+        """Whether this step is the first that knows it."""
+        return step % self.length == self.burn_in // 2
 
     def at(self, step: int) -> Moment:
         """lr_k = lr / 2 (1 + cos(pi k / K)) in the k-th step of a cycle of K (Zhang et al., 2020).
@@ -82,7 +100,7 @@ class Cycle(NamedTuple):
         the same: a descent ends where gradients vanish, and that says nothing of their size in the
         draws.
 
-        >>> plan = Cycle(0.1, 0.9, 1.0, None, burn_in=2, thin=1, samples=4, cycles=2)
+        >>> plan = Cycle(0.1, 0.9, 1.0, None, burn_in=2, thin=1, samples=4, cycles=2, cools=False)
         >>> [round(plan.at(k).lr, 3) for k in range(8)]
         [0.1, 0.085, 0.05, 0.015, 0.1, 0.085, 0.05, 0.015]
         >>> [plan.at(k).draws for k in range(4)]
@@ -99,6 +117,8 @@ class Cycle(NamedTuple):
             lr=lr,
             temperature=0.0 if quiet else self.temperature,
             adapts=self.preconditioner is not None and after < 0,
+            looks=self.burn_in // 4 <= k < self.burn_in // 2,
+            corrects=k >= self.burn_in // 2,
             draws=after >= 0 and (after + 1) % self.thin == 0,
         )
 
@@ -110,14 +130,26 @@ class State(NamedTuple):
     p: Tensor  # [M, D]
     square: Tensor  # [M, D], the running average of (g / N)^2
     centre: Tensor  # [M, D], where the burn-in ended
+    noise: Noise
     weight: float  # of the gradients in that average; the rest is the zero that it began with
+    looks: int  # at the noise of mini-batches
+
+    def named(self) -> dict[str, Tensor]:
+        """Its tensors; those of the noise are told apart by a prefix."""
+        own = {name: t for name, t in self._asdict().items() if isinstance(t, Tensor)}
+        return own | {f"noise {name}": t for name, t in self.noise._asdict().items()}
 
 
-NAMES = State._fields[:-1]
+def keys(problem: Problem) -> Tensor:
+    """Of the random numbers of each chain, [M]."""
+    each = [derive(problem.seed, SAMPLER, chain, STREAM) for chain in problem.ids]
+    return torch.tensor(each, device=problem.x.device)
 
 
-def initial(q: Tensor) -> State:
-    return State(q, torch.zeros_like(q), torch.zeros_like(q), q, 0.0)
+def initial(q: Tensor, key: Tensor) -> State:
+    """At rest at q [M, D]."""
+    v = normal(key, torch.full_like(key, -1), MOMENTUM, q.shape[1]).to(q)
+    return State(q, torch.zeros_like(q), torch.zeros_like(q), q, unknown(v), 0.0, 0)
 
 
 def adapted(state: State, g: Tensor, data_size: int) -> State:
@@ -126,23 +158,21 @@ def adapted(state: State, g: Tensor, data_size: int) -> State:
     return state._replace(square=square, weight=AVERAGING * state.weight + 1 - AVERAGING)
 
 
-def step_scale(
-    state: State, lr: float, data_size: int, precision: float | Tensor
-) -> Tensor | float:
-    """s = sqrt(lr / (N m)),   m = sqrt(V) + sqrt(lambda) / N,   [M, D]; m = 1 where there is no V.
+def step_scale(state: State, lr: float, data_size: int, precision: float | Tensor) -> Tensor:
+    """s = sqrt(lr / (N m)),   m = sqrt(V) + sqrt(lambda) / N,   [M, D]; m = 1 where there is no V,
+    [M, 1]. lr is multiplied by the rate of each chain.
 
     What is added is what sqrt(V) would be for a parameter that the data leave alone, E g^2 =
     lambda. A gradient that is 0 by chance, or in a dead unit, then makes no enormous step.
     """
+    rate = (state.noise.rate * (lr / data_size)).to(state.q).unsqueeze(1)  # [M, 1]
     if state.weight == 0:
-        return math.sqrt(lr / data_size)
+        return rate.sqrt()
     m = (state.square / state.weight).sqrt() + precision**0.5 / data_size  # [M, D]
-    return torch.rsqrt(m * (data_size / lr))
+    return torch.rsqrt(m / rate)
 
 
-def move_chains(
-    state: State, g: Tensor, s: Tensor | float, momentum: float, kick: Tensor | float
-) -> State:
+def move_chains(state: State, g: Tensor, s: Tensor, momentum: float, kick: Tensor | float) -> State:
     """p <- beta p - s g + kick;   q <- q + s p"""
     p = momentum * state.p - s * g + kick  # [M, D]
     return state._replace(q=state.q + s * p, p=p)
@@ -156,7 +186,7 @@ class Record(NamedTuple):
 
     draws: Tensor  # [M, samples, D]
     likelihood: Tensor  # [M, samples]
-    heat: Heat  # [M, samples, K]
+    heat: Heat  # [M, samples, K + 1]
 
     def upto(self, made: int) -> dict[str, Tensor]:
         """What there is of it, by name."""
@@ -172,14 +202,16 @@ class Progress(NamedTuple):
     made: int  # draws that every chain has
 
     def named(self) -> dict[str, Tensor]:
-        counts = torch.tensor([self.state.weight, self.step, self.made], dtype=torch.float64)
-        return {**dict(zip(NAMES, self.state, strict=False)), "counts": counts}
+        counts = [self.state.weight, self.state.looks, self.step, self.made]
+        return {**self.state.named(), "counts": torch.tensor(counts, dtype=torch.float64)}
 
     @classmethod
     def of(cls, named: dict[str, Tensor], device: torch.device) -> "Progress":
-        tensors = (named[name].to(device) for name in NAMES)
-        weight, step, made = named["counts"].tolist()
-        return cls(State(*tensors, weight), int(step), int(made))
+        weight, looks, step, made = named["counts"].tolist()
+        noise = Noise(*(named[f"noise {name}"].to(device) for name in Noise._fields))
+        q, p, square, centre = (named[name].to(device) for name in State._fields[:4])
+        state = State(q, p, square, centre, noise, weight, int(looks))
+        return cls(state, int(step), int(made))
 
 
 def run(
@@ -193,28 +225,25 @@ def run(
     keep: Keeper,
 ) -> Progress:
     """Take all the steps that are left; how far it came, which is less if Ctrl-C did."""
-    at, chains, device = start, len(start.state.q), start.state.q.device
-    keys = [derive(problem.seed, SAMPLER, chain, STREAM) for chain in problem.ids]
-    key = torch.tensor(keys, device=device)  # [M]
-    stream = itertools.islice(batches(problem, batch_size), start.step, plan.steps)
+    at, chains, key = start, len(start.state.q), keys(problem)
+    mini = batch_size < len(problem.x)
     gradient = Gradient(problem, data_term)
     sizes = [shape.numel() for shape in problem.shapes.values()]
     began = time.monotonic()
     try:
-        for step, rows in enumerate(stream, start.step):
+        for step in range(start.step, plan.steps):
+            rows = random_rows(problem, key, batch_size, step) if mini else None
             energy, g = gradient(at.state.q, rows, step)
             if step == 0:
                 refuse_bad_start(energy, problem.ids)
-            state, made = at.state, at.made
-            if plan.ends_burn_in(step):
-                state = state._replace(centre=state.q)
-            before, state = state, _step(problem, plan, state, g, key, step)
+            before, s = _prepared(problem, plan, at.state, g, step, mini=mini)
+            state, made = _step(plan, before, g, s, key, step, mini=mini), at.made
             if plan.at(step).draws:
                 record.draws[:, made] = state.q
                 record.likelihood[:, made] = energy
-                heat = measured(before.q, before.centre, g, state.p, plan.momentum, sizes)
-                record.heat.virial[:, made : made + 1] = heat.virial
-                record.heat.temperature[:, made : made + 1] = heat.temperature
+                at_draw = before._replace(p=state.p)  # the momentum that q was left with
+                for kept, value in zip(record.heat, _heat(plan, at_draw, g, s, sizes), strict=True):
+                    kept[:, made] = value
                 made += 1
                 speed = chains * (made - start.made) / (time.monotonic() - began)
                 bar.note(f"draw {made} of {plan.samples}, {speed:,.1f} draws/s")
@@ -231,149 +260,46 @@ def _kept(at: Progress, record: Record) -> dict[str, Tensor]:
     return {**at.named(), **record.upto(at.made)}
 
 
-def _step(problem: Problem, plan: Cycle, state: State, g: Tensor, key: Tensor, step: int) -> State:
+def _heat(plan: Cycle, state: State, g: Tensor, s: Tensor, sizes: list[int]) -> Heat:
+    away = (state.q - state.centre) / s  # in the coordinates of the steps
+    return measured(away, s * g, state.p, state.noise.v, plan.momentum, sizes)
+
+
+def _prepared(
+    problem: Problem, plan: Cycle, state: State, g: Tensor, step: int, *, mini: bool
+) -> tuple[State, Tensor]:
+    """What is learned from the gradient before the chains move, and s [M, 1] or [M, D]."""
     now, N = plan.at(step), len(problem.x)
     if now.adapts:
         state = adapted(state, g, N)
-    s = step_scale(state, now.lr, N, problem.coordinates.precision(problem.prior_precision))
-    kick: Tensor | float = 0.0  # sqrt(2 (1 - beta) T) n
+    if plan.ends_burn_in(step):
+        state = state._replace(centre=state.q)
+    if plan.begins_to_correct(step) and plan.cools:
+        share = (
+            noise_share(state.noise, plan.kick)
+            if mini
+            else step_share(state.noise, plan.momentum, plan.temperature)
+        )
+        state = state._replace(noise=cooled(state.noise, share))
+    precision = problem.coordinates.precision(problem.prior_precision)
+    s = step_scale(state, now.lr, N, precision)
+    if now.looks:
+        looks = 0 if plan.begins_to_look(step) else state.looks + 1
+        noise = seen(state.noise, g, s, looks)
+        state = state._replace(noise=noise, looks=looks)
+    return state, s
+
+
+def _step(
+    plan: Cycle, state: State, g: Tensor, s: Tensor, key: Tensor, step: int, *, mini: bool
+) -> State:
+    now = plan.at(step)
+    kick: Tensor | float = 0.0
     if now.temperature > 0:
-        # n is a function of (seed, chain, step): a chain is the same in any company, on any device
-        n = normal(key, torch.full_like(key, step), MOMENTUM, g.shape[1]).to(g)  # [M, D]
-        kick = math.sqrt(2 * (1 - plan.momentum) * now.temperature) * n
+        variance: Tensor | float = plan.kick
+        if mini and now.corrects:
+            variance = kick_variance(state.noise, state.looks, s, plan.kick)
+        # xi is a function of (seed, chain, step): a chain is the same in any company, on any device
+        xi = normal(key, torch.full_like(key, step), MOMENTUM, g.shape[1]).to(g)  # [M, D]
+        kick = variance**0.5 * xi
     return move_chains(state, g, s, plan.momentum, kick)
-
-
-class Gradient:
-    """N nll [M] on the rows [M, B], and dU / dq = N dnll / dq + lambda (q - mean), [M, D].
-
-    Every batch of a random order is a random part of the data: its mean is that of all the data on
-    average. On a GPU the network's part is a CUDA graph, one for each size
-    of batch, since Python needs longer to ask for its operations than the GPU to do them.
-    """
-
-    def __init__(self, problem: Problem, data_term: DataTerm) -> None:
-        self._problem, self._data_term = problem, data_term
-        self._graphs: dict[int, Replayed] = {}
-        self._record = problem.x.is_cuda
-
-    def __call__(self, q: Tensor, rows: Tensor | None, step: int) -> tuple[Tensor, Tensor]:
-        energy, slope = self.of_data(q, rows, step)
-        coordinates = self._problem.coordinates
-        pull = coordinates.precision(self._problem.prior_precision)  # lambda, or [D] of them
-        away = q.detach() if coordinates.mean is None else q.detach() - coordinates.mean
-        return energy, slope + pull * away
-
-    def of_data(self, q: Tensor, rows: Tensor | None, step: int) -> tuple[Tensor, Tensor]:
-        """N nll [M] and N dnll / dq [M, D], without the prior."""
-        if self._record:
-            nll, slope = self._replayed(q, rows, step)
-        else:
-            nll, slope = self._slope(q, step, rows)
-        N = len(self._problem.x)
-        return N * nll.double(), N * slope
-
-    def _slope(
-        self, q: Tensor, step: int | Tensor, rows: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            q = q.detach().requires_grad_()
-            nll = self._data_term(unflatten(q, self._problem.shapes), rows, step)  # [M]
-            (slope,) = torch.autograd.grad(nll.sum(), q)  # summed: each chain has its own, whole
-        return nll.detach(), slope
-
-    def _replayed(self, q: Tensor, rows: Tensor | None, step: int) -> tuple[Tensor, Tensor]:
-        inputs = (q, torch.full((1,), step, device=q.device), *([] if rows is None else [rows]))
-        size = 0 if rows is None else rows.shape[1]
-        try:
-            if size not in self._graphs:
-                self._graphs[size] = Replayed(self._slope, *inputs)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            log.warning("chains run without a CUDA graph: %s", error)
-            self._record = False
-            return self._slope(q, step, rows)
-        nll, slope = self._graphs[size](*inputs)
-        return nll, slope
-
-
-def gradient_in_w(problem: Problem, data_term: DataTerm) -> Gradient:
-    """With respect to coordinates in which the prior is the same for all parameters."""
-    coordinates = problem.coordinates
-    if coordinates.plain:
-        return Gradient(problem, data_term)
-
-    def of_w(params: Params, rows: Tensor | None, step: int | Tensor) -> Tensor:
-        theta = coordinates.theta(flatten(params))
-        return data_term(unflatten(theta, problem.shapes), rows, step)
-
-    return Gradient(problem, of_w)
-
-
-def batches(problem: Problem, batch_size: int) -> Iterator[Tensor | None]:
-    """Rows [M, B] of each chain, epoch after epoch for ever; None for all of the data.
-
-    What is left over at the end of an epoch begins the first batch of the next one. A short batch
-    of its own would have a gradient with more noise, which heats the chain, and its rows would
-    count more than the others.
-    """
-    if batch_size >= len(problem.x):
-        yield from itertools.repeat(None)
-    left = torch.zeros(len(problem.ids), 0, dtype=torch.int64, device=problem.x.device)
-    for epoch in itertools.count():
-        order = permutations(
-            len(problem.x),
-            seed=problem.seed,
-            members=problem.ids,
-            epoch=epoch,
-            device=problem.x.device,
-        )  # [M, N]
-        left = torch.cat([left, order], 1)
-        while left.shape[1] >= batch_size:
-            batch, left = left[:, :batch_size], left[:, batch_size:]
-            yield batch
-
-
-def data_term_for(problem: Problem, batch_size: int | None, steps: int) -> Term:
-    """The mean NLL of each chain on its rows, [M]. steps: about how many are to be made."""
-    run, everything = problem.run, len(problem.x)
-    batch = min(batch_size or everything, everything)
-    way = Way(
-        engine=problem.engine,
-        fast=run.way in ("auto", "fused", "compile"),
-        compile=run.way == "compile",
-        bf16=run.bf16,
-        batch=batch,
-        examples=float(steps) * batch * len(problem.ids),
-        own_rows=batch_size is not None and batch_size < everything,
-    )
-    net, x = problem.computed
-    data = InMemory(x, problem.y)
-    if run.way == "fused":
-        refuse_unfused(net, problem.likelihood, data)
-    return data_term(net, problem.likelihood, data, problem.ids, problem.seed, way)
-
-
-def told(term: Term, bar: Bar) -> DataTerm:
-    """The same, which says when it compiles: at its first call for each size of batch."""
-    if not term.compiled:
-        return term.of
-    met: set[int | None] = set()
-
-    def of(params: Params, rows: Tensor | None, step: int | Tensor) -> Tensor:
-        size = None if rows is None else rows.shape[1]
-        with compiling(bar, size not in met):
-            met.add(size)
-            return term.of(params, rows, step)
-
-    return of
-
-
-def refuse_bad_start(energy: Tensor, ids: tuple[int, ...]) -> None:
-    """Name the first chain whose likelihood [M] is no number where it begins."""
-    for chain, value in zip(ids, energy.tolist(), strict=True):
-        if not math.isfinite(value):
-            raise InputError(
-                f"chain {chain} cannot start: its log likelihood is {-value}; give another start"
-            )
