@@ -70,6 +70,12 @@ def test_a_single_hot_parameter_is_named():
     assert "the steps are too large. Try lr=" in said
 
 
+def test_cold_chains_are_told_of():
+    said = in_words(draws(heat=0.6), SIZES, lr=0.01, mini_batches=True)
+    assert "these chains are too cold: their temperature is 0.6" in said
+    assert "variances are too small by about as much; too much was taken off" in said
+
+
 def test_chains_that_did_not_arrive_are_told_by_their_virial():
     heat = draws()
     heat.virial[...] *= 0.5

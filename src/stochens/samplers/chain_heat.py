@@ -106,7 +106,8 @@ def heat_troubles(chains: Chains, sizes: dict[str, int], data_size: float) -> li
         return []
     batch = settings["batch_size"]
     mini = batch is not None and batch < data_size
-    said = heat_in_words(heat, sizes, lr=settings["lr"], mini_batches=mini)
+    lr = settings["lr"] * float(chains.state["noise rate"].median())
+    said = heat_in_words(heat, sizes, lr=lr, mini_batches=mini)
     return [] if said is None else [said]
 
 
@@ -115,14 +116,17 @@ def heat_in_words(
 ) -> str | None:
     """What is wrong, with what to do; None if nothing is."""
     temperature, virial = find(heat.temperature, sizes), find(heat.virial, sizes)
-    if temperature is not None and temperature.off and temperature.value > 1:
+    if temperature is not None and temperature.off:
+        hot = temperature.value > 1
         why = "the noise of mini-batches heats them" if mini_batches else "the steps are too large"
+        if not hot:
+            why = "too much was taken off for the noise of mini-batches"
         larger = "a larger batch_size, or " if mini_batches else ""
-        cool = float(f"{lr * LIMIT / 2 / (temperature.value - 1):.1g}")
+        mended = float(f"{lr * LIMIT / 2 / abs(temperature.value - 1):.1g}")
         return (
-            f"these chains are too hot: their temperature is {temperature}, where 1 is "
-            f"right, and their variances are too large by about as much; {why}. Try {larger}"
-            f"lr={cool:g} with more burn_in and thin"
+            f"these chains are too {'hot' if hot else 'cold'}: their temperature is {temperature}, "
+            f"where 1 is right, and their variances are too {'large' if hot else 'small'} by about "
+            f"as much; {why}. Try {larger}lr={mended:g} with more burn_in and thin"
         )
     if virial is not None and virial.off:
         return (

@@ -106,7 +106,7 @@ def _by_sghmc(config: ImdbConfig, work: Work, epochs: int) -> Posterior:
 
 
 RATE = 2e-3  # of Adam
-CHAIN_RATE, THIN = 3e-4, 10  # of SGHMC
+CHAIN_RATE, THIN = 3e-4, 20  # of SGHMC
 ROWS: dict[str, Row] = {
     "regular": Row(_by_fit(_plain, lr=RATE), 2),
     "regular, HMC's prior": Row(_by_fit(_plain, true_prior=True, lr=RATE), 2),
@@ -114,7 +114,7 @@ ROWS: dict[str, Row] = {
     "SE1": Row(_by_fit(lambda config: Dropout(config.rate), lr=RATE), 2, noisy=True),
     "SE3": Row(_by_fit(lambda config: NPDropout(), lr=RATE), 2, noisy=True),
     "natural": Row(_by_fit(_plain, true_prior=True, optimizer=Natural()), 4, noisy=True),
-    "SGHMC": Row(_by_sghmc, 3),
+    "SGHMC": Row(_by_sghmc, 6),
 }
 
 
