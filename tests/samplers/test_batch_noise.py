@@ -1,6 +1,7 @@
 """The noise of mini-batches: its estimate, and what is injected in its place, by closed forms."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -82,6 +83,8 @@ def test_lr_comes_down_to_what_is_allowed_and_never_goes_up():
     assert rate[3:6].tolist() == pytest.approx([0.5, 0.25, 2**-6.75])  # on a grid of 2^(1/4)
     assert bool((rate[3:6] * share[3:6] <= 1).all())
     assert rate[6:].tolist() == [0.0, 1.0]  # such a chain has diverged, and is told of
+    again = cooled(cooled(noise, share), share).rate
+    torch.testing.assert_close(again, rate.square())  # two looks add up
 
 
 def test_the_share_of_full_batch_steps_is_that_of_the_closed_form():
@@ -113,15 +116,20 @@ def test_rows_are_uniform_and_independent_from_step_to_step():
 
 
 def test_when_the_noise_is_looked_at():
-    """In the second quarter of a burn-in; it is corrected for from the half on."""
-    plan = Cycle(0.1, 0.9, 1.0, None, burn_in=20, thin=1, samples=4, cycles=2, cools=True)
+    """In the second eighth of a burn-in and in its third quarter. After either lr is chosen, and
+    after the second the noise is corrected for."""
+    plan = Cycle(0.1, 0.9, 1.0, None, burn_in=40, thin=1, samples=4, cycles=2, cools=True)
     for first in (0, plan.length):
-        looks = [k for k in range(plan.length) if plan.at(first + k).looks]
-        assert looks == [5, 6, 7, 8, 9]
-        assert [k for k in range(plan.length) if plan.begins_to_look(first + k)] == [5]
-        assert [k for k in range(plan.length) if plan.begins_to_correct(first + k)] == [10]
-        assert [k for k in range(plan.length) if plan.ends_burn_in(first + k)] == [20]
-        assert [plan.at(first + k).corrects for k in (9, 10, 21)] == [False, True, True]
+
+        def where(is_so: Callable[[int], bool], first: int = first) -> list[int]:
+            return [k for k in range(plan.length) if is_so(first + k)]
+
+        assert where(lambda k: plan.at(k).looks) == [*range(5, 10), *range(20, 30)]
+        assert where(plan.begins_to_look) == [5, 20]
+        assert where(plan.chooses_lr) == [10, 30]
+        assert where(lambda k: plan.at(k).corrects) == [*range(30, 42)]
+        assert where(plan.ends_burn_in) == [40]
+    assert not any(map(plan._replace(cools=False).chooses_lr, range(plan.steps)))
     assert plan.kick == pytest.approx(0.2)
 
 

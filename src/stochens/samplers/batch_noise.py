@@ -74,12 +74,12 @@ def step_share(noise: Noise, momentum: float, temperature: float) -> Tensor:
 
 
 def cooled(noise: Noise, share: Tensor) -> Noise:
-    """With `rate` such that a share [M] above 1, which grows like lr, comes down to 1.
+    """With a `rate` so much lower that a share [M] above 1, which grows like lr, comes down to 1.
 
     On a grid, so that a last bit, which the other chains may change, does not matter.
     """
     wanted = (1 / share).clamp(max=1.0).nan_to_num(1.0)
-    return noise._replace(rate=torch.exp2(torch.floor(4 * torch.log2(wanted)) / 4))
+    return noise._replace(rate=noise.rate * torch.exp2(torch.floor(4 * torch.log2(wanted)) / 4))
 
 
 def kick_variance(noise: Noise, looks: int, s: Tensor | float, kick: float) -> Tensor | float:

@@ -85,7 +85,7 @@ def sgmcmc(
     So lr is that of SGD, or of RMSprop, on U / N, the loss of `fit`: without momentum and noise
     theta moves by  -lr / m * d(U / N) / dtheta.
 
-    n is the variance that the mini-batch gives to g. It is measured in the second quarter of the
+    n is the variance that the mini-batch gives to g. It is measured in the third quarter of the
     burn-in, for each parameter, and taken off what is injected, so that batches do not heat the
     chain. No step is rejected: draws are too wide by a share  lr a / (2 (1 + beta) N m)  of the
     variance where U has the curvature a.

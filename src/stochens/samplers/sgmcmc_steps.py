@@ -85,13 +85,20 @@ class Cycle(NamedTuple):
         """Whether this step is the first after a burn-in."""
         return step % self.length == self.burn_in
 
-    def begins_to_look(self, step: int) -> bool:
-        """Whether this step is the first that looks at the noise of mini-batches."""
-        return step % self.length == self.burn_in // 4
+    @property
+    def windows(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """When a burn-in looks at the noise of mini-batches; after either look lr is chosen. By the
+        second one chains have cooled down with the first: hot ones have larger gradients."""
+        eighths = [k * self.burn_in // 8 for k in range(9)]
+        return (eighths[1], eighths[2]), (eighths[4], eighths[6])
 
-    def begins_to_correct(self, step: int) -> bool:
-        """Whether this step is the first that knows it."""
-        return step % self.length == self.burn_in // 2
+    def begins_to_look(self, step: int) -> bool:
+        """Whether this step is the first of those that look."""
+        return step % self.length in (first for first, _ in self.windows)
+
+    def chooses_lr(self, step: int) -> bool:
+        """Whether this step is the first with a lr that is made to the noise."""
+        return self.cools and step % self.length in (last for _, last in self.windows)
 
     def at(self, step: int) -> Moment:
         """lr_k = lr / 2 (1 + cos(pi k / K)) in the k-th step of a cycle of K (Zhang et al., 2020).
@@ -117,8 +124,8 @@ class Cycle(NamedTuple):
             lr=lr,
             temperature=0.0 if quiet else self.temperature,
             adapts=self.preconditioner is not None and after < 0,
-            looks=self.burn_in // 4 <= k < self.burn_in // 2,
-            corrects=k >= self.burn_in // 2,
+            looks=any(first <= k < last for first, last in self.windows),
+            corrects=k >= self.windows[1][1],
             draws=after >= 0 and (after + 1) % self.thin == 0,
         )
 
@@ -274,7 +281,7 @@ def _prepared(
         state = adapted(state, g, N)
     if plan.ends_burn_in(step):
         state = state._replace(centre=state.q)
-    if plan.begins_to_correct(step) and plan.cools:
+    if plan.chooses_lr(step):
         share = (
             noise_share(state.noise, plan.kick)
             if mini
