@@ -198,3 +198,15 @@ def test_lr_is_lowered_where_batches_are_noisier_than_the_kick():
     # the burn-in's half has no time to lose all of the heat before: most of it is gone
     spread = ((draws - mean) / variance.sqrt()).flatten()
     assert float(spread.square().mean()) < 2.0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_lr_of_cycles_is_theirs(xor):
+    """It falls by itself; a noise that lowered it once would lower it in every cycle."""
+    posterior = stochens.sgmcmc(
+        nn.Linear(2, 2), xor, kind="csghmc", cycles=2, samples=8, burn_in=40, batch_size=2, chains=2
+    )
+    lr = posterior.chains.stats["step"]
+    assert torch.equal(lr[:, :4], lr[:, 4:])
+    plan = Cycle(0.01, 0.9, 1.0, None, 40, 10, 8, 2, cools=False)
+    assert lr[0, 0].item() == pytest.approx(plan.at(49).lr)

@@ -107,7 +107,7 @@ def sgmcmc(
     batch_size: None for the whole data set. Each chain draws its own rows, anew in every step.
     lr: When None, 0.01, or 0.001 with a preconditioner, and less for the draws of a chain where the
         noise of its batches would be more than a quarter of what is injected, or where full-batch
-        steps would make a variance 5 % too large.
+        steps would make a variance 5 % too large. That of "csghmc" is the largest of a cycle.
     momentum: beta, which is 1 - friction; 0.9 when None.
     preconditioner: None for m = 1; "rmsprop" for m = sqrt(V) + sqrt(lambda) / N, with V the running
         average of (g / N)^2. V is learned in the burn-in and then held, since a step size that
@@ -291,7 +291,7 @@ def _plan(
         thin=int(thin),
         samples=int(samples),
         cycles=None if cycles is None else int(cycles),
-        cools=lr is None and temperature > 0,
+        cools=lr is None and temperature > 0 and kind != "csghmc",  # its lr falls by itself
     )
 
 
