@@ -579,6 +579,7 @@ class Hiccup(Hook):
         return {}
 
 
+@pytest.mark.long  # what is tried again is tested above, without a cluster
 def test_a_disk_that_fails_once_costs_no_block(cluster, tmp_path):
     options = {**SMALL, "method": "regular", "members": 4}
     alone = stochens.fit(MLP(2, 4, 2), DATA, **gather(**options))

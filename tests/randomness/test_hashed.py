@@ -55,6 +55,14 @@ def test_normal_is_box_muller(key, transition, count):
     torch.testing.assert_close(got[0], torch.tensor(want, dtype=torch.float64), **within)
 
 
+@pytest.mark.parametrize("at_once", [1, 10, 35, 36, 1000])
+def test_numbers_are_the_same_however_many_are_made_at_once(monkeypatch, at_once):
+    key, transition = torch.tensor([5, 2**62, 77]), torch.tensor([0, 12, 3])
+    whole = hashed.normal(key, transition, hashed.MOMENTUM, 12)
+    monkeypatch.setattr(hashed, "IN_CACHE", at_once)
+    assert torch.equal(hashed.normal(key, transition, hashed.MOMENTUM, 12), whole)
+
+
 def test_every_chain_has_its_own_key_and_transition():
     """A row depends on its key and its transition alone, not on the other rows."""
     key, transition = torch.tensor([5, 2**62, 77]), torch.tensor([0, 12, 3])
