@@ -2,6 +2,7 @@
 loop in float64 and the authors' own package."""
 
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from stochens.errors import InputError
 from stochens.likelihoods import Homoscedastic
 from stochens.randomness.noise import hashed_words, normal_numbers
 from stochens.randomness.seeds import NATURAL, derive
+from stochens.training.arrival import _surely
 from stochens.training.natural import MOST, NaturalGradient
 
 
@@ -84,6 +86,55 @@ def test_a_training_that_has_not_arrived_says_so(line):
         fitted(*line, members=3, epochs=100, lr=1e-4)
 
 
+def test_what_is_gained_at_least():
+    """Two draws of each of four batches, of which the last counts half: the weighted mean less
+    three standard errors, and, for a long tail, of what is cut off at 10 or 1."""
+    shares = torch.tensor([2.0, 2.0, 2.0, 1.0])[:, None] / 7
+    gain = torch.tensor([[1.0, 5e8], [2.0, 30.0], [3.0, 40.0], [10.0, 50.0]])
+    even, short = _surely(gain, gain, shares, whole=True), _surely(gain, gain, shares, whole=False)
+    assert even.tolist() == pytest.approx([22 / 7, (1e9 + 140 + 50) / 7])
+    each = gain[:, 0] - 22 / 7
+    usual = 22 / 7 - 3 * float((shares[:, 0] * each).square().sum().sqrt())
+    assert short.tolist() == pytest.approx([max(usual, 1.0), 10.0])
+    nothing = _surely(torch.full((4, 1), -torch.inf), gain[:, :1], shares, whole=False)
+    assert not nothing > 0
+
+
+def test_draws_of_a_long_tail_are_told(float64):
+    """Counts of mean exp(z), where z has a standard deviation of 10 under the first sigma: its mean
+    is e^50 times its median, so that one draw is all of a mean over draws and of its error."""
+    x = torch.randn(100, 4)
+    y = torch.poisson(torch.ones(100, 1))
+    too_wide = Natural(sigma=5.0, memory=1e9)
+    options = {"likelihood": "poisson", "prior": 1e-4, "members": 8, "epochs": 1, "lr": 1e-9}
+    with pytest.warns(stochens.errors.TrainingAdvice, match="have not arrived: .* 8 of 8 members"):
+        stochens.fit(nn.Linear(4, 1), (x, y), method="regular", optimizer=too_wide, **options)
+
+
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_a_network_does_not_run_away(xor, scale):
+    """Under a wide prior a first gradient is far more than the curvature that is known of: without
+    a bound on a step all members diverge."""
+    net = nn.Sequential(nn.Linear(2, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 2))
+    data = scale * xor[0], xor[1]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        posterior = stochens.fit(
+            net, data, method="np-dropout", optimizer="natural", members=8, epochs=300, prior=0.1
+        )
+    assert not [one for one in seen if "diverged" in str(one.message)]
+    largest = max(float(p.abs().max()) for p in posterior.params.values())
+    assert largest < 100 * 0.1**-0.5
+
+
+def test_what_lies_far_from_the_prior_is_found(line):
+    """The optimum is 200 standard deviations of the prior away, and a step is at most a tenth of
+    the way that has been gone."""
+    x, y = line
+    total = 100.0 * torch.ones(3).double()
+    hold(*fitted(x, 40 * y, prior=100.0), *exact(x, 40 * y, precision=total, mean=0 * total))
+
+
 def test_what_the_prior_alone_asks_for_counts(line):
     """No row knows the second weight, so that only the prior can say that 30 is far off; the others
     are where the rows want them."""
@@ -148,19 +199,23 @@ def own_draws(params, members, seed, step):
     return {n: part.reshape(p.shape) for part, (n, p) in zip(parts, params.items(), strict=True)}
 
 
-def test_it_is_the_plain_loop(float64, xor):
-    """The equations of natural.py, word for word, one member at a time."""
+@pytest.mark.parametrize(("precision", "wide", "cut"), [(2.0, 0.2, False), (0.01, 5.0, True)])
+def test_it_is_the_plain_loop(float64, xor, precision, wide, cut):
+    """The equations of natural.py, word for word, one member at a time. Under the wide prior
+    some steps are cut off."""
     x, y = xor[0].double(), xor[1]
     net = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 2))
     steps, lr, members = 12, 0.3, (3, 8)
-    options = Natural(sigma=0.2, memory=20.0, schedule="constant", warmup=0.0)
+    was_cut = False
+    options = Natural(sigma=wide, memory=20.0, schedule="constant", warmup=0.0)
     done = {"members": members, "epochs": steps, "batch_size": None, "lr": lr, "seed": 4}
-    posterior = stochens.fit(net, (x, y), method="regular", optimizer=options, prior=2.0, **done)
+    done |= {"prior": precision}
+    posterior = stochens.fit(net, (x, y), method="regular", optimizer=options, **done)
     begun = stochens.fit(net, (x, y), method="regular", **{**done, "epochs": 1, "lr": 1e-300})
-    n, delta, forget = len(x), 2.0 / len(x), 1 / 20.0
+    n, delta, forget = len(x), precision / len(x), 1 / 20.0
     for row, member in enumerate(members):
         m = {name: p[row].clone() for name, p in begun.params.items()}
-        v = {name: torch.full_like(p, 1 / (n * 0.2**2)) for name, p in m.items()}
+        v = {name: torch.full_like(p, 1 / (n * wide**2)) for name, p in m.items()}
         mean = {name: torch.zeros_like(p) for name, p in m.items()}
         for t in range(steps):
             eps = own_draws({k: p[None] for k, p in m.items()}, [member], 4, t)
@@ -174,12 +229,16 @@ def test_it_is_the_plain_loop(float64, xor):
                     a = (forget * (h + delta - v[k]) / v[k]).clamp(-MOST, MOST)
                     v[k] = v[k] * (1 + a + a**2 / 2)
                 mean[k] = 0.9 * mean[k] + 0.1 * g
-                m[k] = m[k] - lr * (mean[k] / (1 - 0.9 ** (t + 1)) + delta * m[k]) / v[k]
+                step = (mean[k] / (1 - 0.9 ** (t + 1)) + delta * m[k]) / v[k]
+                most = m[k].abs().clamp_min(precision**-0.5)
+                was_cut |= bool((step.abs() > most).any())
+                m[k] = m[k] - lr * step.clamp(-most, most)
         tolerance = close(torch.float64, terms=60, depth=3 * steps, condition=100)
         for k in m:
             torch.testing.assert_close(posterior.params[k][row], m[k], **tolerance)
             found = posterior.low_rank.variance[k][row]
             torch.testing.assert_close(found, 1 / (n * v[k]), **tolerance)
+    assert was_cut == cut
 
 
 def test_it_is_the_authors_optimiser(float64, xor, monkeypatch):

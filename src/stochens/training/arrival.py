@@ -6,6 +6,7 @@ bound on the evidence could still gain.
 """
 
 import itertools
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from stochens.errors import TrainingAdvice, outside
 from stochens.training.natural import LAST, NaturalGradient, Term
 
 SURE = 3.0  # standard errors that are taken off
+CAPS = (math.inf, 1e6, 1e4, 100.0, 10.0, 1.0)  # nats a parameter that one draw may gain, in turn
 NEWTON = 6  # steps of conjugate gradients towards the optimum
 BENDS = 4  # batches whose curvature they take
 ASIDE = 0.1  # sigmas of each parameter that a curvature is measured over, or one of them all
@@ -24,6 +26,7 @@ TINY = 1e-30
 LENGTHS = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0)  # of the way that are tried
 HOME = (0.5, 1.0)  # of the way to the prior's mean
 WIDTHS = (0.1, 10.0)  # of sigma^2, that are tried at most
+NARROWER = (0.5, 0.1)  # of all sigmas: where draws have a long tail, their curvatures say little
 FAR = 1.0  # sigmas from the optimum that a training may leave
 LEAST, MOST, SHARE = 16, 256, 0.01  # batches that are looked at: a share of the steps
 DRAWS = 16  # at least
@@ -151,7 +154,8 @@ class _Look:
             few, [self.here, *(Place(self.here.m - step, sigma) for step in (*steps, *home))]
         )
         means = (self.here.m, there.m)
-        others = [Place(m, fitted) for fitted, m in itertools.product(fits, means)]
+        widths = [*fits, *(share * sigma for share in NARROWER)]
+        others = [Place(m, width) for width, m in itertools.product(widths, means)]
         return there, self.best_of(few, [there, *others])
 
     def best_of(self, few: Sequence[Looked], places: list[Place]) -> Place:
@@ -191,14 +195,29 @@ def distance_left(
     shares /= shares.sum()
     found = torch.zeros(lay.members).to(optimizer.mean)
     for gain, twin in zip(first, twins, strict=True):
-        each = (gain + twin) / 2
-        middle = (shares * each).sum(0)
-        off = (gain - twin) / 2 if whole else each - middle
-        sure = middle - SURE * (shares * off).square().sum(0).sqrt()
+        sure = _surely(gain, twin, shares, whole=whole)
         found = torch.where(sure > found, sure, found)  # not where it is no number
     # where the bound is no number; that of a member whose means are none the loop tells
     unseen = ~look.values(own[0], look.here).isfinite() & lay.of_members(optimizer.mean).isfinite()
     return torch.where(unseen, torch.inf, (2 * found).sqrt())
+
+
+def _surely(gain: Tensor, twin: Tensor, shares: Tensor, *, whole: bool) -> Tensor:
+    """What is gained on average at least, [M], from two draws of each batch [batches, M].
+
+    Where draws have a long tail, as exp(f) of a Poisson regression has, one of them is nearly all
+    of the mean and of its standard error, so that the mean says nothing however large it is. A mean
+    of gains that are cut off above is below the mean, and may say more: the most of some is taken.
+    """
+    best = torch.full_like(gain[0], -torch.inf)
+    for cap in CAPS:
+        a, b = gain.clamp(max=cap), twin.clamp(max=cap)
+        each = (a + b) / 2
+        middle = (shares * each).sum(0)
+        off = (a - b) / 2 if whole else each - middle
+        sure = middle - SURE * (shares * off).square().sum(0).sqrt()
+        best = torch.where(sure > best, sure, best)
+    return best
 
 
 def warn_far(left: Tensor, members: tuple[int, ...]) -> None:

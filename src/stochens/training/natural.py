@@ -9,13 +9,18 @@ points, delta = prior precision / N and v = 1 / (N sigma^2), a step is
     h = (g - G / (1 - b1^(t - 1))) eps / sigma
     v <- v (1 + a + a^2 / 2),   a = (1 - b2) (h + delta - v) / v
     G <- b1 G + (1 - b1) g
-    m <- m - rate (G / (1 - b1^t) + delta (m - mu)) / v        (|a| is at most `MOST`)
+    m <- m - rate (G / (1 - b1^t) + delta (m - mu)) / v
+
+in which |a| is at most `MOST`, and m moves by at most the rate times |m - mu|, or times the
+standard deviation of its prior where that is more.
 
 By Stein's identity h is an estimate of the curvature of the mean NLL, so that sigma comes to rest
 at 1 / sqrt(N curvature + prior precision). v stays positive whatever h is. The authors have
 h = g eps / sigma. The mean gradient G of the steps before knows nothing of eps, so that h has the
 same expectation without it, and far less noise: far from the optimum g is nearly all mean, and by
-g^2 / v^2 of such noise v would grow until nothing moves.
+g^2 / v^2 of such noise v would grow until nothing moves. The last bound is ours too: where the loss
+is flat, v is hardly more than delta, and a gradient that v has not met yet would throw m out of all
+that the prior knows, from where it goes on to infinity. With it m grows no faster than v can.
 """
 
 import math
@@ -81,6 +86,7 @@ class NaturalGradient(torch.optim.Optimizer):
         self._forgets = options.forgets(steps)
         deltas = {name: slopes[name] / examples for name in params}
         self._delta = self.layout.for_all(deltas, self._m)
+        self._wide = (self._delta * examples).rsqrt()  # the prior's; infinite where there is none
         self._mu = None if not means else self.layout.vector(means, self._m)
         first = {name: _first_sigma(options, examples, delta) for name, delta in deltas.items()}
         log_sigma = torch.zeros_like(self._m) + self.layout.for_all(first, self._m).log()
@@ -211,12 +217,16 @@ class NaturalGradient(torch.optim.Optimizer):
         log_sigma.sub_(torch.log1p(a, out=g), alpha=0.5)
         variance.div_(a.add_(1))
 
-        # m <- m - rate N sigma^2 (G / (1 - b1^t) + delta (m - mu))
+        # m <- m - rate N sigma^2 (G / (1 - b1^t) + delta (m - mu)), and not farther
         slope = torch.mul(mean, 1 / (1 - self._momentum ** (self._number + 1)), out=a)
         slope.addcmul_(self._m, delta)
         if self._mu is not None:
             slope.addcmul_(self._mu, delta, value=-1)
-        self._m.sub_(slope.mul_(variance).mul_(n * share * group["lr"]))
+        slope.mul_(variance).mul_(n)
+        farthest = torch.abs(self.from_prior(self._m), out=variance).clamp_min_(self._wide)
+        torch.minimum(slope, farthest, out=slope)
+        torch.maximum(slope, farthest.neg_(), out=slope)
+        self._m.sub_(slope.mul_(share * group["lr"]))
 
     @torch.no_grad()
     def kl_of_sigma(self) -> Tensor:
