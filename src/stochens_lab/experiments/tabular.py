@@ -24,6 +24,7 @@ from stochens_lab.experiments.tabular_rows import (
     ACTIVATIONS,
     PACKAGES,
     ROWS,
+    STARTS,
     TabularConfig,
     nll_of,
     rows_that_run,
@@ -177,6 +178,7 @@ def _check(config: TabularConfig) -> tuple[str, ...]:
     if config.bins < 0:
         raise InputError(f"bins must be 0 or more, got {config.bins}")
     check_known("activation", config.activation, ACTIVATIONS)
+    check_known("start", config.start, STARTS)
     for row in config.rows:
         check_known("row", row, ROWS)
     for name in config.sets:

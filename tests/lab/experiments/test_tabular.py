@@ -137,6 +137,16 @@ def test_every_row_has_its_measures_and_a_run_goes_on(folder, tmp_path):
     assert "(1 of 5)" in tables  # seeds of airfoil
 
 
+@pytest.mark.filterwarnings("ignore")  # runs this short are not to be trusted
+def test_mclmc_begins_at_trained_members(folder, tmp_path):
+    rows = {"sets": ("airfoil",), "rows": ("mclmc",), "seeds": 1}
+    config = tabular.configure(folder, out=tmp_path / "run", start="trained", **rows, **SMALL)
+    (found,) = SavedRun(tabular.run(config)).about["found"]["airfoil"]["mclmc"]
+    assert found["chosen"]["trained"]["lr"] in RATES
+    with pytest.raises(InputError, match="did you mean 'trained'"):
+        tabular.run(tabular.configure(folder, start="traned", **rows))
+
+
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("row", [row for row in ROWS if row not in PACKAGES])
