@@ -45,6 +45,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 # Ray notices after seconds, not minutes, that a node is gone
 WATCHFUL = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500}
 WATCHFUL |= {"health_check_timeout_ms": 1000, "health_check_failure_threshold": 3}
+# and its workers have as much of a busy core as the tests beside them: by itself a thirtieth
+EVEN = {"worker_niceness": 0}
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +58,7 @@ def ray_cluster() -> Iterator[Any]:
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     node = {"num_cpus": 1, "object_store_memory": 100 << 20}
-    head = {**node, "include_dashboard": False, "_system_config": WATCHFUL}
+    head = {**node, "include_dashboard": False, "_system_config": WATCHFUL | EVEN}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     cluster.add_node(**node)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")

@@ -132,7 +132,7 @@ WAYS = {
     "sgld": {"kind": "sgld"},
     "given": {"lr": 0.01},
 }
-KEPT = {"N1000-rmsprop", "one-stiff-direction-sghmc", "N50000-given"}
+KEPT = {"N1000-rmsprop"}
 RIGHT = {"N400-rmsprop", "N1000-rmsprop", "N900-sghmc", "N1500-sghmc", "small-noise-rmsprop"}
 ROWS = [(name, way) for name in BATCHES for way in WAYS]
 

@@ -65,6 +65,7 @@ def quiet():
         yield
 
 
+@pytest.mark.long
 def test_toy(tmp_path):
     """Stopped again and again, in the reference, between methods and inside the curve."""
     small = TOY | {"sets": ("a",), "draws": 2, "seeds": 1}
