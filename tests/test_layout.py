@@ -29,6 +29,7 @@ LIBRARY = [
     ["objective"],
     ["run"],
     ["streams"],
+    ["reading"],
     ["data"],
     ["inputs"],
     ["kernels"],

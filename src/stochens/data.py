@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import (
@@ -19,8 +18,9 @@ from torch.utils.data import (
 
 from stochens.checks import whole_or_none
 from stochens.errors import InputError
-from stochens.files.mapped import is_mapped, mapped_tensor, take_rows
+from stochens.files.mapped import take_rows
 from stochens.randomness.seeds import seeded
+from stochens.reading import check_pair, read_pair, read_tensor, shapes_of
 from stochens.run.checkpoints import digest
 from stochens.streams import (
     Stream,
@@ -32,24 +32,12 @@ from stochens.streams import (
     refuse_read_once,
     tell_left_out,
 )
-from stochens.trees import (
-    PAD,
-    Input,
-    InputTree,
-    cat,
-    check_rows,
-    floating_dtype,
-    is_several,
-    named,
-    read_tree,
-)
+from stochens.trees import Input, cat, floating_dtype
 
 # (x [B, ...], y [B, ...]) -> others of as many rows
 Augment = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 READ = 1024  # rows of a Dataset at a time
-LOOKED_AT = 4 << 20  # bytes of x at a time, in which numbers that are none are looked for
-TARGETS = ("labels", "label", "y")  # what y is called in a dictionary, unless `target` says
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,8 +124,8 @@ class Source(NamedTuple):
             return
         assert self.loader is not None
         for batch in self.loader:
-            x, y = _pair(batch, self.target, collated=True)
-            _check(x, y)
+            x, y = read_pair(batch, self.target, collated=True)
+            check_pair(x, y)
             yield x, y
 
 
@@ -171,12 +159,6 @@ def _side_by_side(data: Replicas, target: str | None) -> Source:
                 f"{shapes_of(part.x)} and y {tuple(part.y.shape)}"
             )
     return parts[0]._replace(x=cat(x), y=torch.cat(y), sets=len(parts))
-
-
-def shapes_of(x: Input) -> Any:
-    if isinstance(x, Tensor):
-        return tuple(x.shape)
-    return {name: tuple(t.shape) for name, t in x.named().items()}
 
 
 OF_ALL_ROWS = (RandomSampler, SequentialSampler, WeightedRandomSampler)
@@ -214,8 +196,8 @@ def _source(data: Any, target: str | None) -> Source:
     if isinstance(data, Dataset):
         x, y = _read(data, target)
     else:
-        x, y = _pair(columns_of(data), target)
-    _check(x, y)
+        x, y = read_pair(columns_of(data), target)
+    check_pair(x, y)
     return Source(x, y, len(x), target=target)
 
 
@@ -268,8 +250,8 @@ def _stream_of(asked: Data, batch_size: int | None) -> Source:
     def pair(batch: Any) -> tuple[Input, Tensor]:
         if isinstance(batch, Mapping):
             batch = {name: v for name, v in batch.items() if not holds_no_numbers(v)}
-        x, y = _pair(batch, target, collated=True)
-        _check(x, y)
+        x, y = read_pair(batch, target, collated=True)
+        check_pair(x, y)
         return x, y
 
     with seeded(0), in_one_length():
@@ -291,8 +273,8 @@ def _streamed(loader: "DataLoader[Any]", target: str | None) -> Source:
         batch = next(iter(loader), None)
     if batch is None:
         raise InputError("the DataLoader is empty")
-    x, y = _pair(batch, target, collated=True)
-    _check(x, y)
+    x, y = read_pair(batch, target, collated=True)
+    check_pair(x, y)
     return Source(x, y, _rows(loader), loader, target=target)
 
 
@@ -324,7 +306,7 @@ def _weighted(given: Source, weights: Any) -> Source:
     if given.loader is not None or given.sets > 1:
         what = "a DataLoader" if given.loader is not None else "Replicas"
         raise InputError(f"weights need one data set in memory, not {what}")
-    weights = _tensor(weights, "weights").to(torch.float64)
+    weights = read_tensor(weights, "weights").to(torch.float64)
     if tuple(weights.shape) != (given.size,):
         raise InputError(
             f"weights must be [N] = ({given.size},), one for each row of x, got "
@@ -357,13 +339,13 @@ def weighting(weights: Any) -> str | None:
     """
     if weights is None:
         return None
-    weights = _tensor(weights, "weights").to(torch.float64)
+    weights = read_tensor(weights, "weights").to(torch.float64)
     same = bool((weights == weights.flatten()[0]).all())
     return None if same else digest({"weights": weights})[:16]
 
 
 def _read(data: "Dataset[Any]", target: str | None) -> tuple[Input, Tensor]:
-    blocks = [_pair(batch, target, collated=True) for batch in in_order(data)]
+    blocks = [read_pair(batch, target, collated=True) for batch in in_order(data)]
     if not blocks:
         raise InputError("the data set is empty")
     return cat([x for x, _ in blocks]), torch.cat([y for _, y in blocks])
@@ -378,130 +360,3 @@ def in_order(data: "Dataset[Any]") -> Iterator[Any]:
 def rows_of(x: Input, rows: Tensor) -> Input:
     """x[rows], in files where x lies in files."""
     return take_rows(x, rows) if isinstance(x, Tensor) else x.each(lambda t: take_rows(t, rows))
-
-
-def _pair(data: Any, target: str | None = None, *, collated: bool = False) -> tuple[Input, Tensor]:
-    """x and y of (x, y), or of a dictionary that holds y by its name."""
-    if isinstance(data, Mapping):
-        name = target_of(data, target)
-        y = _tensor(data[name], name)
-        rest = {key: value for key, value in data.items() if key != name}
-        return read_input(rest, rows=len(y) if y.dim() else None, collated=collated), y
-    pair = isinstance(data, (tuple, list)) and len(data) == 2
-    if target is not None and not (pair and isinstance(data[0], InputTree)):  # read by us before
-        raise InputError(
-            f"target={target!r} is the name of y in a dictionary, and the data is a "
-            f"{type(data).__name__}; leave target out"
-        )
-    if not pair:
-        raise InputError(
-            "data must be (x, y), a dictionary that holds y as 'labels', 'label' or 'y', or a "
-            f"Dataset or DataLoader of such, got {type(data).__name__}"
-        )
-    y = _tensor(data[1], "y")
-    return read_input(data[0], rows=len(y) if y.dim() else None, collated=collated), y
-
-
-def target_of(data: Mapping[str, Any], target: str | None) -> str:
-    """What y is called there."""
-    found = [name for name in (TARGETS if target is None else (target,)) if name in data]
-    if len(found) == 1:
-        return found[0]
-    have = ", ".join(map(repr, data)) or "nothing"
-    if target is not None:
-        raise InputError(f"target={target!r} is not in the data, which has {have}")
-    what = f"several targets, {' and '.join(map(repr, found))}" if found else "no target"
-    raise InputError(
-        f"the data has {what}: it has {have}. y is taken from 'labels', 'label' or 'y'; "
-        "stochens.Data(data, target='name') says which entry it is"
-    )
-
-
-def read_input(value: Any, *, rows: int | None, collated: bool = False) -> Input:
-    """One tensor, or a tree of them with as many rows each."""
-    if not is_several(value, rows, collated=collated):
-        return _tensor(value, "x")
-    x = InputTree(read_tree(value, _part, rows=rows))
-    check_rows(x)
-    return x
-
-
-def _part(value: Any, name: str) -> Tensor:
-    """A tensor of a tree."""
-    rows = isinstance(value, (tuple, list)) and all(isinstance(row, Tensor) for row in value)
-    if rows and value:  # those of a column, one by one
-        if len({tuple(row.shape) for row in value}) > 1:
-            raise InputError(f"rows of {name!r} have different lengths. {PAD}")
-        return torch.stack(list(value)).detach()
-    return _tensor(value, name)
-
-
-def read_target(value: Any) -> Tensor:
-    """y as a tensor, or an InputError that says why it is none."""
-    return _tensor(value, "y")
-
-
-def _tensor(value: Any, name: str) -> Tensor:
-    if isinstance(value, Tensor):
-        if value.layout != torch.strided:
-            raise InputError(f"{name} is a sparse tensor; use {name}.to_dense()")
-        return value.detach()
-    if np.ma.is_masked(value):
-        raise InputError(f"{name} has masked values, which are missing; fill them in")
-    try:
-        array = np.asarray(value)
-        if array.dtype.kind not in "biufc":
-            raise InputError(f"{name} holds no numbers (dtype {array.dtype}): {_remedy(name)}")
-        if is_mapped(array):
-            return mapped_tensor(array)
-        if not array.flags.writeable:  # as pandas gives them: torch would warn
-            array = array.copy()
-        tensor: Tensor = torch.as_tensor(array)
-    except InputError:
-        raise
-    except (TypeError, ValueError) as error:
-        pad = f". {PAD}" if "inhomogeneous" in str(error) else ""
-        raise InputError(f"{name} cannot be read as a tensor: {error}{pad}") from None
-    # numpy's own float64 becomes torch's default; a float64 tensor was meant as one
-    return tensor.to(torch.get_default_dtype()) if tensor.is_floating_point() else tensor
-
-
-def _remedy(name: str) -> str:
-    if name == "y":
-        return (
-            "number the classes from 0, say by np.unique(y, return_inverse=True)[1], or use "
-            "StochasticEnsembleClassifier, which takes any labels"
-        )
-    return f"use {name}.astype(float), or encode it"
-
-
-def refuse_empty(x: Input) -> None:
-    for name, t in named(x).items():
-        if t.dim() == 0 or len(t) == 0:
-            raise InputError(f"{name} is empty: shape {tuple(t.shape)}")
-
-
-def _check(x: Input, y: Tensor) -> None:
-    if isinstance(x, InputTree):
-        check_rows(x, len(y) if y.dim() else None)
-    if y.dim() == 0 or any(t.dim() == 0 or len(t) != len(y) for t in named(x).values()):
-        raise InputError(
-            f"x and y must have the same length, got {shapes_of(x)} and {tuple(y.shape)}"
-        )
-    refuse_empty(x)
-    finite(x)
-
-
-def finite(x: Input, first_row: int = 0) -> None:
-    """Refuse numbers that are none, a few rows at a time."""
-    for name, t in named(x).items():
-        if not t.is_floating_point():
-            continue
-        some = max(1, LOOKED_AT * len(t) // max(1, t.nbytes))
-        for top in range(0, len(t), some):
-            block = t[top : top + some]
-            # All are finite if their sum is. It may overflow, and then they are looked at.
-            if not math.isfinite(block.sum()) and not bool(block.isfinite().all()):
-                where = tuple(int(i) for i in (~block.isfinite()).nonzero()[0])
-                place = [first_row + top + where[0], *where[1:]]
-                raise InputError(f"{name} must be finite; {name}{place} is {block[where].item()}")

@@ -9,21 +9,18 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
-from stochens.data import (
+from stochens.data import Data, columns_of, in_order, source
+from stochens.errors import InputError
+from stochens.files.mapped import is_mapped
+from stochens.reading import (
     TARGETS,
-    Data,
-    columns_of,
     finite,
-    in_order,
     read_input,
     read_target,
     refuse_empty,
     shapes_of,
-    source,
     target_of,
 )
-from stochens.errors import InputError
-from stochens.files.mapped import is_mapped
 from stochens.streams import is_stream
 from stochens.trees import Input, InputTree, cat, form, leaves_in, map_tree, match, named
 

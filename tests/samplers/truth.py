@@ -1,8 +1,8 @@
 """The one table of problems whose posterior is known, for every sampler that makes an ensemble.
 
 A problem of LINEAR has its standard deviations in closed form. Those of NETWORKS were sampled by
-long runs of NUTS, 8 chains of 500 draws or as LARGE says, whose standard deviations of
-predictions are in truth_by_nuts.json together with what the draws are worth.
+NUTS, 8 chains of 500 draws; truth_by_nuts.json has their standard deviations of predictions, and
+what the draws are worth.
 
 python -m tests.samplers.truth [NAME ...]    # makes these anew, in minutes each
 """
@@ -24,7 +24,6 @@ from stochens.samplers.diagnostics import SamplingWarning
 from stochens.samplers.mixing import mixing
 
 RIGHT = 0.05  # of a standard deviation
-LARGE = {"2-50-50-50-4"}  # 4 chains of 200 draws, a quarter of an hour; not in the file yet
 LEAST = 0.01  # of a standard deviation that counts: probabilities next to 0 or 1 are skewed
 KEPT = Path(__file__).with_name("truth_by_nuts.json")
 LINE = torch.linspace(-3, 3, 11).unsqueeze(1)  # [B, 1]
@@ -215,8 +214,8 @@ def by_nuts() -> dict[str, dict[str, Any]]:
 
 def make_truth(name: str) -> dict[str, Any]:
     problem = NETWORKS[name]
-    chains, count, warmup = (4, 200, 150) if name in LARGE else (8, 500, 500)
-    options = {"chains": chains, "samples": count, "warmup": warmup, "start": "reset"}
+    chains = 8
+    options = {"chains": chains, "samples": 500, "warmup": 500, "start": "reset"}
     posterior, told = problem.sample(stochens.nuts, **options)
     assert posterior is not None
     predicted = problem.predicted(posterior)  # [S, K]

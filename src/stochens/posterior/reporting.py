@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from stochens.checks import whole, whole_seed
-from stochens.data import read_target
 from stochens.errors import InputError
 from stochens.figures.axes import missing
 from stochens.figures.views import few
@@ -17,6 +16,7 @@ from stochens.files.storage import write_whole
 from stochens.inputs import first_input, pick_rows, targets
 from stochens.likelihoods import Predicted
 from stochens.posterior.pieces import trained_on
+from stochens.reading import read_target
 from stochens.trees import Input, InputTree
 from stochens.version import __version__
 
