@@ -15,7 +15,7 @@ from tests.tolerance import close
 from stochens import GaussianPredictive, InputError, Predictive, metrics
 from stochens.figures.views import few, means_of_surest, wilson
 from stochens.likelihoods import draws_of
-from stochens.likelihoods.numbers import Moments, has_cdf
+from stochens.likelihoods.moments import Moments, has_cdf
 
 SUMS = close(torch.float64, terms=100)
 

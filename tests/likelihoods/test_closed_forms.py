@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stochens import GaussianPredictive
-from stochens.likelihoods import Classes, MultilabelPredictive, numbers
+from stochens.likelihoods import Classes, MultilabelPredictive, moments
 from stochens.likelihoods.mixture import GaussianMixture
 from stochens.likelihoods.quantiles import QuantileSpline
 
@@ -29,7 +29,7 @@ def test_the_crps_is_exact_up_to_so_many_pairs_of_draws(most, exact, monkeypatch
     generator = torch.Generator().manual_seed(0)
     p = GaussianPredictive.of(torch.randn(2, 8, 1, generator=generator), torch.ones(2, 8, 1))
     known = p.crps(torch.zeros(8, 1))
-    monkeypatch.setattr(numbers, "CRPS_PAIRS", most)
+    monkeypatch.setattr(moments, "CRPS_PAIRS", most)
     assert torch.equal(p.crps(torch.zeros(8, 1)), known) is exact
 
 

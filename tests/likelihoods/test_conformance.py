@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import stochens
 from stochens import InputError
 from stochens.likelihoods import LIKELIHOODS, Gaussians, Numbers, draws_of
-from stochens.likelihoods.numbers import Moments, has_cdf
+from stochens.likelihoods.moments import Moments, has_cdf
 from stochens.members import forward
 from stochens.posterior.export import OLDEST_TORCH
 

@@ -13,8 +13,8 @@ from torch.distributions import Distribution, Normal
 from stochens.errors import InputError
 from stochens.likelihoods.base import Kernel, Likelihood, limited, mean_over_examples, wide
 from stochens.likelihoods.draws import Draws, Measure, Parameters, how_many
+from stochens.likelihoods.moments import Moments, exported_moments, moments_of
 from stochens.likelihoods.number_measures import LEVEL, number_measures
-from stochens.likelihoods.numbers import Moments, exported_moments, moments_of
 from stochens.likelihoods.targets import (
     Missing,
     check_missing,
