@@ -312,6 +312,7 @@ def test_members_are_the_same_in_2_and_4_blocks(cluster, method):
         torch.testing.assert_close(spread.history.loss, alone.history.loss)
 
 
+@pytest.mark.long
 def test_another_name_of_the_cluster_is_known_again(cluster):
     """In a process of its own: the head's address by the name of this machine, twice."""
     code = f"""if True:
@@ -494,6 +495,7 @@ def test_a_run_that_is_done_is_found_again_at_a_path_and_at_a_url(cluster, tmp_p
         stochens.fit(net, DATA, lr=0.5, **gather(**options))
 
 
+@pytest.mark.long
 def test_trials_are_found_again_at_a_path_and_at_a_url(cluster, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     auto = stochens.Auto(candidates=["regular", "dropout"], members=2)

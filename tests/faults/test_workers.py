@@ -137,6 +137,7 @@ def test_workers_do_not_outlive_their_run(tmp_path, number):
             pass
 
 
+@pytest.mark.long
 def test_a_real_run_whose_worker_is_killed_ends_as_if_nothing_had_been(tmp_path):
     options = SMALL | {"draws": 1, "curve": (), "sets": ("a", "c"), "only": ("regular", "SE3")}
     cut = tmp_path / "cut"

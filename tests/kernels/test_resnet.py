@@ -240,6 +240,7 @@ def test_the_loss_is_that_of_vmap(rows, here):
     torch.testing.assert_close(nll(params, rows, 0), known, rtol=0.03, atol=0)  # bf16, in 20 layers
 
 
+@pytest.mark.long
 def test_the_noise_of_a_loss_is_of_the_seed_the_member_and_the_step(here):
     x, y, params = small((3, 8))
     net = stochens.stochastic(ResNet20FRN(classes=3), Dropout(0.3)).to(DEVICE)

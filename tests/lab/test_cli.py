@@ -103,6 +103,7 @@ def small(monkeypatch):
     monkeypatch.setitem(toy_config.PRESETS, "quick", SMALL)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_toy_leaves_a_run_with_a_page(small, tmp_path):
     out = tmp_path / "one"
@@ -118,6 +119,7 @@ def test_toy_leaves_a_run_with_a_page(small, tmp_path):
     assert str(out / "report.html") in again.output.replace("\n", "")
 
 
+@pytest.mark.long
 def test_several_runs_on_one_page(tmp_path):
     for name in ("one", "two"):
         sample_run(tmp_path / name)
@@ -174,6 +176,7 @@ def test_what_takes_seconds_to_import_waits_until_it_is_needed():
     assert (found.stdout, found.stderr) == ("\n", "")
 
 
+@pytest.mark.long
 def test_ctrl_c_leaves_a_run_that_can_be_shown(tmp_path):
     out = tmp_path / "run"
     endless = SMALL | {"langevin_steps": 10**6}  # the last row of all

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.long import long_but
 from tests.samplers.truth import LINEAR, Linear
 
 import stochens
@@ -159,7 +158,8 @@ def test_mini_batches_are_right_or_told_of(name, way):
     assert float((ratios - 1).abs().max()) < 0.05 + 4 / math.sqrt(800)
 
 
-@pytest.mark.parametrize("name", long_but({"N1500"}, ["wide-prior", "N1500"]))
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["wide-prior", "N1500"])
 def test_full_batches_that_are_right_have_nothing_to_say(name):
     said = LINEAR[name].sample(stochens.sgmcmc, samples=500)
     assert not said.warnings

@@ -101,6 +101,7 @@ def test_two_modes():
     assert density.efficiency(x) > 0.02
 
 
+@pytest.mark.long
 def test_calibration_by_simulation():
     """Parameters from the prior, data from the model: then the truth's rank among draws from the
     posterior is uniform (Talts et al., 2018). Each of 512 chains has data of its own.

@@ -96,6 +96,7 @@ def test_rows_of_two_sets_have_the_set_in_their_names(runs, tmp_path):
     assert names == ["HMC, CIFAR-10", "regular, CIFAR-10", "HMC, CIFAR-100", "SE1 0.3, CIFAR-100"]
 
 
+@pytest.mark.long
 def test_report_writes_the_page_the_tables_and_the_numbers_into_a_folder(runs, tmp_path):
     out = tmp_path / "results" / "cifar10"
     paths = [str(run.path) for run in runs]
