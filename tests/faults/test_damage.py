@@ -10,7 +10,7 @@ from tests.long import long_but
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("files", long_but({50}, [50, 400]))
+@pytest.mark.parametrize("files", long_but({25}, [25, 400]))
 def test_damaged_files_are_refused_or_read_as_written(files):
     command = [sys.executable, "-m", "tests.faults.damage", "--files", str(files), "--seed", "1"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

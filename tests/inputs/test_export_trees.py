@@ -3,7 +3,6 @@
 import pytest
 import torch
 from tests.inputs.networks import Attending, Nested, TwoArguments, padded, parts, sentences
-from tests.long import long_but
 from torch import nn
 
 import stochens
@@ -45,7 +44,8 @@ def test_each_tensor_has_its_name(tmp_path):
 
 
 @needs_scan
-@pytest.mark.parametrize("method", long_but({"dropout"}, ["regular", "dropout", "dropconnect"]))
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["regular", "dropout", "dropconnect"])
 def test_lengths_stay_free(method, tmp_path):
     data = padded(sentences([9, 4, 7, 5, 3, 8, 6, 9] * 3))
     posterior = stochens.fit(Attending(), data, method=method, **OPTIONS)

@@ -166,6 +166,7 @@ def test_full_batches_that_are_right_have_nothing_to_say(name):
     assert float((LINEAR[name].ratios(said.posterior) - 1).abs().max()) < 0.05 + 4 / math.sqrt(800)
 
 
+@pytest.mark.long
 def test_full_batch_steps_that_are_too_large_are_told_of():
     """With a noise of 0.1 and lr = 0.01 variances are 1.3 to 1.5 times too large."""
     said = LINEAR["small-noise"].sample(stochens.sgmcmc, samples=500, lr=0.01)

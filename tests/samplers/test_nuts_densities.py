@@ -77,6 +77,7 @@ def test_a_mild_funnel():
     assert float(stats["diverged"][:, 50:].mean()) < 0.01
 
 
+@pytest.mark.long
 def test_two_modes():
     """x ~ 0.3 N(-1.5, 0.7^2) + 0.7 N(1.5, 1), y ~ N(x, 1); all chains start in the larger mode."""
     share, (a, b), (s, r) = 0.3, (-1.5, 1.5), (0.7, 1.0)

@@ -69,6 +69,7 @@ def test_members_that_are_coupled_cannot_be_parted(data, monkeypatch):
         stochens.fit(MLP(2, 4, 2), data, **gather(repulsion=0.1, **OPTIONS))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_memory_is_the_result_and_what_one_block_needs():
     """In units of one member's parameters. A block needs its parameters, their gradients, Adam's

@@ -106,6 +106,7 @@ def test_the_reference_has_its_own_row_and_distances(data, tmp_path, monkeypatch
     assert "agreement" in run.training["cifar10"]["regular"]["members curve"]
 
 
+@pytest.mark.long
 def test_runs_side_by_side_have_claims_epochs_and_one_file_of_numbers(data, tmp_path, monkeypatch):
     """What a real run writes is what the report reads."""
     y = torch.arange(TEST) % 10
