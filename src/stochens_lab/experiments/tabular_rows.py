@@ -72,7 +72,8 @@ class TabularConfig:
         str, typer.Option(help="After each hidden layer: relu, tanh or silu; {default}.")
     ] = "silu"
     start: Annotated[
-        str, typer.Option(help="Where mclmc begins: reset, or the trained members; {default}.")
+        str,
+        typer.Option(help="Where mclmc begins: reset, or trained, at regular members; {default}."),
     ] = "reset"
     bins: Annotated[
         int, typer.Option(help="Bins of each feature, embedded piecewise linearly; 0: none.")
