@@ -20,8 +20,8 @@ h = g eps / sigma. The mean gradient G of the steps before knows nothing of eps,
 same expectation without it, and far less noise: far from the optimum g is nearly all mean, and by
 g^2 / v^2 of such noise v would grow until nothing moves. The last bound is ours too: where the loss
 is flat, v is hardly more than delta, and a gradient that v has not met yet would throw m out of all
-that the prior knows, from where it goes on to infinity. With it, at the usual rate, |m - mu| grows by
-a tenth in a step, and v can grow by a fifth.
+that the prior knows, from where it goes on to infinity. With it, at the usual rate, |m - mu| grows
+by a tenth in a step, and v can grow by a fifth.
 """
 
 import math
