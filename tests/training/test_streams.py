@@ -94,10 +94,17 @@ LOADER = DataLoader(TensorDataset(X, Y), batch_size=ROWS)
     ids=["dataset", "loader", "batches", "hugging face"],
 )
 def test_members_are_those_of_a_loader(stream, recwarn):
-    """With N rows, an epoch is a pass, its short last batch counts by its rows, and none warns."""
-    posterior = fit(Data(stream, size=N))
+    """With N rows, an epoch is a pass, its short last batch counts by its rows, and none warns. The
+    dictionaries of Hugging Face go through vmap, and the others through the kernel, which rounds
+    in another order."""
+    posterior, known = fit(Data(stream, size=N)), fit(LOADER)
     assert posterior.data_size == N
-    same(posterior, fit(LOADER))
+    if isinstance(stream, HuggingFace):
+        for name, p in posterior.params.items():
+            within = trained(p.dtype, steps=12, rows=ROWS)
+            torch.testing.assert_close(p, known.params[name], **within)
+    else:
+        same(posterior, known)
     assert not [w for w in recwarn if "stream" in str(w.message)]
 
 

@@ -52,6 +52,7 @@ GROUPED = 0.05
 # Operations of all the work on a CPU: 5 to 10 s by vmap. A program saves up to half of that, and
 # five sixths for a text transformer; to trace it takes 0.2 to 3 s.
 ON_CPU_FROM = 1e11
+MOST_TRACES = 32  # of one training: a network may need one for each length of its inputs
 COMPILES_SINCE = "2.11"  # torch's versions that have been tried
 TRIED = 4  # examples on which a program is held against vmap
 BACKWARD = 3  # operations of a step for each one of its forward pass
@@ -75,6 +76,17 @@ class Choice(NamedTuple):
 
     outputs: Program | Apart
     compiled: bool
+    traces: int = 1  # how many forms of inputs are worth a trace of their own
+
+    @property
+    def program(self) -> Program:
+        """The program itself."""
+        return self.outputs.program if isinstance(self.outputs, Apart) else self.outputs
+
+    @property
+    def compiles(self) -> bool:
+        """Whether anything goes through torch.compile."""
+        return self.compiled or (isinstance(self.outputs, Apart) and self.outputs.compiled)
 
 
 def choose(net: nn.Module, few: Input, task: Workload) -> Choice | None:
@@ -104,9 +116,12 @@ def choose(net: nn.Module, few: Input, task: Workload) -> Choice | None:
         "members run by one program%s%s: %.1e floating-point operations to do",
         *(how, ", compiled" if compiled else "", work),
     )
+    traces = MOST_TRACES
+    if not few.is_cuda:  # each takes as long as what it may save
+        traces = max(1, int(min(MOST_TRACES, work / max(ON_CPU_FROM, 1.0))))
     if apart:
-        return Choice(Apart(program, compiled=compiled), False)
-    return Choice(program, compiled)
+        return Choice(Apart(program, compiled=compiled), False, traces)
+    return Choice(program, compiled, traces)
 
 
 def members_apart(program: Program, batch: int, *, on_gpu: bool) -> bool:

@@ -15,7 +15,7 @@ from stochens.kernels.noise import words
 from stochens.likelihoods import Likelihood
 from stochens.members import Engine, Params
 from stochens.program.apart import Apart
-from stochens.program.choice import TRIED, Workload, choose
+from stochens.program.choice import TRIED, Choice, Workload, choose
 from stochens.program.features import OnHost
 from stochens.program.fusions import fused_nll
 from stochens.program.precision import auto_dtype
@@ -28,9 +28,9 @@ from stochens.trees import Input
 
 LOOKED_AT = 16  # examples that tell whether bfloat16 is enough
 
-# (params [M, ...], rows [M, B] or None for all of the data, the number of the step, which inside a
-# CUDA graph is a tensor [1]) -> [M]
-DataTerm = Callable[[Params, Tensor | None, int | Tensor], Tensor]
+# (params [M, ...], batch, the number of the step, which inside a CUDA graph is a tensor [1]) -> [M]
+# A batch is rows [M, B] of the data, or None for all of them; of a loader (x [B, ...], y [B, ...]).
+DataTerm = Callable[[Params, Any, int | Tensor], Tensor]
 
 
 class InMemory(NamedTuple):
@@ -81,17 +81,7 @@ def data_term(
         kernel = _kernel(net, likelihood, data, members, seed, way)
         if kernel is not None:
             return kernel
-    chosen = None
-    if way.fast:
-        load = Workload(
-            batch=way.batch or len(data.x),
-            examples=way.examples,
-            own_rows=way.own_rows,
-            compile=way.compile,
-            engine=way.engine,
-            dtype=_dtype(net, likelihood, data.x, way),
-        )
-        chosen = choose(net, data.x[:TRIED], load)
+    chosen = program_by(net, likelihood, data.x, way)
     mean_nll = objective.mean_nll(
         net,
         likelihood,
@@ -105,7 +95,7 @@ def data_term(
     if chosen is not None and isinstance(chosen.outputs, Apart) and not on_gpu:
         mean_nll = in_turns(mean_nll, chosen.outputs.program.names, reuse=way.reuse)
         context = freed_memory_kept()
-    noise_of = _noise_of(members, seed, data.x.device)
+    noise_of = whose_noise(members, seed, data.x.device)
 
     def by_program(params: Params, rows: Tensor | None, step: int | Tensor) -> Tensor:
         return mean_nll(params, _inputs(data, rows), data.y, rows, noise_of(step))
@@ -114,12 +104,28 @@ def data_term(
         return mean_nll(params, _inputs(data, rows), data.y, rows)
 
     if chosen is not None:
-        compiled = chosen.compiled or (isinstance(by := chosen.outputs, Apart) and by.compiled)
-        return Term(by_program, context, recordable=on_gpu, compiled=compiled)
+        return Term(by_program, context, recordable=on_gpu, compiled=chosen.compiles)
     recordable = on_gpu and way.fast and way.engine == "vmap"
     if way.compile:  # it takes the noise of torch
         return Term(by_engine, recordable=recordable, compiled=True)
     return Term(with_own_noise(by_engine, members, seed, data.x.device), recordable=recordable)
+
+
+def program_by(
+    net: nn.Module, likelihood: Likelihood, x: Input | OnHost, way: Way
+) -> Choice | None:
+    """How to run the network's program for inputs like x [B, ...], where one may and pays."""
+    if not way.fast:
+        return None
+    load = Workload(
+        batch=way.batch or len(x),
+        examples=way.examples,
+        own_rows=way.own_rows,
+        compile=way.compile,
+        engine=way.engine,
+        dtype=_dtype(net, likelihood, x, way),
+    )
+    return choose(net, x[:TRIED], load)
 
 
 def _dtype(
@@ -189,7 +195,7 @@ def with_own_noise(
     device: torch.device,
 ) -> Callable[[Params, Any, int | Tensor], Tensor]:
     """The same with each member's own noise where vmap or a loop runs it."""
-    noise_of = _noise_of(members, seed, device)
+    noise_of = whose_noise(members, seed, device)
 
     def own(params: Params, batch: Any, step: int | Tensor) -> Tensor:
         with own_noise(noise_of(step)):
@@ -198,9 +204,10 @@ def with_own_noise(
     return own
 
 
-def _noise_of(
+def whose_noise(
     members: tuple[int, ...], seed: int, device: torch.device
 ) -> Callable[[int | Tensor], Noise]:
+    """The noise of these members in each step."""
     ids = torch.tensor(members, device=device)
     first = torch.tensor([noise_seed(seed)], device=device)
     return lambda step: Noise(ids, first + step)

@@ -111,6 +111,30 @@ def fused_nll(
     return None
 
 
+def fused_batch_nll(
+    net: nn.Module,
+    likelihood: Likelihood,
+    x: Tensor,
+    members: tuple[int, ...],
+    seed: int,
+    *,
+    bf16: bool = True,
+) -> tuple[Fusion, Callable[[Tensor, Tensor], Nll | None]] | None:
+    """Likewise for batches that come unseen, like x [B, ...]: a function (x, y) of a batch -> its
+    mean NLL, or None where the kernel cannot take it."""
+    graph = graph_of(net)
+    if graph is None:
+        return None
+    for fusion in _allowed(bf16):
+        if fusion.takes(graph, likelihood, x) and _holds(fusion, graph, net, None, x[:TRIED]):
+
+            def of(x: Tensor, y: Tensor, fusion: Fusion = fusion) -> Nll | None:
+                return fusion.nll(graph, likelihood, x, y, members, seed)
+
+            return fusion, of
+    return None
+
+
 def fused_outputs(
     net: nn.Module, params: Params, x: Tensor, *, bf16: bool = True
 ) -> Outputs | None:

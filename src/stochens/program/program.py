@@ -53,6 +53,7 @@ class Program:
         self._net = copy_network(net)  # in the mode that it is in now
         self._like = like_leaves(x, [t.new_empty(0) for t in leaves_of(x)])
         self._graphs = [graphs_of(traced)]
+        self._refused: list[Forms] = []  # for which there is no trace
 
     def __call__(self, params: Params, x: Input, noise: Noise | None = None) -> Tensor:
         """params [M, ...], x [B, ...] of all members -> [M, B, C]. noise: None draws a seed."""
@@ -75,8 +76,7 @@ class Program:
         if self.dtype is not None:
             own = [cast(p, self.dtype) for p in own]
         leaves = leaves_of(with_dtype(x, self.dtype))
-        first = 1 if kind == "own" else 0
-        graphs = self.graphs([(t.shape[first:], t.dtype) for t in leaves])
+        graphs = self.graphs(forms_of(leaves, 1 if kind == "own" else 0))
         if noise is None:
             noise = fresh_noise(size(params), x.device) if self.noisy else Noise(own[0], own[0])
         elif len(noise.seed) == 1:  # the same for noise of each example and for what they share
@@ -85,20 +85,47 @@ class Program:
         outputs: Tensor = graph(*leaves, *own, *noise)
         return outputs if self.dtype is None else outputs.to(dtype)
 
-    def graphs(self, leaves: list[tuple[torch.Size, torch.dtype]]) -> "Graphs":
+    def graphs(self, forms: "Forms") -> "Graphs":
         """For tensors [B, ...] of these shapes and types. A trace is for examples of one shape and,
         where the network fixes it, one number of them; for another it is made again: call this
         before torch.compile sees such a batch."""
-        batch = leaves[0][0][0]
-        examples = [([*shape[1:]], dtype) for shape, dtype in leaves]
-        for held in self._graphs:
-            if held.least <= batch <= held.most and held.examples == examples:
-                return held
+        if (held := self._held(forms)) is not None:
+            return held
         device = leaves_of(self._like)[0].device
-        made = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in leaves]
+        made = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in forms]
         x = like_leaves(self._like, made)
         self._graphs.append(graphs_of(trace(self._net, x, dtype=self.dtype)))
         return self._graphs[-1]
+
+    def ready_for(self, x: Input, most: int) -> bool:
+        """Whether there is a trace for x [B, ...]. It is made where there are fewer than `most`,
+        and the network lets itself be traced for such an x."""
+        forms = forms_of(leaves_of(with_dtype(x, self.dtype)))
+        if self._held(forms) is not None:
+            return True
+        if len(self._graphs) >= most or forms in self._refused:
+            return False
+        try:
+            self.graphs(forms)
+        except Untraceable:
+            self._refused.append(forms)
+        return forms not in self._refused
+
+    def _held(self, forms: "Forms") -> "Graphs | None":
+        batch = forms[0][0][0]
+        examples = [([*shape[1:]], dtype) for shape, dtype in forms]
+        for held in self._graphs:
+            if held.least <= batch <= held.most and held.examples == examples:
+                return held
+        return None
+
+
+Forms = list[tuple[torch.Size, torch.dtype]]  # of each tensor of x [B, ...]
+
+
+def forms_of(leaves: Iterable[Tensor], first: int = 0) -> Forms:
+    """Shapes, from the axis `first` on, and types."""
+    return [(t.shape[first:], t.dtype) for t in leaves]
 
 
 class _Cast(torch.autograd.Function):

@@ -195,7 +195,7 @@ def _prepare(request: FitRequest) -> _Prepared:
             two,
             few,
             own_rows=own_rows,
-            on_gpu=place.type == "cuda" and given.loader is None,
+            on_gpu=place.type == "cuda",
         ),
         fast=run.way in ("auto", "fused", "compile"),
         compile=run.way == "compile",

@@ -14,11 +14,11 @@ from torch import Tensor
 from stochens import objective
 from stochens.data import Source
 from stochens.errors import InputError
-from stochens.likelihoods import Likelihood
 from stochens.members import Params, flatten, size
 from stochens.posterior.history import Recorder
 from stochens.prior import Centred
-from stochens.program.data_term import InMemory, Term, Way, data_term, with_own_noise
+from stochens.program.data_term import InMemory, Term, Way, data_term
+from stochens.program.loader_term import loader_term
 from stochens.randomness.seeds import NOISE, member_seed, seeded
 from stochens.run.progress import compiling
 from stochens.streams import Reader
@@ -307,40 +307,34 @@ def _data_term(task: Task, members: tuple[int, ...]) -> Term:
     net, data, likelihood, settings, _, kept, _ = task
     if data.augment is not None:
         return augmented_term(task, members)
-    if data.loader is not None:
-        return _loader_term(task, members)
+    in_memory = data.loader is None
     way = Way(
         engine=settings.engine,
         fast=settings.fast,
         compile=True if settings.compile else None,
         bf16=settings.bf16,
         bf16_programs=True,
-        batch=settings.batch_size,
+        batch=settings.batch_size if in_memory else len(data.x),
         examples=settings.epochs * data.size * len(members),
-        own_rows=not all_at_once(data, settings.batch_size),
+        own_rows=in_memory and not all_at_once(data, settings.batch_size),
         # not where gradients of several passes are summed, or compared
         reuse=settings.accumulate == 1 and settings.natural is None,
     )
+    if not in_memory:
+        return _loader_term(task, members, way)
     net, x = (net, data.x) if kept is None else (kept.net, kept.x)
     given = InMemory(x, data.y, data.weights)
     return data_term(net, likelihood, given, members, settings.seed, way)
 
 
-def _loader_term(task: Task, members: tuple[int, ...]) -> Term:
-    """By the engine: batches of a loader come in other shapes and other memory each time."""
-    net, likelihood, settings = task.net, task.likelihood, task.settings
-    mean_nll = objective.mean_nll(
-        net, likelihood, engine=settings.engine, bf16=bool(settings.bf16), check=True
-    )
+def _loader_term(task: Task, members: tuple[int, ...], way: Way) -> Term:
+    """Of batches as the loader gives them: on some device, with targets nobody has looked at."""
+    net, data, likelihood, settings, *_ = task
+    device = settings.device
 
-    def of_batch(params: Params, batch: Any, step: int | Tensor) -> Tensor:
-        return mean_nll(params, *_checked(batch, likelihood, settings), None)
+    def checked(batch: tuple[Input, Tensor]) -> tuple[Input, Tensor]:
+        x, y = batch
+        return x.to(device), likelihood.check_targets(y).to(device)
 
-    return Term(with_own_noise(of_batch, members, settings.seed, settings.device))
-
-
-def _checked(
-    batch: tuple[Input, Tensor], likelihood: Likelihood, settings: Settings
-) -> tuple[Input, Tensor]:
-    x, y = batch
-    return x.to(settings.device), likelihood.check_targets(y).to(settings.device)
+    term = loader_term(net, likelihood, (data.x, data.y), members, settings.seed, way)
+    return term._replace(of=lambda params, batch, step: term.of(params, checked(batch), step))
