@@ -159,7 +159,11 @@ def graph(step: Step) -> Step:
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):
         step()
-    return captured.replay
+
+    def replay(_: Step = step) -> None:  # which holds the tensors that the graph reads
+        captured.replay()
+
+    return replay
 
 
 def jax_vmap(members: int, batch: int) -> Step:

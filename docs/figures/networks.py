@@ -17,8 +17,9 @@ from matplotlib.figure import Figure
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "benchmarks" / "results"
-ON_GPU = [  # a network is drawn from the first file that has it
+ON_GPU = [  # a point is drawn from the first file that has it
     RESULTS / "networks-members-h200.json",
+    RESULTS / "networks-members-more-h200.json",
     RESULTS / "networks-fit-h200.json",
     RESULTS / "networks-fit-rest-h200.json",
 ]
@@ -63,7 +64,8 @@ def ratios(files: list[Path]) -> dict[str, dict[int, float]]:
             if way == "fit" and (network, PEER, 1) in rates:
                 ratio = rate / rates[network, PEER, 1]
                 own.setdefault(network, {})[members] = ratio
-        found = {**own, **found}
+        for network, points in own.items():
+            found[network] = {**points, **found.get(network, {})}
     return found
 
 

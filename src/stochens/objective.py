@@ -5,7 +5,7 @@ Every layer states its mixtures; all the terms below are functions of those.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -338,9 +338,8 @@ def penalty_for(net: nn.Module, params: Params, prior: float | Centred) -> Penal
         with torch.no_grad():
             rest = l2(mixtures(net, at_mean), own)  # [1 or M], of the components that are dropped
     if sum(p.numel() for p in params.values()) > ALONE_FROM:
-        halves = 0.5 * torch.tensor(list(slopes.values()), dtype=torch.float64).to(found[0])  # [P]
         return Penalty(
-            lambda params: halves @ _squares(params, slopes, means) + rest, slopes, means
+            lambda params: 0.5 * _weighted_squares(params, slopes, means) + rest, slopes, means
         )
     weights = 0.5 * torch.cat([slope.flatten() for slope in found])  # [D]
 
@@ -370,14 +369,25 @@ def _is_centred(
 
 
 # Numbers from which on parameters are squared one by one. Fewer are copied side by side first: that
-# is one operation for all of them, where a deep network has hundreds.
+# is one operation for all of them, where a deep network has hundreds. Of a large network those
+# that are below SMALL numbers of a member are: biases and norms are most of its parameters.
 ALONE_FROM = 1 << 20
+SMALL = 1 << 14
 
 
-def _squares(params: Params, names: Iterable[str], means: Params) -> Tensor:
-    """||p - mu||^2 of each parameter and member, [P, M]."""
-    away = (_from(params[name], means.get(name)).flatten(1) for name in names)
-    return torch.stack([torch.linalg.vector_norm(each, dim=1) for each in away]).square()
+def _weighted_squares(params: Params, slopes: dict[str, float], means: Params) -> Tensor:
+    """sum_i slope_i ||p_i - mu_i||^2 of each member, [M]."""
+    away = {name: _from(params[name], means.get(name)).flatten(1) for name in slopes}
+    terms = []
+    small: dict[float, list[Tensor]] = {}
+    for name, each in away.items():
+        if each.shape[1] < SMALL:
+            small.setdefault(slopes[name], []).append(each)
+        else:
+            terms.append(slopes[name] * torch.linalg.vector_norm(each, dim=1).square())
+    for slope, those in small.items():
+        terms.append(slope * torch.linalg.vector_norm(torch.cat(those, 1), dim=1).square())
+    return torch.stack(terms).sum(0)
 
 
 def kl(

@@ -88,6 +88,12 @@ inline void __syncthreads() { emulator::meet(emulator::block, emulator::threads)
 inline float __uint_as_float(unsigned v) { float f; std::memcpy(&f, &v, 4); return f; }
 inline unsigned __float_as_uint(float v) { unsigned u; std::memcpy(&u, &v, 4); return u; }
 inline float rsqrtf(float v) { return 1 / std::sqrt(v); }
+inline float erfinvf(float x) {  // Newton's method in double, from Winitzki's approximation
+    const double log = std::log1p(-double(x) * x), half = 2 / (3.14159265358979 * 0.147) + log / 2;
+    double y = std::copysign(std::sqrt(std::sqrt(half * half - log / 0.147) - half), x);
+    for (int i = 0; i < 4; i++) y -= (std::erf(y) - x) * std::exp(y * y) * 0.886226925452758;
+    return float(y);
+}
 
 inline unsigned rounded(float v) {  // to bf16, ties to even
     const unsigned u = __float_as_uint(v);

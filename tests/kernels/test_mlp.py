@@ -519,8 +519,9 @@ def test_outputs_are_the_twins(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("noisy", [False, True])
-def test_one_row_is_the_first_of_many_to_the_last_bit(dtype: torch.dtype, noisy: bool) -> None:
-    """One row has loops of its own: for widths below, at and beside those of all registers."""
+def test_one_row_is_the_first_of_many(dtype: torch.dtype, noisy: bool) -> None:
+    """One row has loops of its own: for widths below, at and beside those of all registers. Its
+    terms have the same order, but a compiler may round products in one of the loops alone."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
@@ -539,7 +540,10 @@ def test_one_row_is_the_first_of_many_to_the_last_bit(dtype: torch.dtype, noisy:
             "seed": 5,
         }
         got, want = (mlp.outputs(weights, biases, rows, **options) for rows in (x[:1], x))
-        assert torch.equal(got[:, 0], want[:, 0]), sizes
+        # a layer's outputs are sums of weights near 1: each is as large as its terms' number
+        size = math.prod(sizes[:-1])
+        within = close(dtype, terms=max(sizes), depth=L, scale=size)
+        torch.testing.assert_close(got[:, 0], want[:, 0], **within)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

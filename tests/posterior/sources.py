@@ -93,11 +93,12 @@ def sampled(make: Callable[..., Posterior], draws: int, **options: Any) -> Sourc
 
 def saved_and_loaded(net: nn.Module, data: Any, **options: Any) -> Posterior:
     with tempfile.TemporaryDirectory() as folder:
-        stochens.fit(net, data, **options).save(f"{folder}/run")
+        stochens.fit(net, data, device="cpu", **options).save(f"{folder}/run")
         return stochens.load(f"{folder}/run", net)
 
 
 def joined(net: nn.Module, data: Any, *, members: Sequence[int], **options: Any) -> Posterior:
+    options["device"] = "cpu"
     return stochens.join([stochens.fit(net, data, members=[k], **options) for k in members])
 
 
@@ -198,9 +199,11 @@ def make(
     resume: Posterior | None = None,
     **run: Any,
 ) -> Posterior:
-    """The posterior of a row for some of its members or chains."""
+    """The posterior of a row for some of its members or chains; on a CPU unless told."""
     source = SOURCES[name]
-    own = {source.option or source.ids: list(ids), "seed": seed, **run_options(**source.run, **run)}
+    place = {} if "device" in source.lacks else {"device": "cpu"}
+    options = run_options(**{**place, **source.run, **run})
+    own = {source.option or source.ids: list(ids), "seed": seed, **options}
     if resume is not None:
         own["resume"] = resume
     with warnings.catch_warnings():

@@ -174,7 +174,7 @@ def test_it_moves_to_a_device_and_back(name: str, device: str, tmp_path: Path) -
     assert_same(there.to("cpu"), posterior)
     x, _ = data_of(source)
     mean: Tensor = there.predict(x).mean
-    assert mean.device.type == device
+    assert mean.device.type == "cpu"  # where predictions of any size have room
     if device == "cpu" or "noise" in source.lacks:
         torch.testing.assert_close(mean.cpu(), posterior.predict(x).mean, **WITHIN)
     there.save(tmp_path / "run")
@@ -188,7 +188,7 @@ def test_it_is_made_on_a_device(name: str, device: str) -> None:
     needs(name, "device")
     posterior = make(name, device=device)
     assert device_of(posterior.params).type == device
-    if device == "cpu" and not torch.cuda.is_available():
+    if device == "cpu":
         assert_same(posterior, whole(name))
     assert posterior.predict(data_of(SOURCES[name])[0]).mean.isfinite().all()
 

@@ -57,7 +57,7 @@ def stream(data: tuple[Tensor, Tensor]) -> Any:
 
 def fit(net: Callable[[], nn.Module], data: Any, engine: str, **options: Any) -> stochens.Posterior:
     options = {"members": 3, "epochs": EPOCHS, "lr": 0.01, "seed": 1, "method": "dropout"} | options
-    run = stochens.Run(engine=engine)
+    run = stochens.Run(engine=engine, device="cpu")
     return stochens.fit(lambda: net().double(), data, run=run, **options)
 
 

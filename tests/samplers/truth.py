@@ -85,7 +85,9 @@ class Linear(NamedTuple):
     def ratios(self, posterior: stochens.Posterior) -> Tensor:
         """Of each parameter's standard deviation to the exact one, and of that along the stiffest
         direction, [D + 1]."""
-        draws = torch.cat([posterior.params["weight"].flatten(1), posterior.params["bias"]], 1)
+        draws = torch.cat(
+            [posterior.params["weight"].flatten(1), posterior.params["bias"]], 1
+        ).cpu()
         covariance = self.covariance()
         exact, directions = torch.linalg.eigh(covariance)
         stiff = (draws.double() @ directions[:, 0]).std(0) / exact[0].sqrt()

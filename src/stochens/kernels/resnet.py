@@ -1,11 +1,14 @@
 """All members of a ResNet of FRN blocks through the convolution kernels, forwards and backwards.
 
 One autograd function for all the convolutions: between layers, activations stay in the kernels'
-bf16 layout and gradients that meet are added inside a kernel.
+bf16 layout and gradients that meet are added inside a kernel. What the next layer need not wait
+for, the packing of weights and their gradients, runs on a stream beside: it fills what a layer's
+last blocks of threads leave idle.
 """
 
 import functools
 import logging
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,11 +16,14 @@ import torch
 from torch import Tensor
 
 from stochens.kernels import conv
+from stochens.kernels.beside import Beside
 from stochens.kernels.conv import Kept, Noise, Norm
 from stochens.kernels.conv_plan import Layer
 from stochens.members import Params, size
 
 log = logging.getLogger("stochens")
+
+BEHIND = 2  # layers that the gradients of weights may lag: so many dconv are kept for them
 
 
 class ConvNorm(NamedTuple):
@@ -105,9 +111,15 @@ class _Convolutions(torch.autograd.Function):
         activations: list[Tensor] = [x]
         kept: list[Kept] = []
         packed: list[Tensor | None] = []  # weights for the backward pass
+        beside = Beside(x.device)
+        packs = []
+        for step, weight in zip(steps, params[::5], strict=True):
+            dx = keep and step.source > 0
+            packs.append(beside.start(functools.partial(conv.pack, step.layer, weight, dx=dx)))
         for k, step in enumerate(steps):
-            weight, bias, *norm = params[5 * k : 5 * k + 5]
-            forwards, backwards = conv.pack(step.layer, weight, dx=keep and step.source > 0)
+            bias, *norm = params[5 * k + 1 : 5 * k + 5]
+            (forwards, backwards), done = packs[k]
+            beside.wait(done)
             y, own = conv.forward(
                 step.layer,
                 activations[step.source],
@@ -141,6 +153,7 @@ class _Convolutions(torch.autograd.Function):
         activations, packed, flat = rest[:many], rest[many : 2 * many], rest[2 * many :]
         pending: dict[int, Tensor] = {many: dy.contiguous()}  # gradients of activations so far
         sums = conv.Sums([step.layer for step in steps], dy)
+        beside, behind = Beside(dy.device), deque[tuple[Tensor, Any]]()
         for k in reversed(range(many)):
             step = steps[k]
             dconv, dresidual, dx = conv.backward(
@@ -160,5 +173,11 @@ class _Convolutions(torch.autograd.Function):
             if step.residual is not None and dresidual is not None:
                 others = pending.get(step.residual)  # there are none in a ResNet as it is written
                 pending[step.residual] = dresidual if others is None else others + dresidual
-            conv.weight_gradient(step.layer, activations[step.source], dconv, sums.weights[k])
+            gradient = functools.partial(
+                conv.weight_gradient,
+                *(step.layer, activations[step.source], dconv, sums.weights[k]),
+            )
+            behind.append((dconv, beside.start(gradient)[1]))
+            while len(behind) > (BEHIND if k else 0):
+                beside.wait(behind.popleft()[1])
         return None, None, None, None, None, *sums.gradients([p.shape for p in params[::5]])

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import io
 import logging
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -27,6 +28,10 @@ from stochens.randomness.noise import noise_from
 from stochens.trees import Input, leaves_of, like_leaves, with_dtype
 
 MOST = 2**31  # examples
+
+# torch.export changes modules' classes while it traces, warnings and stderr are the process's: a
+# second thread would end the first one's trace
+_one_at_a_time = threading.RLock()
 
 
 class Untraceable(Exception):
@@ -92,7 +97,7 @@ def trace(
 def _export(one: nn.Module, inputs: tuple[Any, ...]) -> Any:
     leaves, params, *_ = inputs
     free = ([{0: torch.export.Dim.AUTO}] * len(leaves), [None] * len(params), None, None)
-    with _without_words():
+    with _one_at_a_time, _without_words():
         export = torch.export.export
         shapes = free if len(leaves[0]) > 1 else None  # torch takes a length of 1 for always 1
         exported = export(one, inputs, strict=False, dynamic_shapes=shapes)

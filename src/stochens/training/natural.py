@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from stochens.errors import InputError
+from stochens.kernels import natural as kernel
 from stochens.kernels.noise import words
 from stochens.members import Params
 from stochens.posterior.low_rank import LowRankGaussian
@@ -95,23 +96,48 @@ class NaturalGradient(torch.optim.Optimizer):
         self._centred = centred
         self._begins_anywhere = options.sigma is None
         self._members = torch.tensor(members, device=self._m.device)
+        self._piece = max(1, AT_ONCE // self.layout.members)
         self._first = torch.tensor([derive(seed, NATURAL)], device=self._m.device)
         self._number: int | Tensor = 0
         # sigma eps and theta of the last draw; then room for what a step computes
         self._moved, self._theta, *self._room = (torch.empty_like(self._m) for _ in range(4))
+        self._numbers: dict[float, Tensor] = {}  # of the kernel, for each share of a step
+        self._terms: Tensor | None = None  # of the KL, [M, D], where the kernel has just made them
 
     @torch.no_grad()
     def draw(self, step: int | Tensor) -> Params:
         """theta = m + sigma eps of every member, [M, ...], by (seed, member, step). The next draw
         is written to the same memory."""
-        self._number = step
-        self.normal(step, out=self._moved)
-        self._moved.mul_(torch.exp(self._log_sigma, out=self._room[0]))
-        torch.add(self._m, self._moved, out=self._theta.detach())
+        self._number, self._terms = step, None
+        if isinstance(step, Tensor) and self._by_kernel():
+            self._terms = self._room[0].view(self.layout.members, -1)
+            numbers = self._kernel_numbers(1.0)
+            kernel.draw(self._vectors(), step, self._theta.detach(), self._terms, numbers=numbers)
+        else:
+            self.normal(step, out=self._moved)
+            self._moved.mul_(torch.exp(self._log_sigma, out=self._room[0]))
+            torch.add(self._m, self._moved, out=self._theta.detach())
         self._theta.grad = None
         self._theta.requires_grad_()
         with torch.enable_grad():
             return self.layout.named(self._theta)
+
+    def _by_kernel(self) -> bool:
+        """In a recording alone, where the rate and the step's number are tensors."""
+        rate = self.param_groups[0]["lr"]
+        return self._centred and isinstance(rate, Tensor) and kernel.available(self._m)
+
+    def _vectors(self) -> kernel.Vectors:
+        return kernel.Vectors(
+            *(self._m, self._log_sigma, self._delta, self.layout.order),
+            *(self._members, self._first, self._piece),
+        )
+
+    def _kernel_numbers(self, share: float) -> Tensor:
+        if share not in self._numbers:
+            numbers = [self.examples, self._forgets, self._momentum, share, MOST]
+            self._numbers[share] = torch.tensor(numbers, device=self._m.device)
+        return self._numbers[share]
 
     def theta(self) -> Tensor:
         """The last draw, [M D], with the gradient that a pass has left there."""
@@ -125,8 +151,7 @@ class NaturalGradient(torch.optim.Optimizer):
 
     def normal(self, step: int | Tensor, out: Tensor | None = None) -> Tensor:
         """eps, [M D]; the same for a member in any company."""
-        many, length = self.layout.members, self.layout.width
-        each = max(1, AT_ONCE // many)
+        length, each = self.layout.width, self._piece
         pieces = []
         for k, first in enumerate(range(0, length, each)):
             shape = (min(each, length - first),)
@@ -197,6 +222,11 @@ class NaturalGradient(torch.optim.Optimizer):
         variance, a = self._room
         g = self._theta.grad
         assert g is not None
+        if self._terms is not None:  # the draw was the kernel's
+            numbers, self._terms = self._kernel_numbers(share), None
+            on, number, rate = self._vectors(), self._number, group["lr"]
+            assert isinstance(number, Tensor)
+            return kernel.step(on, number, mean, g.contiguous(), self._mu, rate, numbers=numbers)
         if share != 1:
             g.div_(share)
 
@@ -232,6 +262,8 @@ class NaturalGradient(torch.optim.Optimizer):
     @torch.no_grad()
     def kl_of_sigma(self) -> Tensor:
         """1/2 sum (lambda sigma^2 - log sigma^2 - 1 - log lambda) of each member: [M]."""
+        if self._terms is not None:
+            return 0.5 * self._terms.sum(1)
         log_sigma, precision = self._log_sigma, self._delta * self.examples
         terms = (2 * log_sigma).exp_().mul_(precision).sub_(2 * log_sigma + 1 + precision.log())
         return 0.5 * self.layout.by_member(terms).sum(1)
