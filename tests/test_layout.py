@@ -20,6 +20,7 @@ LIBRARY = [
     ["figures"],
     ["networks", "toy"],
     ["conversions"],
+    ["recurrent"],
     ["members"],
     ["checks", "adapter"],
     ["moved"],

@@ -21,7 +21,10 @@ FLOAT32 = {
     *("instance_norm", "batch_norm", "softmax", "log_softmax", "softmin", "gumbel_softmax"),
     *("cdist", "pdist", "cosine_similarity", "pairwise_distance", "normalize", "bilinear"),
 }
-BFLOAT16 = {"scaled_dot_product_attention", "multi_head_attention_forward", "prelu"}
+BFLOAT16 = {
+    *("scaled_dot_product_attention", "multi_head_attention_forward", "prelu"),
+    *("lstm", "gru", "rnn_tanh", "rnn_relu"),
+}
 CAST = (torch.float32, torch.float16, torch.bfloat16)  # not float64, as autocast
 
 
@@ -57,7 +60,8 @@ class _Casts(TorchFunctionMode):
 def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, Tensor):
         return value.to(dtype) if value.dtype in CAST else value
-    return tuple(_cast(v, dtype) for v in value) if isinstance(value, tuple) else value
+    several = type(value) in (tuple, list)  # not torch.Size
+    return type(value)(_cast(v, dtype) for v in value) if several else value
 
 
 def after_casts(outputs: Tensor) -> Tensor:

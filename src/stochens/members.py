@@ -22,6 +22,7 @@ from stochens.errors import InputError
 from stochens.private_names import reset_of
 from stochens.randomness.noise import one_by_one, over_members, replay_noise
 from stochens.randomness.seeds import INITIALISATION, member_seed, seeded
+from stochens.recurrent import under_vmap
 from stochens.trees import Input, split
 
 Params = dict[str, Tensor]
@@ -303,7 +304,8 @@ def _run(
         own = {n: p[k] for n, p in params.items()}
         return call(own, split(x if x_axis is None else x[k])[0], [t[k] for t in drawn])
 
-    with plain_attention(), with_casts(x.device):
+    layers = under_vmap(places) if engine == "vmap" else contextlib.nullcontext()
+    with plain_attention(), layers, with_casts(x.device):  # casts come before layers
         if engine == "vmap":
             axes = (0, x_axis, 0) if drawn else (0, x_axis, None)
             outputs: Tensor = over_members(call, axes)(params, tensors, drawn)

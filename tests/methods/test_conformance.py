@@ -247,7 +247,7 @@ NETWORKS: dict[str, Row] = {
     "attention": Row(attention, (3, 4)),
     "attention-widths": Row(attention_of_several_widths, (3, 4)),
     "transformer": Row(transformer, (3, 4)),
-    "lstm": Row(lstm, (3, 4), engines=("loop",)),  # vmap has no rule for recurrent layers
+    "lstm": Row(lstm, (3, 4)),
     "used-twice": Row(used_twice, (3,)),
     "tied": Row(tied, (6,), tokens=True),
     "tied-all-noisy": Row(tied, (6,), tokens=True, output=NOWHERE),

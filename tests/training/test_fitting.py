@@ -401,25 +401,27 @@ def test_only_a_noise_of_the_likelihood_moves_faster_than_a_weight(optimizer):
         )
 
 
-class Recurrent(nn.Module):
+class Branches(nn.Module):
+    """In a training each member has rows of its own, so that vmap cannot tell whether to go on."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(2, 4, batch_first=True)
-        self.head = nn.Linear(4, 2)
+        self.layer = nn.Linear(2, 2)
 
     def forward(self, x):
-        return self.head(self.lstm(x)[0][:, -1])
+        if bool(x.isnan().any()):
+            raise ValueError("x has NaN")
+        return self.layer(x)
 
 
-def test_recurrent_networks_use_the_loop_and_say_so(xor):
-    x = xor[0].view(20, 3, 2)
-    options = {"method": "dropconnect", "members": 2, "epochs": 2, "lr": 0.5}
+def test_what_vmap_cannot_run_uses_the_loop_and_says_so(xor):
+    options = {"method": "regular", "members": 2, "epochs": 2, "lr": 0.5, "batch_size": 20}
     with pytest.warns(UserWarning, match="members run one after the other"):
-        posterior = stochens.fit(Recurrent, (x, xor[1][:20]), **gather(**options))
+        posterior = stochens.fit(Branches, xor, **gather(**options))
     assert posterior.engine == "loop"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        stochens.fit(Recurrent, (x, xor[1][:20]), **gather(engine="loop", **options))
+        stochens.fit(Branches, xor, **gather(engine="loop", **options))
 
 
 class Classifier(nn.Module):

@@ -9,7 +9,7 @@ import importlib.util
 import logging
 import math
 import weakref
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -141,9 +141,16 @@ def flops(net: nn.Module, few: Input) -> float:
     # that is expanded to the batch, asks for one even in no_grad, and has no function to hook into.
     named = dict(net.named_parameters())
     plain = {place: named[name].detach() for place, name in places_of(net).items()}
-    with torch.no_grad(), seeded(0, few.device), FlopCounterMode(display=False) as counter:
+    more = {torch.ops.aten.mkldnn_rnn_layer: _flops_of_lstm}
+    counting = FlopCounterMode(display=False, custom_mapping=more)
+    with torch.no_grad(), seeded(0, few.device), counting as counter:
         functional_call(net, plain, (few,), tie_weights=False)
     return float(counter.get_total_flops())
+
+
+def _flops_of_lstm(x: Any, into: Any, back: Any, *rest: Any, **named: Any) -> int:
+    """oneDNN's, by shapes: x [T, B, I], into [4 H, I], back [4 H, H]."""
+    return int(2 * math.prod(x[:-1]) * (math.prod(into) + math.prod(back)))
 
 
 def program_for(net: nn.Module, few: Input, task: Workload) -> Program | None:

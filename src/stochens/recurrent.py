@@ -1,0 +1,69 @@
+"""Recurrent layers under vmap, which has no rule for them: nn.LSTM, nn.GRU and nn.RNN.
+
+Each member's layer is called by itself, and the rest of the network runs for all members at once.
+Torch's own layer is hard to beat on a CPU: a scan over the positions, each for all members, took
+1.6 times as long for 8 members of 256 units and 0.8 times for 50 of 32. (On a GPU the network's
+program gives each member a stream.)
+"""
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+KINDS = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
+
+
+def under_vmap(names: Iterable[str]) -> contextlib.AbstractContextManager[Any]:
+    """Inside, vmap runs the recurrent layers of a network whose parameters have these names. A
+    layer may stand inside one that adds noise, so it is its weights that tell."""
+    if any(name.endswith("weight_hh_l0") for name in names):
+        return _Looped()
+    return contextlib.nullcontext()
+
+
+class _Looped(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if getattr(func, "__name__", "") not in KINDS or len(args) != 9 or kwargs:
+            return func(*args, **(kwargs or {}))
+        try:
+            return func(*args)
+        except RuntimeError:  # vmap has no rule; or something else is wrong, which comes up again
+            x, states, weights, *rest = args
+            several = isinstance(states, (list, tuple))
+            if not several:
+                states = [states]
+            if not all(isinstance(t, Tensor) for t in (x, *states, *weights)):
+                raise  # of a packed sequence
+
+            def one(x: Tensor, *given: Tensor) -> Any:
+                own = list(given[: len(states)])
+                return func(x, own if several else own[0], list(given[len(states) :]), *rest)
+
+            return _Layer.apply(one, x, *states, *weights)  # type: ignore[no-untyped-call]
+
+
+class _Layer(torch.autograd.Function):
+    """one(x, *states, *weights), whose members vmap maps over: the rule is all there is to it."""
+
+    @staticmethod
+    def forward(one: Any, *given: Tensor) -> Any:
+        raise RuntimeError("this is for vmap alone")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def vmap(info: Any, axes: tuple[Any, ...], one: Any, *given: Tensor) -> Any:
+        several = [
+            [t] * info.batch_size if axis is None else t.unbind(axis)
+            for t, axis in zip(given, axes[1:], strict=True)
+        ]
+        made = zip(*(one(*own) for own in zip(*several, strict=True)), strict=True)
+        stacked = tuple(map(torch.stack, made))
+        return stacked, (0,) * len(stacked)
