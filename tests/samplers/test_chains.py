@@ -245,15 +245,18 @@ def test_progress_tells_speed_divergences_and_leapfrogs(data, capsys):
         assert part in shown
 
 
-class Recurrent(nn.Module):
-    """A layer that vmap has no rule for."""
+class Branches(nn.Module):
+    """On what it has computed: vmap cannot tell whether to go on, since members differ."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.head = nn.GRU(1, 3, batch_first=True), nn.Linear(3, 2)
+        self.body, self.head = nn.Linear(2, 3), nn.Linear(3, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.body(x.unsqueeze(-1))[0][:, -1])
+        inside = self.body(x).tanh()
+        if bool(inside.isnan().any()):
+            raise ValueError("NaN inside")
+        return self.head(inside)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -267,11 +270,11 @@ class Recurrent(nn.Module):
     ],
 )
 def test_networks_that_vmap_cannot_run_go_in_a_loop(data, sampler, options):
-    posterior = sampler(Recurrent, data, **gather(**options))
+    posterior = sampler(Branches, data, **gather(**options))
     assert posterior.engine == "loop"
     assert posterior.predict(data[0]).mean.shape == (60, 2)
     with pytest.raises(InputError, match="vmap cannot run this network"):
-        sampler(Recurrent, data, **gather(**options | {"engine": "vmap"}))
+        sampler(Branches, data, **gather(**options | {"engine": "vmap"}))
 
 
 def test_weights_that_a_pass_changes_are_refused():
