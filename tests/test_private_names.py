@@ -18,7 +18,8 @@ import stochens
 from stochens import checks, private_names
 from stochens.errors import InputError
 from stochens.kernels import build
-from stochens.posterior.export import OLDEST_TORCH, _no_word_of_torchvision
+from stochens.posterior.export import _no_word_of_torchvision
+from stochens.posterior.export_program import OLDEST_TORCH
 from stochens.private_names import NAMES, base
 
 ROOT = Path(stochens.__file__).parent

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stochens.posterior.export import OLDEST_TORCH
+from stochens.posterior.export_program import OLDEST_TORCH
 
 ROOT = Path(__file__).parents[1]
 RUN = "<!-- run -->"  # at the top of a page whose snippets go on from each other (docs/hooks)

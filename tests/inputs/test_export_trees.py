@@ -6,7 +6,7 @@ from tests.inputs.networks import Attending, Nested, TwoArguments, padded, parts
 from torch import nn
 
 import stochens
-from stochens.posterior.export import OLDEST_TORCH, sequence
+from stochens.posterior.export_program import OLDEST_TORCH, sequence
 from stochens.run.cluster.arrays import pack_input, unpack_input
 from stochens.trees import InputTree
 

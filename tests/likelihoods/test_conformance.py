@@ -18,7 +18,7 @@ from stochens import InputError
 from stochens.likelihoods import LIKELIHOODS, Gaussians, Numbers, draws_of
 from stochens.likelihoods.moments import Moments, has_cdf
 from stochens.members import forward
-from stochens.posterior.export import OLDEST_TORCH
+from stochens.posterior.export_program import OLDEST_TORCH
 
 every = pytest.mark.parametrize("name", ROWS)
 NUMBERS = [

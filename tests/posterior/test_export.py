@@ -13,7 +13,7 @@ from torch.torch_version import TorchVersion
 import stochens
 from stochens import DropConnect, Dropout, Gaussian, InputError, NPDropout, Regular
 from stochens.networks import FRN
-from stochens.posterior.export import OLDEST_TORCH, program
+from stochens.posterior.export_program import OLDEST_TORCH, program
 from stochens.samplers.diagnostics import SamplingWarning
 
 needs_scan = pytest.mark.skipif(

@@ -20,7 +20,7 @@ from stochens.likelihoods import (
     mean_over_examples,
 )
 from stochens.members import forward
-from stochens.posterior.export import OLDEST_TORCH
+from stochens.posterior.export_program import OLDEST_TORCH
 
 needs_scan = pytest.mark.skipif(
     torch.__version__ < OLDEST_TORCH, reason=f"export needs torch {OLDEST_TORCH}"

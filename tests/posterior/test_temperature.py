@@ -19,7 +19,7 @@ import stochens.likelihoods
 from stochens import InputError, Posterior
 from stochens.likelihoods import Categorical, Classes
 from stochens.posterior.calibration import fit_temperature, minimise
-from stochens.posterior.export import OLDEST_TORCH
+from stochens.posterior.export_program import OLDEST_TORCH
 from stochens.posterior.outputs import outputs_of
 
 

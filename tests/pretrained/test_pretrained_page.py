@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.torch_version import TorchVersion
 
-from stochens.posterior.export import OLDEST_TORCH
+from stochens.posterior.export_program import OLDEST_TORCH
 
 PAGE = Path(__file__).parents[2] / "docs" / "pretrained.md"
 SNIPPETS = dict(re.findall(r"^### ([\w\- ]+)\n+```py\n(.*?)```", PAGE.read_text(), re.M | re.S))

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import stochens
-from stochens.posterior.export import OLDEST_TORCH
+from stochens.posterior.export_program import OLDEST_TORCH
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "frames.md").read_text()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import stochens
 from stochens import DropConnect, Dropout, Natural, NPDropout, Prior
 from stochens.kernels import mlp
-from stochens.posterior.export import OLDEST_TORCH
+from stochens.posterior.export_program import OLDEST_TORCH
 
 pytestmark = pytest.mark.filterwarnings("ignore:natural gradients have not arrived")
 

@@ -23,7 +23,8 @@ from stochens.members import Builder, device_of, join, take
 from stochens.methods import MethodLike, merge_adapters, stochastic_places
 from stochens.moved import refuse_moved
 from stochens.posterior import saved
-from stochens.posterior.export import Predictor, write
+from stochens.posterior.export import write
+from stochens.posterior.export_program import Predictor
 from stochens.posterior.fields import PosteriorFields
 from stochens.posterior.low_rank import params_of_draw
 from stochens.posterior.of import fields_of

@@ -258,9 +258,10 @@ def stack(traced: Traced, s: Stacker, *, own_rows: bool) -> fx.GraphModule:
 
     own_rows: whether x is [M, B, ...]."""
     found: dict[fx.Node, Value] = {}
-    for k, node in enumerate(inputs := placeholders(traced)):
+    first_shared = len(inputs := placeholders(traced)) - traced.last_shared
+    for k, node in enumerate(inputs):
         of_all = k < traced.inputs and not own_rows
-        shared = of_all or k == len(inputs) - 1 or s.alone
+        shared = of_all or k >= first_shared or s.alone
         held = s.graph.placeholder(node.name)
         found[node] = Value(held, "shared" if shared else "front", node.meta["val"])
     root = nn.Module()

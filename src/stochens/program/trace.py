@@ -39,7 +39,8 @@ class Untraceable(Exception):
 
 
 class Traced(NamedTuple):
-    """The graph's placeholders, in order: constants, x, parameters, member [], seeds [2]."""
+    """The graph's placeholders, in order: constants, x, each member's own, what members share. Of
+    `trace` these are x, parameters and the member [], seeds [2]."""
 
     graph: fx.Graph
     inputs: int  # how many tensors x has
@@ -47,6 +48,7 @@ class Traced(NamedTuple):
     constants: dict[str, Tensor]  # by the name of their placeholder, those that are used
     least: int  # the numbers of examples that it is for
     most: int
+    last_shared: int  # how many placeholders after each member's own
 
     @property
     def noisy(self) -> bool:
@@ -91,7 +93,7 @@ def trace(
         exported = _export(_OneMember(own, names, x), inputs)
     except Exception as error:  # torch.export raises many kinds
         raise Untraceable(_first_line(error)) from error
-    return _read(exported, len(leaves), names)
+    return read(exported, names, inputs=len(leaves), last_shared=1)
 
 
 def _export(one: nn.Module, inputs: tuple[Any, ...]) -> Any:
@@ -130,15 +132,16 @@ def _mutates(node: fx.Node) -> bool:
     return is_operator(node.target) and bool(schema_of(node.target).is_mutable)
 
 
-def _read(exported: Any, count: int, names: list[str]) -> Traced:
+def read(exported: Any, names: list[str], *, inputs: int, last_shared: int) -> Traced:
+    """What torch.export made of one member. Its graph is changed, for it is the program's now."""
     signature = exported.graph_signature
     if len(signature.output_specs) != 1:
         raise Untraceable("the network returns more than one tensor, or changes a buffer")
     graph = exported.graph
     inline_blocks(graph, exported.graph_module)
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    given = [node for node in graph.nodes if node.op == "placeholder"]
     constants: dict[str, Tensor] = {}
-    for node, spec in zip(inputs, signature.input_specs, strict=True):
+    for node, spec in zip(given, signature.input_specs, strict=True):
         if spec.kind.name == "USER_INPUT":
             continue
         if not node.users:
@@ -151,9 +154,9 @@ def _read(exported: Any, count: int, names: list[str]) -> Traced:
             raise Untraceable(f"{node.target} holds a graph of its own")
     simplify(graph)
     found = [node for node in graph.nodes if node.op == "placeholder"][len(constants) :]
-    each = [_batches(exported, node.meta["val"].shape[0]) for node in found[:count]]
+    each = [_batches(exported, node.meta["val"].shape[0]) for node in found[:inputs]]
     least, most = max(a for a, _ in each), min(b for _, b in each)
-    return Traced(graph, count, names, constants, least, most)
+    return Traced(graph, inputs, names, constants, least, most, last_shared)
 
 
 def _batches(exported: Any, size: Any) -> tuple[int, int]:
