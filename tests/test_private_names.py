@@ -125,6 +125,7 @@ def test_the_table_has_what_the_file_uses_and_no_more():
     for node in ast.walk(ast.parse(body)):
         texts += [getattr(node, "attr", ""), getattr(node, "module", "")]
         texts += [node.value] if isinstance(node, ast.Constant) else []
+        texts += [part.name for part in ast.iter_child_nodes(node) if isinstance(part, ast.alias)]
     parts = [part for t in texts if isinstance(t, str) and " " not in t for part in t.split(".")]
     used = set(filter(private, parts))
     listed = {part for entry in NAMES for part in entry.name.split(".") if private(part)}

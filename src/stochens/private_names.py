@@ -29,6 +29,7 @@ class Private(NamedTuple):
 
 
 _TOLD = "an InputError that names the versions of torch which have it"
+_EACH_RUN = "CUDA kernels are compiled in each run"
 _PUBLIC_CLASSES = "torch's public classes of the kind; another library's own are not seen"
 
 NAMES = (
@@ -84,6 +85,8 @@ NAMES = (
         "to compile our CUDA sources by NVRTC",
         "plain torch does the work, slower",
     ),
+    Private("torch.cuda._utils._nvrtc_compile", "2.8", "likewise, to keep what it made", _EACH_RUN),
+    Private("torch.cuda._utils._cuda_load_module", "2.8", "and to load that again", _EACH_RUN),
     Private(
         "torch._higher_order_ops.scan",
         "2.6",
@@ -357,6 +360,26 @@ def compiles_cuda() -> bool:
 def compile_cuda(code: str, name: str, nvcc_options: list[str]) -> Any:
     """The kernel of that name, by NVRTC."""
     return torch.cuda._compile_kernel(code, name, nvcc_options=nvcc_options)
+
+
+# The two halves of it, so that what is compiled can be kept. A torch without them raises
+# ImportError or TypeError: `compile_cuda` then compiles in each run.
+
+
+def cuda_machine_code(code: str, name: str, nvcc_options: list[str]) -> tuple[bytes, str]:
+    """For the current device, and the kernel's name inside."""
+    from torch.cuda._utils import _nvrtc_compile
+
+    made: tuple[bytes, str] = _nvrtc_compile(code, name, nvcc_options=nvcc_options)
+    return made
+
+
+def load_cuda(machine_code: bytes, name: str) -> Any:
+    """The kernel, as `compile_cuda` gives it."""
+    from torch.cuda._utils import _cuda_load_module
+
+    kernels: Any = _cuda_load_module(machine_code, [name])
+    return kernels[name]
 
 
 def scan() -> Callable[..., Any]:

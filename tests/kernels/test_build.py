@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from stochens.errors import InputError
 from stochens.kernels import build
 
 ANSWER = 'extern "C" int answer() { return ANSWER; }'
@@ -137,3 +138,72 @@ def test_racing_builds(sources: Path) -> None:
         assert len(set(libraries)) == 1
     assert len(list((sources / "cache").iterdir())) == 1
     assert answer(9) == 9
+
+
+# CUDA kernels: a compiler that is played, since what is kept needs no GPU
+
+
+class Compiler:
+    """NVRTC and the driver: counts what is compiled, and loads only what it has made."""
+
+    def __init__(self) -> None:
+        self.compiled: list[str] = []
+
+    def compile(self, code: str, name: str, nvcc_options: list[str]) -> tuple[bytes, str]:
+        self.compiled.append(name)
+        return b"\x7fELF\n\0" + code.encode(), f"_Z{name}"
+
+    def load(self, machine_code: bytes, name: str) -> tuple[str, str]:
+        assert machine_code.startswith(b"\x7fELF\n\0")
+        return machine_code[6:].decode(), name
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    made = Compiler()
+    monkeypatch.setenv("STOCHENS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "cuda_machine_code", made.compile)
+    monkeypatch.setattr(build, "load_cuda", made.load)
+    monkeypatch.setattr(build, "compile_cuda", lambda code, *_, **__: ("each time", code))
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
+    return made
+
+
+def test_a_cuda_kernel_is_compiled_once_for_all_runs(
+    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        assert build.cuda_kernel("code", "step") == ("code", "_Zstep")
+    assert compiler.compiled == ["step"]
+    assert build.cuda_kernel("other code", "step") == ("other code", "_Zstep")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (10, 0))
+    build.cuda_kernel("code", "step")
+    assert compiler.compiled == ["step"] * 3, "another source and another GPU are other kernels"
+    assert len(list((tmp_path / "cache").iterdir())) == 3
+
+
+def test_a_damaged_cuda_kernel_is_compiled_again(compiler: Compiler, tmp_path: Path) -> None:
+    build.cuda_kernel("code", "step")
+    (kept,) = (tmp_path / "cache").iterdir()
+    whole = kept.read_bytes()
+    for damaged in (b"", whole[:-1], whole[:70], whole.replace(b"code", b"c0de")):
+        kept.write_bytes(damaged)
+        assert build.cuda_kernel("code", "step") == ("code", "_Zstep")
+        assert kept.read_bytes() == whole
+    assert len(compiler.compiled) == 5
+
+
+def test_a_cuda_kernel_that_cannot_be_kept_still_runs(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise InputError("cannot write: no space left on device")
+
+    monkeypatch.setattr(build, "write_whole", full)
+    assert build.cuda_kernel("code", "step") == ("code", "_Zstep")
+
+    def gone(code: str, name: str, nvcc_options: list[str]) -> tuple[bytes, str]:
+        raise ImportError("cannot import name '_nvrtc_compile'")  # as of another torch
+
+    monkeypatch.setattr(build, "cuda_machine_code", gone)
+    assert build.cuda_kernel("code", "step") == ("each time", "code")

@@ -1,12 +1,15 @@
-"""Compiles the C++ sources of this folder with the system compiler, once per machine.
+"""Compiles the C++ sources of this folder with the system compiler, and CUDA by NVRTC, once per
+machine.
 
 A library is cached as name-hash.so, where the hash covers the source, the flags, the compiler and
-the CPU (the code is built for this very CPU). Without a compiler everything still works, slower.
+the CPU (the code is built for this very CPU); a CUDA kernel as name-hash.cubin, for each kind of
+GPU. Without a compiler everything still works, slower.
 
 torch.utils.cpp_extension is not used: it needs ninja and torch's headers, and these sources know
 nothing of torch.
 """
 
+import contextlib
 import ctypes
 import functools
 import logging
@@ -21,8 +24,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from stochens.errors import InputError
 from stochens.files.hashing import hash_bytes
-from stochens.private_names import compile_cuda, compiles_cuda
+from stochens.files.storage import write_whole
+from stochens.private_names import compile_cuda, compiles_cuda, cuda_machine_code, load_cuda
 
 log = logging.getLogger("stochens")
 
@@ -30,6 +37,7 @@ SOURCES = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
 NATIVE = ("-march=native", "-mcpu=native", "")  # the first that the compiler knows
+CUDA_FLAGS = ["-std=c++17"]
 SECONDS = 120  # a compile that hangs must not hang the program
 
 
@@ -62,8 +70,38 @@ def cuda_compiles() -> bool:
 
 
 def cuda_kernel(code: str, name: str) -> Any:
-    """Compiled by NVRTC, which every CUDA build of torch brings along, for the current device."""
-    return compile_cuda(code, name, nvcc_options=["-std=c++17"])
+    """Compiled by NVRTC, which every CUDA build of torch brings along, for the current device; or
+    as an earlier run compiled it."""
+    try:
+        return _kept_cuda_kernel(code, name)
+    except Exception as error:  # a torch that has other names for these two steps, say
+        log.debug("kernel %s is not kept: %s", name, error)
+        return compile_cuda(code, name, nvcc_options=CUDA_FLAGS)
+
+
+def _kept_cuda_kernel(code: str, name: str) -> Any:
+    about = [torch.__version__, torch.version.cuda, torch.cuda.get_device_capability(), CUDA_FLAGS]
+    key = hash_bytes(code.encode(), name.encode(), repr(about).encode())
+    file = _cache() / f"{name}-{key[:16]}.cubin"
+    if (held := _read_kept(file)) is not None:
+        return load_cuda(*held)
+    made, inside = cuda_machine_code(code, name, CUDA_FLAGS)
+    kernel = load_cuda(made, inside)  # only what loads goes into the cache
+    content = inside.encode() + b"\n" + made
+    with contextlib.suppress(InputError):  # no room: the next run compiles again
+        write_whole(file, hash_bytes(content).encode() + b"\n" + content)
+    return kernel
+
+
+def _read_kept(file: Path) -> tuple[bytes, str] | None:
+    """A kernel's machine code and its name inside; None where it is not there, or was damaged."""
+    if not file.exists():
+        return None
+    checksum, _, content = file.read_bytes().partition(b"\n")
+    if hash_bytes(content).encode() != checksum:
+        return None
+    inside, _, machine_code = content.partition(b"\n")
+    return machine_code, inside.decode()
 
 
 def switched_off() -> bool:

@@ -90,7 +90,7 @@ def compile_steps(steps: tuple[ConvNorm, ...], device: torch.device, *, backward
             jobs.append(("conv_weight_gradient", step.layer, 0))
         dx = backward and step.source > 0
         jobs.append(("conv_pack", step.layer, conv.WANTS_DX * dx))
-    log.info("compiling %d convolution kernels, which takes some seconds in each run", len(jobs))
+    log.info("preparing %d convolution kernels: some seconds, unless they are kept", len(jobs))
     conv.compile_all(jobs, device)
 
 
