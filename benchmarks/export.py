@@ -1,26 +1,33 @@
 """Every method, exported from four networks and run by onnxruntime, against `predict`.
 
     python benchmarks/export.py --json benchmarks/results/export.json
+    python benchmarks/export.py --latency --json benchmarks/results/export-latency.json
 
 For each: the largest difference of each output over batches of 1, 7 and 32 inputs and two seeds of
 noise, seconds to export, bytes of the file. Needs stochens[onnx]. Ten minutes on two cores.
+`--latency`: milliseconds in onnxruntime on one thread, all members at once as `export` writes them,
+and one after the other in a loop of the file.
 """
 
 import argparse
 import json
+import statistics
 import tempfile
 import time
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import onnxruntime
 import torch
 from torch import Tensor, nn
 
 import stochens
+from latency import networks
 from stochens.errors import TrainingAdvice
 from stochens.networks import ResNet20FRN, SmallResNetFRN
+from stochens.posterior import export_program
 
 TRAININGS = {
     "regular": stochens.Regular(),
@@ -80,12 +87,58 @@ def measure(net: nn.Module, x: Tensor, y: Tensor, likelihood: str, method: Any) 
     return {"worst": worst, "export_s": round(seconds, 1), "bytes": size}
 
 
+def session_of(posterior: stochens.Posterior, *, together: bool) -> Any:
+    """Of its exported file, on one thread."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    room = export_program.TOGETHER if together else 1
+    with tempfile.TemporaryDirectory() as folder:
+        with mock.patch.object(export_program, "TOGETHER", room):
+            posterior.export(Path(folder) / "model.onnx")
+        return onnxruntime.InferenceSession(Path(folder) / "model.onnx", options)
+
+
+def latency(turns: int = 41) -> dict[str, Any]:
+    """Of 10 members: network -> rows -> way -> median milliseconds, the ways in turns."""
+    found: dict[str, Any] = {}
+    for name, (build, shape) in networks().items():
+        for method in ("regular", "dropout"):
+            torch.manual_seed(0)
+            x, y = torch.randn(32, *shape), torch.arange(32) % 10
+            posterior = stochens.fit(build, (x, y), method=method, members=10, epochs=1)
+            ways = {
+                way: session_of(posterior, together=way == "at once")
+                for way in ("at once", "in turns")
+            }
+            for rows in (1, 8, 32):
+                given = {"x": x[:rows].numpy()}
+                times: dict[str, list[float]] = {way: [] for way in ways}
+                for _ in range(turns + 1):
+                    for way, session in ways.items():
+                        began = time.perf_counter()
+                        session.run(None, given)
+                        times[way].append(1000 * (time.perf_counter() - began))
+                one = {way: round(statistics.median(t[1:]), 4) for way, t in times.items()}
+                found.setdefault(f"{name}, {method}", {})[str(rows)] = one
+                print(f"{name}, {method}, {rows} rows: {one}", flush=True)
+    return found
+
+
 def main() -> None:
     warnings.simplefilter("ignore", TrainingAdvice)  # trainings are short here on purpose
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--json", type=Path)
-    path = options.parse_args().json
+    options.add_argument("--latency", action="store_true")
+    given = options.parse_args()
     onnxruntime.set_default_logger_severity(3)
+    found = latency() if given.latency else differences()
+    if given.json:
+        about = {"torch": torch.__version__, "onnxruntime": onnxruntime.__version__}
+        given.json.write_text(json.dumps({**about, "results": found}, indent=2) + "\n")
+
+
+def differences() -> dict[str, Any]:
+    """Network and method -> what `measure` says."""
     found: dict[str, Any] = {}
     for network, (net, x, y, likelihood) in cases().items():
         for name, method in TRAININGS.items():
@@ -93,9 +146,7 @@ def main() -> None:
             found[f"{network}, {name}"] = one
             gaps = ", ".join(f"{k} {v:.1e}" for k, v in one["worst"].items())
             print(f"{network}, {name}: {gaps}; {one['export_s']} s, {one['bytes']:,} B", flush=True)
-    if path:
-        about = {"torch": torch.__version__, "onnxruntime": onnxruntime.__version__}
-        path.write_text(json.dumps({**about, "results": found}, indent=2) + "\n")
+    return found
 
 
 if __name__ == "__main__":

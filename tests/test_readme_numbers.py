@@ -167,8 +167,8 @@ def test_how_fast_in_the_readme():
     ]
     (resnet,) = [
         c
-        for c in read(results / "networks-fit-h200.json")["cases"]
-        if (c["network"], c["way"]) == ("resnet18", "fit")
+        for c in read(results / "networks-members-h200.json")["cases"]
+        if (c["network"], c["way"], c["members"]) == ("resnet18", "fit", 10)
     ]
     assert [plain(row[-1]) for row in table("speed-up", "README.md")] == [
         f"{read(results / 'training.json')['cases']['regular']['ratio']:.0f}x",

@@ -5,7 +5,7 @@ python docs/figures/networks.py [--out PNG]
 
 It reads benchmarks/results, which benchmarks/networks.py writes, and writes
 networks.png beside itself. On the H200 each network has the number of members
-of benchmarks/README.md, until networks-members-h200.json has more of them.
+of benchmarks/README.md, and what the other files have beside it.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "benchmarks" / "results"
 ON_GPU = [  # a point is drawn from the first file that has it
+    RESULTS / "networks-own-h200.json",
     RESULTS / "networks-members-h200.json",
     RESULTS / "networks-members-more-h200.json",
     RESULTS / "networks-fit-h200.json",

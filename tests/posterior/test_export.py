@@ -13,6 +13,7 @@ from torch.torch_version import TorchVersion
 import stochens
 from stochens import DropConnect, Dropout, Gaussian, InputError, NPDropout, Regular
 from stochens.networks import FRN
+from stochens.posterior import export_program
 from stochens.posterior.export_program import OLDEST_TORCH, program
 from stochens.samplers.diagnostics import SamplingWarning
 
@@ -91,6 +92,47 @@ def test_torch_export(images, method, monkeypatch):
     compare(function(x, noise), p)
     compare(function(x[:1], noise), posterior.predict(x[:1], draws=2, seed=5, noise="shared"))
     assert p.mutual_information.max() > 1e-4, "the draws differ, so the noise has been tested"
+
+
+class Reads(nn.Module):
+    """A recurrent layer, which is of one member alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.LSTM(5, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.body(x.flatten(1, 2))[0][:, -1])
+
+
+# Of 6 members with 2 draws: all at once for each draw, 2 at a time, or one after the other. A draw
+# needs 144 bytes an example in the convolutional network's largest layer.
+@needs_scan
+@pytest.mark.parametrize(
+    ("net", "draws", "room", "turns"),
+    [
+        (convnet, 2, 10 * 144, 2),
+        pytest.param(convnet, 2, 3 * 144, 4, marks=pytest.mark.long),
+        (convnet, 1, 5 * 144, 2),
+        pytest.param(convnet, 1, 6 * 144, 1, marks=pytest.mark.long),
+        (Reads, 1, 2**18, 6),
+    ],
+)
+def test_members_run_at_once_as_far_as_memory_goes(images, net, draws, room, turns, monkeypatch):
+    x, y = images
+    method = Regular() if net is Reads else [Dropout(0.2), Gaussian(0.1)]
+    posterior = fit(net, (x, y), method, members=6)
+    made: dict[str, Any] = {}
+    monkeypatch.setattr(export_program, "TOGETHER", room)
+    monkeypatch.setattr(
+        "stochens.posterior.posterior.write", lambda _, p, x, **__: made.update(p=p, x=x)
+    )
+    noise = posterior.export("model.pt2", draws=draws, seed=5)
+    whole = program(made["p"], made["x"])
+    compare(whole.module()(x, noise), posterior.predict(x, draws=draws, seed=5, noise="shared"))
+    loops = [n for n in whole.graph.nodes if n.op == "call_function" and str(n.target) == "scan"]
+    rows = [n.args[2][0].meta["val"].shape for n in loops]  # [turns, members of each]
+    assert rows == ([] if turns == 1 else [(turns, 6 * draws // turns)])
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ do further draws of a member, so that the graph does not grow with their number.
 
 import contextlib
 import copy
+import logging
 import math
 import warnings
 from collections.abc import Callable
@@ -28,6 +29,8 @@ from stochens.program.stacker import Stacker
 from stochens.program.trace import Traced, Untraceable, read
 from stochens.randomness.noise import replay_noise
 from stochens.trees import Input, cat, named
+
+log = logging.getLogger("stochens")
 
 OLDEST_TORCH = "2.10"  # the first whose scan can be traced with a network inside
 TOGETHER = 2**18  # bytes of one example's largest tensor, of all members that run at once
@@ -195,15 +198,17 @@ def _lengths(x: Input) -> set[int]:
 
 def _traced(predictor: Predictor, x: Input, free: Sequence) -> Any:
     """By all members at once where the rules and torch can do that; else one after the other."""
-    with contextlib.suppress(Untraceable, RuntimeError, ValueError, TypeError, AssertionError):
+    try:
         return _averages(predictor, x, free, _stacked)
+    except (Untraceable, RuntimeError, ValueError, TypeError, AssertionError) as error:
+        log.debug("members are exported one after the other: %s", error)
     return _averages(predictor, x, free, _alone)
 
 
 def _averages(
     predictor: Predictor, x: Input, free: Sequence, grouped: Callable[[Any, Predictor], _Group]
 ) -> Any:
-    net, params, loop = predictor.net, predictor.params, scan()
+    net, params = predictor.net, predictor.params
     batch, length = torch.export.Dim("batch", min=1), torch.export.Dim.AUTO
     first = [p[0] for p in params.values()]
     noise = [t[0] for t in predictor.noise.values()]
@@ -221,8 +226,16 @@ def _averages(
             (given, first, noise),
             dynamic_shapes=(shapes, [None] * len(first), of_one),
         )
+        group = grouped(one, predictor)
+        if 1 < group.members < predictor.draws:  # the loop takes operators alone
+            n = group.members
+            rows = [[t[:n] for t in named.values()] for named in (params, predictor.noise)]
+            flat = torch.export.export(
+                group.run, (given, *rows), dynamic_shapes=(shapes, [None] * len(first), of_all)
+            )
+            group = _Group(_with_constants(flat), n)
         return torch.export.export(
-            _All(predictor, grouped(one, predictor), loop),
+            _All(predictor, group, scan()),
             (given, predictor.noise),
             dynamic_shapes=(shapes, dict(zip(predictor.noise, of_all, strict=True))),
         )

@@ -30,8 +30,8 @@ class Run:
     device: "cpu", "cuda" or a torch.device; the GPU, if there is one, when None.
     precision: of the network's computations.
         "auto": that of the network's parameters. But on a GPU that has it, `fit` trains float32
-        classifiers in bfloat16 where their program or the ResNet kernels run them (data in
-        memory, engine="auto" or "compile") and 16 examples stay apart in it; parameters, loss and
+        classifiers in bfloat16 where their program or the ResNet kernels run them
+        (engine="auto" or "compile") and 16 examples stay apart in it; parameters, loss and
         optimiser stay float32. Samplers and predictions are in bfloat16 by those kernels alone.
         "float64", "float32": network and data are cast to it, and no bfloat16 kernel is used.
         "tf32": float32 with TensorFloat-32 matrix products, on CUDA.
