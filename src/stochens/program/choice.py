@@ -100,7 +100,9 @@ def choose(net: nn.Module, few: Input, task: Workload) -> Choice | None:
     """
     work = BACKWARD * task.examples * flops(net, few) / len(few)
     if not few.is_cuda and not task.compile and work < ON_CPU_FROM:
-        return None  # done by vmap before a program is traced
+        # done by vmap before a program is traced
+        say(net, f"members run by {task.engine}: a program pays from {ON_CPU_FROM:.0e} operations")
+        return None
     program = program_for(net, few, task)
     if program is None:
         return None
@@ -161,13 +163,13 @@ def program_for(net: nn.Module, few: Input, task: Workload) -> Program | None:
             off = distance_to_members(program, net, few, task)
         wrong = _wrong_gradient(program, net, few, task)
     except Untraceable as error:
-        _say(net, f"members run by {task.engine}: the network cannot be traced ({error})")
+        say(net, f"members run by {task.engine}: the network cannot be traced ({error})")
         return None
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
-        _say(net, f"members run by {task.engine}: their program does not run ({reason})")
+        say(net, f"members run by {task.engine}: their program does not run ({reason})")
         return None
     allowed = WITHIN.get(task.dtype or next(iter(trainable(net).values())).dtype, 0.2)
     said = "" if off <= allowed else f"is off by {off:.1e}, and {allowed:.1e} is allowed"
@@ -183,8 +185,8 @@ def program_for(net: nn.Module, few: Input, task: Workload) -> Program | None:
 _said: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
 
 
-def _say(net: nn.Module, text: str) -> None:
-    """Once for a network, whatever number of blocks its members come in."""
+def say(net: nn.Module, text: str) -> None:
+    """In the log, once for a network, whatever number of blocks its members come in."""
     if text not in _said.setdefault(net, set()):
         _said[net].add(text)
         log.info(text)

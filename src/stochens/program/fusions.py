@@ -17,7 +17,7 @@ from stochens.kernels.noise import words
 from stochens.likelihoods import Likelihood
 from stochens.members import Params, forward, size, take
 from stochens.program import mlp_fusion, resnet_fusion
-from stochens.program.choice import TRIED, WITHIN, distance, two_members
+from stochens.program.choice import TRIED, WITHIN, distance, say, two_members
 from stochens.program.graph import Disturbed, certain_graph, graph_of
 from stochens.program.known import findings
 from stochens.program.nodes import Graph
@@ -107,6 +107,7 @@ def fused_nll(
     for fusion in _allowed(bf16):
         found = fusion.nll(graph, likelihood, x, y, members, seed)
         if found is not None and _holds(fusion, graph, net, None, x[:TRIED]):
+            say(net, f"members run by {fusion.name}")
             return fusion, found
     return None
 
@@ -127,6 +128,7 @@ def fused_batch_nll(
         return None
     for fusion in _allowed(bf16):
         if fusion.takes(graph, likelihood, x) and _holds(fusion, graph, net, None, x[:TRIED]):
+            say(net, f"members run by {fusion.name}")
 
             def of(x: Tensor, y: Tensor, fusion: Fusion = fusion) -> Nll | None:
                 return fusion.nll(graph, likelihood, x, y, members, seed)
@@ -159,6 +161,7 @@ def fused_outputs(
         if case not in kept:
             kept[case] = _holds(fusion, graph, net, take(params, slice(1)), x[:TRIED])
         if kept[case]:
+            say(net, f"members run by {fusion.name}")
             return found
     return None
 

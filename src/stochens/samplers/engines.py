@@ -130,6 +130,7 @@ def choose(
     if engine in ("auto", "fused"):
         compiled = _compiled(problem, state, rules, record)
         if compiled is not None:
+            log.info("chains run by a compiled kernel, whole leapfrog steps at a time")
             return compiled
         if engine == "fused":
             raise InputError(

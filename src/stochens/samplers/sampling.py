@@ -225,7 +225,7 @@ def _sample(request: HamiltonianRequest) -> Posterior:
     if problem.machines is None:
         return _sample_here(request, problem)
     posterior = problem.machines.sampled(_sample_block, request)
-    lost = rounding_trouble(posterior, _target(problem))
+    lost = rounding_trouble(posterior, _target(problem, 1))
     warn_of_trouble(posterior, problem.x, lost)
     return posterior
 
@@ -242,7 +242,8 @@ def _sample_here(request: HamiltonianRequest, problem: Problem) -> Posterior:
     sampler, rules, resume = request.sampler, request.rules, request.resume
     run, checkpoint = request.run, request.run.checkpoint
     rules = rules._replace(windows=Windows(*(t.to(problem.x.device) for t in rules.windows)))
-    target = _target(problem)
+    least = rules.warmup + request.samples  # leapfrog steps of a chain
+    target = _target(problem, least)
     settings = _settings(sampler, rules, problem)
     own = problem.begun(step_size=request.step_size) if checkpoint is not None else {}
     keeping = kept_in(checkpoint, FORMAT, {**settings, **own}, every=run.every)
@@ -262,7 +263,8 @@ def _sample_here(request: HamiltonianRequest, problem: Problem) -> Posterior:
     return _result(sampler, problem, target, runner.state(), record, rules, settings, whole_run)
 
 
-def _target(problem: Problem) -> NetworkTarget:
+def _target(problem: Problem, gradients: int) -> NetworkTarget:
+    """Whose gradients each chain asks for at least so many times."""
     one = activation_bytes(problem.net, problem.x[:1])
     room = MEMORY_SHARE * free_bytes(problem.x.device)
     rows = max(1, min(len(problem.x), int(room / (4 * size(problem.start) * max(one, 1)))))
@@ -276,7 +278,7 @@ def _target(problem: Problem) -> NetworkTarget:
         problem.prior_precision,
         rows,
         problem.engine,
-        _program(problem, rows),
+        _program(problem, rows, gradients),
         problem.coordinates,
     )
 
@@ -372,11 +374,14 @@ def _result(
     return posterior
 
 
-def _program(problem: Problem, rows: int) -> Callable[[Params, Any], Tensor] | None:
-    """The network's program on a GPU, in the precision of its parameters."""
-    if not problem.x.is_cuda or problem.run.way != "auto":
+def _program(
+    problem: Problem, rows: int, gradients: int
+) -> Callable[[Params, Any], Tensor] | None:
+    """The network's program where it pays, in the precision of its parameters."""
+    if problem.run.way != "auto":
         return None
-    work = Workload(rows, 0.0, own_rows=False, compile=False, engine=problem.engine)
+    examples = float(gradients * size(problem.start) * len(problem.x))
+    work = Workload(rows, examples, own_rows=False, compile=False, engine=problem.engine)
     net, given = problem.computed
     chosen = choose_program(net, given[:TRIED], work)
     return None if chosen is None else chosen.outputs
