@@ -1,6 +1,5 @@
 """Bins of dense labels and of labels of yes or no: their edges, and the interval of their ECE."""
 
-import math
 from collections.abc import Callable
 from functools import partial
 
@@ -14,7 +13,7 @@ import stochens
 from stochens import metrics
 from stochens.likelihoods.multilabel import MultilabelPredictive
 from stochens.metrics import Interval, bootstrap, dense
-from stochens.metrics.bins import place_of
+from stochens.metrics.bins import design_effects, place_of
 from stochens.posterior.predictive import Predictive
 
 NORMAL = torch.distributions.Normal(0.0, 1.0)
@@ -52,14 +51,19 @@ def confidences(u: Tensor) -> Tensor:
 
 
 def drawn(
-    seed: int, examples: int, places: int, error: Callable[[Tensor], Tensor]
+    seed: int,
+    examples: int,
+    places: int,
+    error: Callable[[Tensor], Tensor],
+    of_example: tuple[float, float] = (0.5, 0.5),
 ) -> tuple[Tensor, Tensor]:
-    """Confidences [B, P], and which places are right, with probability confidence - error: half of
-    the variance of each, as a normal number, is of the example."""
+    """Confidences [B, P], and which places are right, with probability confidence - error: these
+    shares of the variance of both, as normal numbers, are of the example."""
     generator = torch.Generator().manual_seed(seed)
     own = torch.randn(2, examples, places, generator=generator, dtype=torch.float64)
     shared = torch.randn(2, examples, 1, generator=generator, dtype=torch.float64)
-    u = NORMAL.cdf((own + shared) / math.sqrt(2))
+    share = torch.tensor(of_example, dtype=torch.float64).view(2, 1, 1)
+    u = NORMAL.cdf((1 - share).sqrt() * own + share.sqrt() * shared)
     confidence = confidences(u[0])
     return confidence, u[1] < confidence - error(confidence)
 
@@ -117,6 +121,63 @@ def test_interval_of_ece_covers_the_error_where_places_depend_on_each_other(kind
     found = [interval(one) for one in all_of.split(shape[0])]
     assert sum(low <= truth <= high for _, low, high in found) >= 132
     assert all(low <= value <= high for value, low, high in found)
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.1])
+def test_interval_of_ece_covers_the_error_where_all_bins_of_an_example_err_together(gap):
+    """An example has places in every bin, nearly all right or nearly all wrong. 132 as above."""
+    error = partial(torch.full_like, fill_value=gap)
+    all_of = tables("labels", *drawn(0, 150 * 60, 30, error, of_example=(0.0, 0.9)))
+    found = [interval(one) for one in all_of.split(60)]
+    assert sum(low <= gap <= high for _, low, high in found) >= 132
+
+
+@pytest.mark.parametrize("of_example", [0.0, 0.5, 1.0])
+def test_design_effects_as_a_loop_over_places_has_them(of_example):
+    """Examples of different sizes, and one bin that has places of one example alone."""
+    confidence, right = drawn(5, 9, 12, ERRORS["none"], of_example=(0.3, of_example))
+    p, y = predicted("dense", confidence.clamp_min(0.56)), 1 - right.long()
+    p.mean[8, :2], y[8, :2] = torch.tensor([0.51, 0.49]), torch.tensor([0, 1])
+    for b in range(9):
+        y[b, 2 + b :] = -1
+    probs, own = p.mean, y != -1
+    seen = dense.statistics(probs, y, ignore_index=-1).bins
+    seen = seen[:, seen[..., 0].sum(0) > 0]
+    place = place_of(probs[..., 0], 20, torch.float64)
+    error = {
+        (b, t): (int(place[b, t]), float(y[b, t] == 0) - float(probs[b, t, 0]))
+        for b, t in own.nonzero().tolist()
+    }
+    bins = sorted({k for k, _ in error.values()})
+    mean = {k: of_mean([e for j, e in error.values() if j == k]) for k in bins}
+    wanted = [
+        loop_effect({at: e - mean[k] for at, (j, e) in error.items() if j == k}) for k in bins
+    ]
+    signed = {at: e * (1 if mean[k] > 0 else -1) for at, (k, e) in error.items()}
+    whole = of_mean(list(signed.values()))
+    together = loop_effect({at: e - whole for at, e in signed.items()})
+    alike, found = design_effects(seen)
+    assert alike.tolist() == pytest.approx(wanted, rel=ROUNDING)
+    assert found == pytest.approx(together, rel=ROUNDING)
+    assert alike[0] == 2, "nothing tells that two places of one example are not alike"
+
+
+def of_mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def loop_effect(residual: dict[tuple[int, int], float]) -> float:
+    """Of residuals by example and place, with one more example whose places are all alike."""
+    of = {b: [r for (a, _), r in residual.items() if a == b] for b, _ in residual}
+    n, squares = len(residual), sum(len(r) ** 2 for r in of.values())
+    size = squares / n
+    found = size
+    if len(of) > 1:
+        over_examples = sum(sum(r) ** 2 for r in of.values()) / (n - size)
+        over_places = sum(r**2 for r in residual.values()) / (n - 1)
+        found = min(max(over_examples / over_places, 1.0), size)
+    examples = n / size
+    return (examples * found + size) / (examples + 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -66,7 +66,7 @@ def test_the_page_says_where_the_interval_of_an_ece_is_no_bootstrap_interval(kin
     likelihood = {"several labels": "multilabel", "numbers": stochens.Homoscedastic(0.1)}.get(
         kind, "categorical"
     )
-    net = nn.Linear(2, 2)
+    net: nn.Module = nn.Linear(2, 2)
     if kind == "dense":
         net = nn.Sequential(nn.Linear(2, 4), nn.Unflatten(1, (2, 2)))  # [B, T, C]
     alone = stochens.Posterior.of([net], example=X[:1], likelihood=likelihood)

@@ -20,7 +20,7 @@ def place_of(confidence: Tensor, bins: int, dtype: torch.dtype) -> Tensor:
     tensor([0, 2, 3, 4])
     """
     edges = (torch.arange(1, bins, dtype=torch.float64) / bins).to(dtype).double()
-    return torch.bucketize(confidence.double(), edges.to(confidence.device))
+    return torch.bucketize(confidence.double().contiguous(), edges.to(confidence.device))
 
 
 def tables(confidence: Tensor, right: Tensor, kept: Tensor) -> Tensor:
