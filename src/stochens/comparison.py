@@ -92,7 +92,8 @@ def compare(
     `ood` holds predictions by the same names for inputs that are not of this kind, and adds how
     well those are told apart: "OOD AUROC" by the largest mean probability, "OOD AUROC (MI)" by
     mutual information, for which there must be members that can disagree. Intervals are 95 %
-    bootstrap intervals over the examples; that of ECE is `metrics.ece_interval`.
+    bootstrap intervals over the examples; that of ECE allows for what chance adds to it, as
+    `metrics.ece_interval` does, also of dense labels and of several yes or no.
 
     >>> from stochens import Predictive
     >>> draws = torch.tensor([[[0.9, 0.1], [0.2, 0.8]], [[0.8, 0.2], [0.4, 0.6]]])  # [S, B, C]

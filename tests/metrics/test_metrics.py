@@ -667,6 +667,7 @@ def test_a_single_example() -> None:
 # ---- refusals ----
 
 PROBS, LABELS = torch.full((4, 2), 0.5), torch.tensor([0, 1, 0, 1])
+ONE_HOT, THREE = torch.eye(2).long()[LABELS], torch.full((4, 3), 1 / 3)
 DRAWS = PROBS.expand(3, 4, 2)
 MEANS, Y = torch.zeros(3, 4, 1), torch.zeros(4, 1)
 NAN = torch.full((4, 2), math.nan)
@@ -690,7 +691,13 @@ NAN = torch.full((4, 2), math.nan)
         ),
         (lambda: nll(PROBS + 6e-4, LABELS), r"must be >= 0 and sum to one"),
         (lambda: nll(PROBS, LABELS[:3]), r"labels must be \[B\] = \(4,\), got \(3,\)"),
-        (lambda: nll(PROBS, PROBS), r"got \(4, 2\); did you mean labels.argmax\(1\)\?"),
+        (lambda: nll(PROBS, ONE_HOT), r"got \(4, 2\); each row is one-hot: use labels.argmax\(1\)"),
+        (lambda: nll(PROBS, ONE_HOT.double()), r"each row is one-hot: use labels.argmax\(1\)"),
+        (lambda: nll(PROBS, LABELS[:, None]), r"got \(4, 1\); use labels.squeeze\(1\)"),
+        (lambda: nll(PROBS, PROBS), r"got \(4, 2\); there must be one label for each row of probs"),
+        (lambda: nll(PROBS, ONE_HOT * 0), r"got \(4, 2\); .* each row of probs \(4, 2\)"),
+        (lambda: nll(PROBS, ONE_HOT[:3]), r"got \(3, 2\); .* each row of probs \(4, 2\)"),
+        (lambda: nll(THREE, ONE_HOT), r"got \(4, 2\); .* each row of probs \(4, 3\)"),
         (lambda: nll(PROBS, LABELS.float()), r"integers, got torch.float32; pass labels.long\(\)"),
         (lambda: nll(PROBS, LABELS + 1), r"labels must lie in 0..1 for probs \(4, 2\), got 1..2"),
         (lambda: nll(PROBS, LABELS - 1), r"got -1..0"),

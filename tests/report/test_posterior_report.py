@@ -59,6 +59,22 @@ def test_the_page_has_the_numbers_of_compare(posterior, written):
     assert [file.name for file in written.parent.iterdir()] == [written.name]
 
 
+@pytest.mark.parametrize("kind", ["flat", "dense", "several labels", "numbers"])
+def test_the_page_says_where_the_interval_of_an_ece_is_no_bootstrap_interval(kind, out):
+    """For every kind that has an ECE, and in its own words."""
+    y = {"flat": Y, "dense": torch.stack([Y, Y], 1), "several labels": torch.stack([Y, Y], 1)}
+    likelihood = {"several labels": "multilabel", "numbers": stochens.Homoscedastic(0.1)}.get(
+        kind, "categorical"
+    )
+    net: nn.Module = nn.Linear(2, 2)
+    if kind == "dense":
+        net = nn.Sequential(nn.Linear(2, 4), nn.Unflatten(1, (2, 2)))  # [B, T, C]
+    alone = stochens.Posterior.of([net], example=X[:1], likelihood=likelihood)
+    alone.report(X, y.get(kind, X), out=out, **FEW)
+    said = "That of ECE allows for what chance adds to it" in Page(out.read_text()).text
+    assert said == (kind != "numbers")
+
+
 def test_a_member_alone_has_the_measures_of_its_network(posterior, written):
     numbers = Page(written.read_text()).numbers
     for k in range(3):

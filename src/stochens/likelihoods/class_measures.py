@@ -8,7 +8,7 @@ from torch import Tensor
 from stochens import metrics
 from stochens.errors import InputError
 from stochens.likelihoods.draws import Measure
-from stochens.metrics import dense
+from stochens.metrics import bins, dense
 
 NO_MI = 1e-6  # nats that rounding leaves between two equal entropies in float32
 
@@ -103,7 +103,7 @@ def dense_measures(p: Predicts, y: Tensor) -> dict[str, Measure]:
         "macro F1": (dense.macro_f1, seen.confusion),
         "NLL": (dense.ratio, seen.nll, seen.count),
         "Brier": (dense.ratio, seen.brier, seen.count),
-        "ECE": (dense.binned_ece, seen.bins),
+        "ECE": (bins.binned_ece, seen.bins),
         "entropy": (dense.ratio, unsure[0], seen.count),
         "MI": (dense.ratio, unsure[1], seen.count),
     }

@@ -23,6 +23,7 @@ from stochens.figures.views import (
 )
 from stochens.likelihoods.class_measures import Predicts
 from stochens.metrics import dense
+from stochens.metrics.bins import curve_of, tables
 from stochens.metrics.per_class import scores_from
 
 MOST_CONFUSED = 12  # classes of a confusion matrix
@@ -60,7 +61,7 @@ class ClassViews(Views):
         return y.cpu() != self.p.ignore_index
 
     def _answers(self, y: Tensor, rows: slice = slice(None)) -> Answers:
-        confidence, chosen = self.p.mean[rows].double().cpu().max(-1)
+        confidence, chosen = self.p.mean[rows].cpu().max(-1)
         own, kept = y[rows].cpu(), self._kept(y)[rows]
         if self._is_soft(y):
             right = own.double().gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
@@ -75,18 +76,16 @@ class ClassViews(Views):
         reading = f"{ON_THE_LINE}; {ABOVE}."
         if self.dense and not soft:
             seen = dense.statistics(self.p.mean, y, ignore_index=self.p.ignore_index)
-            count, confidence, right = seen.bins.sum(0).unbind(-1)
-            full = count > 0
-            bins = confidence[full] / count[full], right[full] / count[full]
-            return Reliability(*bins, None, "confidence", "accuracy of places", reading)
+            curve = curve_of(seen.bins)
+            return Reliability(*curve, None, "confidence", "accuracy of places", reading)
         if soft:
             found = self._answers(y)
-            bins = _mean_bins(found.confidence[found.kept], found.right[found.kept])
-            return Reliability(*bins, None, "confidence", "expected accuracy", reading)
+            curve = curve_of(tables(*found))
+            return Reliability(*curve, None, "confidence", "expected accuracy", reading)
         kept = self._kept(y)
-        curve = metrics.calibration_curve(self.p.mean[kept.to(self.p.mean.device)], y[kept])
-        full = curve.count > 0
-        confidence, accuracy, count = (column[full] for column in curve)
+        flat = metrics.calibration_curve(self.p.mean[kept.to(self.p.mean.device)], y[kept])
+        full = flat.count > 0
+        confidence, accuracy, count = (column[full] for column in flat)
         bars = " Bars are 95 % intervals of each bin."
         ends = wilson(accuracy, count)
         return Reliability(confidence, accuracy, ends, "confidence", "accuracy", reading + bars)
@@ -203,14 +202,3 @@ def _plane(values: Tensor) -> Tensor:
     while values.dim() > 2:
         values = values[len(values) // 2]
     return values if values.dim() == 2 else values.unsqueeze(0)
-
-
-def _mean_bins(confidence: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean confidence and accuracy in equally wide bins; those that have any."""
-    place = (confidence * dense.BINS).ceil().long().clamp(1, dense.BINS) - 1
-    count = place.bincount(minlength=dense.BINS)
-    full = count > 0
-    first, second = (
-        place.bincount(t, minlength=dense.BINS)[full] / count[full] for t in (confidence, right)
-    )
-    return first, second

@@ -18,6 +18,7 @@ from stochens.figures.views import (
     percent,
 )
 from stochens.likelihoods.targets import present
+from stochens.metrics.bins import curve_of, tables
 
 MOST_SAID = 4  # labels of one example
 
@@ -36,18 +37,10 @@ class Answered(Protocol):
 
 
 class LabelViews(Views):
-    """Labels y [B, L] of 0 and 1, NaN where nobody gave one.
+    """Labels y [B, L] of 0 and 1, NaN where nobody gave one."""
 
-    `bins(mean, y, there)` are [B, bins, 3]: how many, their probability, how many are yes.
-    """
-
-    def __init__(
-        self,
-        p: Answered,
-        check: Callable[[Tensor], Tensor],
-        bins: Callable[[Tensor, Tensor, Tensor], Tensor],
-    ) -> None:
-        self.p, self._check, self._bins = p, check, bins
+    def __init__(self, p: Answered, check: Callable[[Tensor], Tensor]) -> None:
+        self.p, self._check = p, check
 
     def width(self) -> int:
         return self.p.mean.shape[-1]
@@ -59,14 +52,12 @@ class LabelViews(Views):
 
     def reliability(self, y: Tensor) -> Reliability:
         """In the bins that the ECE is measured in."""
-        mean, own, there = self._read(y)
-        count, said, yes = self._bins(mean, own, there.double()).sum(0).unbind(-1)
-        full = count > 0
+        _, own, there = self._read(y)
+        curve = curve_of(tables(self.p.mean.cpu(), own, there))
         reading = (
             "On the dashed line a label is there as often as its probability says; below it "
             "probabilities are too high, above it too low."
         )
-        curve = said[full] / count[full], yes[full] / count[full]
         return Reliability(*curve, None, "probability of yes", "share of yes", reading)
 
     def risk(self, y: Tensor) -> Risk:

@@ -22,10 +22,8 @@ from stochens.likelihoods.draws import (
 )
 from stochens.likelihoods.label_views import LabelViews
 from stochens.likelihoods.targets import Missing, check_missing, present
-from stochens.metrics import dense
+from stochens.metrics import bins, dense
 from stochens.metrics.information import entropy
-
-BINS = 20  # of a label's probability, equally wide
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +190,8 @@ class MultilabelPredictive(Predicted):
         if not bool(rows.any()):
             raise InputError("no label is left to measure by: all are NaN")
         nll, both = -self.log_prob(y).cpu()[rows], (self.entropy, self.mutual_information)
-        own, there, mean = own[rows], there[rows].double(), self.mean.double().cpu()[rows]
+        said_yes = self.mean.cpu()[rows]
+        own, there, mean = own[rows], there[rows].double(), said_yes.double()
         said, count = (mean > 0.5).double(), there.sum(1)
         hit, wrong = said * own * there, (said != own).double() * there
         tables = torch.stack([hit, said * there, own * there], -1)  # [B, L, 3]
@@ -204,7 +203,7 @@ class MultilabelPredictive(Predicted):
             "micro F1": (_micro_f1, tables),
             "NLL": (torch.mean, nll),
             "Brier": (dense.ratio, ((mean - own).square() * there).sum(1), count),
-            "ECE": (dense.binned_ece, _bins(mean, own, there)),
+            "ECE": (bins.binned_ece, bins.tables(said_yes, own, there)),
             "entropy": (dense.ratio, unsure[0], count),
             "MI": (dense.ratio, unsure[1], count),
         }
@@ -212,7 +211,7 @@ class MultilabelPredictive(Predicted):
     @property
     def views(self) -> LabelViews:
         """What figures and reports show of it."""
-        return LabelViews(self, self._targets, _bins)
+        return LabelViews(self, self._targets)
 
     def of_draws(self, rows: slice) -> "MultilabelPredictive":
         """What some of its draws say alone."""
@@ -269,15 +268,6 @@ class Labels(Draws):
         each = _plain_entropy(self.logits.sigmoid()).mean(0)
         unsure = (total - each).clamp_min(0.0)
         return {"probs": mean, "entropy": total, "mutual_information": unsure}
-
-
-def _bins(mean: Tensor, own: Tensor, there: Tensor) -> Tensor:
-    """By P(yes), in equally wide bins: how many labels, their probability, how many are yes; mean,
-    own and there [B, L] -> [B, BINS, 3]."""
-    place = (mean * BINS).ceil().long().clamp(1, BINS) - 1
-    one_hot = torch.nn.functional.one_hot(place, BINS).double() * there.unsqueeze(-1)
-    each = (torch.ones_like(mean), mean, own)
-    return torch.stack([(one_hot * t.unsqueeze(-1)).sum(1) for t in each], -1)
 
 
 def _entropies(logits: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from stochens.errors import InputError
+from stochens.metrics.bins import binned_bounds, binned_ece, place_of
 from stochens.metrics.dense import class_scores, confusion_matrix, mean_iou
 from stochens.metrics.ece_noise import bounds
 from stochens.metrics.information import entropy, mutual_information
@@ -273,9 +274,7 @@ def calibration_curve(
     if binning == "equal-mass":
         sizes = [(len(correct) + bins - 1 - k) // bins for k in range(bins)]
     elif binning == "equal-width":
-        # Edges are rounded as the probabilities were: 0.6 in float32 is a little above 3 / 5.
-        edges = (torch.arange(1, bins, dtype=torch.double) / bins).to(probs.dtype).double()
-        sizes = torch.bucketize(confidence, edges).bincount(minlength=bins).tolist()
+        sizes = place_of(confidence, bins, probs.dtype).bincount(minlength=bins).tolist()
     else:
         raise InputError(f"binning must be 'equal-mass' or 'equal-width', got {binning!r}")
     return CalibrationCurve(
@@ -360,7 +359,7 @@ def bootstrap(
     but the two sets of `ood_auroc` and `ood_auroc_mi` are resampled apart. The ends are order
     statistics of the resamples, rounded outwards; the indices are drawn on the CPU, so that a seed
     means the same anywhere. For `ece` the answer is that of `ece_interval`, without resampling:
-    repeated examples raise ece, which lies too high already.
+    repeated examples raise ece, which lies too high already. Likewise for the ECE of dense labels.
 
     >>> probs, labels = torch.tensor([[0.75, 0.25], [0.5, 0.5]] * 50), torch.tensor([0, 1] * 50)
     >>> bootstrap(accuracy, probs, labels).value
@@ -382,6 +381,8 @@ def bootstrap(
         raise InputError(f"arrays must share a first axis B >= 1, got {shapes}; use movedim(1, 0)")
     if getattr(metric, "func", metric) is ece:  # with other bins it is a partial
         return ece_interval(*arrays, level=level, **getattr(metric, "keywords", {}))
+    if metric is binned_ece:
+        return Interval(binned_ece(*arrays), *binned_bounds(*arrays, level=level))
     generator = torch.Generator().manual_seed(int(seed))
     values = torch.empty(resamples, dtype=torch.double)
     for r in range(resamples):

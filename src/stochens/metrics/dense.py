@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from stochens.errors import InputError
+from stochens.metrics.bins import tables
 from stochens.metrics.per_class import ClassScores, scores_of
-
-BINS = 20  # of confidence, equally wide
 
 
 class Statistics(NamedTuple):
@@ -20,7 +19,7 @@ class Statistics(NamedTuple):
     nll: Tensor  # [B]
     brier: Tensor  # [B]
     confusion: Tensor  # [B, C, C]: label by predicted class
-    bins: Tensor  # [B, BINS, 3]: how many, their confidence, and how many are right
+    bins: Tensor  # [B, BINS, 4], as `bins.tables` has them
 
 
 def statistics(probs: Tensor, labels: Tensor, *, ignore_index: int | None = None) -> Statistics:
@@ -48,7 +47,7 @@ def statistics(probs: Tensor, labels: Tensor, *, ignore_index: int | None = None
             "; places without one are for ignore_index"
         )
     rows = [
-        _of_one(p[own.to(p.device)].double().cpu(), y[own].long().cpu(), classes)
+        _of_one(p[own.to(p.device)].cpu(), y[own].long().cpu(), classes)
         for p, y, own in zip(probs, labels, kept, strict=True)  # one at a time: they are large
     ]
     return Statistics(*(torch.stack(column) for column in zip(*rows, strict=True)))
@@ -56,18 +55,11 @@ def statistics(probs: Tensor, labels: Tensor, *, ignore_index: int | None = None
 
 def _of_one(probs: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, ...]:
     """Of the places [P, C] and [P] of one example."""
-    own = probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)  # [P]
-    confidence, chosen = probs.max(-1)
+    confidence, chosen = probs.max(-1)  # [P], as they came: edges of bins are rounded like them
+    probs = probs.double()
+    own = probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     right = (chosen == labels).double()
     pairs = (labels * classes + chosen).bincount(minlength=classes**2)
-    place = (confidence * BINS).ceil().long().clamp(1, BINS) - 1  # ((k - 1) / BINS, k / BINS]
-    bins = torch.stack(
-        [
-            place.bincount(w, minlength=BINS)
-            for w in (torch.ones_like(confidence), confidence, right)
-        ],
-        -1,
-    )
     brier = probs.square().sum(-1) - 2 * own + 1
     nll = 0 - own.log()
     return (
@@ -76,7 +68,7 @@ def _of_one(probs: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, ...]:
         nll.sum(),
         brier.sum(),
         pairs.reshape(classes, classes).double(),
-        bins,
+        tables(confidence[None], right[None], torch.ones_like(right[None]))[0],
     )
 
 
@@ -106,12 +98,6 @@ def mean_iou(confusion: Tensor) -> float:
 def macro_f1(confusion: Tensor) -> float:
     """The mean F1 of the classes that are there or are predicted: [B, C, C]."""
     return scores_of(confusion.double().reshape(-1, *confusion.shape[-2:]).sum(0)).macro.f1
-
-
-def binned_ece(bins: Tensor) -> float:
-    """sum_k n_k / n |accuracy_k - confidence_k| over equally wide bins, [B, bins, 3]."""
-    count, confidence, right = bins.double().sum(0).unbind(-1)
-    return float((right - confidence).abs().sum() / count.sum())
 
 
 def confusion_matrix(probs: Tensor, labels: Tensor, *, ignore_index: int | None = None) -> Tensor:

@@ -41,8 +41,8 @@ def with_labels(probs: Tensor, labels: Tensor) -> Pair:
     probs = checked_probs(probs)
     size, classes = probs.shape
     if labels.shape != (size,):
-        hint = "did you mean labels.argmax(1)?" if labels.ndim == 2 else "one label per row"
-        raise InputError(f"labels must be [B] = ({size},), got {tuple(labels.shape)}; {hint}")
+        shapes = f"labels must be [B] = ({size},), got {tuple(labels.shape)}"
+        raise InputError(f"{shapes}; {_other_labels(labels, size, classes)}")
     if labels.is_floating_point() or labels.is_complex():
         raise InputError(f"labels must be integers, got {labels.dtype}; pass labels.long()")
     labels = labels.to(probs.device, torch.long)
@@ -52,6 +52,19 @@ def with_labels(probs: Tensor, labels: Tensor) -> Pair:
             f"{labels.min()}..{labels.max()}; drop or renumber the other classes"
         )
     return probs, labels
+
+
+def _other_labels(labels: Tensor, size: int, classes: int) -> str:
+    """What to do with labels that are not [B], for probs [B, C]."""
+    if labels.shape == (size, 1):
+        return "use labels.squeeze(1)"
+    if labels.shape == (size, classes) and _is_one_hot(labels):
+        return "each row is one-hot: use labels.argmax(1)"
+    return f"there must be one label for each row of probs ({size}, {classes})"
+
+
+def _is_one_hot(labels: Tensor) -> bool:
+    return bool(((labels == 0) | (labels == 1)).all() & (labels.sum(1) == 1).all())
 
 
 def with_reference(probs: Tensor, reference: Tensor, axes: str = "[B, C]") -> Pair:

@@ -39,7 +39,7 @@ def list_sections(content: Content, rows: dict[str, Interval]) -> list[Section]:
     reliability = content.p.views.reliability(content.y)
     table = content.p.views.parts(content.y, content.names)
     made = [
-        ("Measures", show_measures(rows, reliability)),
+        ("Measures", show_measures(rows)),
         ("Calibration", show_calibration(content, reliability)),
         ("Uncertainty", show_uncertainty(content)),
         ("Examples", show_examples(content)),
@@ -53,7 +53,7 @@ def list_sections(content: Content, rows: dict[str, Interval]) -> list[Section]:
     return [Section(titles.get(name, name), parts, name.lower()) for name, parts in made if parts]
 
 
-def show_measures(rows: dict[str, Interval], kept: Reliability | None) -> list[object]:
+def show_measures(rows: dict[str, Interval]) -> list[object]:
     found = [
         Row(
             name,
@@ -66,7 +66,7 @@ def show_measures(rows: dict[str, Interval], kept: Reliability | None) -> list[o
         for name, interval in rows.items()
     ]
     note = "Intervals are 95 % bootstrap intervals over the examples."
-    if "ECE" in rows and kept is not None and kept.ends is not None:  # by metrics.ece_interval
+    if "ECE" in rows:
         note += (
             " That of ECE allows for what chance adds to it, and begins at 0 where the model may "
             "be calibrated."
