@@ -368,4 +368,3 @@ def test_rows_come_from_the_host() -> None:
     assert torch.equal(host[rows], here[rows])
     assert torch.equal(host[:4], here[:4])
     assert len(host) == N
-    assert host.shape == here.shape

@@ -51,7 +51,7 @@ class NetworkTarget:
     precision: float
     rows: int
     engine: Engine = "vmap"
-    outputs: Callable[[Params, Tensor], Tensor] | None = None  # a program, in the engine's place
+    outputs: Callable[[Params, Input], Tensor] | None = None  # a program, in the engine's place
     coordinates: Coordinates = THETA
 
     def __call__(self, q: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,7 +72,7 @@ class NetworkTarget:
 
     def run(self, params: Params, x: Input) -> Tensor:
         """[M, B, C] of x [B, ...]."""
-        if self.outputs is not None and isinstance(x, Tensor):
+        if self.outputs is not None:
             return self.outputs(params, x)
         return forward(self.net, params, x, engine=self.engine)
 
