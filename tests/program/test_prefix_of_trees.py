@@ -85,7 +85,7 @@ def inputs(given: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def fit(net: nn.Module, given: Any, **options: Any) -> stochens.Posterior:
-    usual = {"members": 3, "epochs": 2, "batch_size": 16, "lr": 0.01, "seed": 1}
+    usual: dict[str, Any] = {"members": 3, "epochs": 2, "batch_size": 16, "lr": 0.01, "seed": 1}
     usual |= {"method": "gaussian"}  # which gives noise to output layers too
     return stochens.fit(net, given, **(usual | options))
 
@@ -137,7 +137,7 @@ def test_the_backbone_is_in_memory_once(net: Any) -> None:
     cut = split(network, x[:4])
     assert cut is not None
     here = {p.data_ptr() for p in network.parameters()}
-    held = [*cut.prefix.parameters(), *cut.rest.parameters()]
+    held: list[Tensor] = [*cut.prefix.parameters(), *cut.rest.parameters()]
     held += [b for part in (cut.prefix, cut.rest) for b in part.buffers() if b.dim()]  # no -1e9
     assert held
     assert all(t.data_ptr() in here for t in held)
