@@ -86,14 +86,14 @@ def test_ten_members_share_one_pass_of_bert(
     transformers: Any, layers: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the block that members own, the mask is needed after the frozen part."""
-    net, x = network(transformers, "Bert"), sentences(1000)
+    net, x = network(transformers, "Bert"), sentences(700)
     inside: Any = net
     parts = inside.bert.embeddings
     parts.word_embeddings = nn.Sequential(Counting(), parts.word_embeddings)
-    x["attention_mask"] = (torch.arange(8) < 2 + torch.arange(1000)[:, None] % 7).long()
-    data = {**x, "labels": torch.arange(1000) % 2}
+    x["attention_mask"] = (torch.arange(8) < 2 + torch.arange(700)[:, None] % 7).long()
+    data = {**x, "labels": torch.arange(700) % 2}
     method = [stochens.LastLayer(layers=layers), stochens.Gaussian(0.1)]
-    options: dict[str, Any] = {"members": 10, "epochs": 2, "batch_size": 100, "method": method}
+    options: dict[str, Any] = {"members": 10, "epochs": 1, "batch_size": 100, "method": method}
     counting.begin()
     ours = stochens.fit(net, data, **options)
     assert counting.passes(x["input_ids"]) <= 1.1

@@ -1,10 +1,12 @@
 """A frozen backbone of several inputs is computed once, and nothing changes but the time."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.inputs.networks import Attending, padded, sentences
+from tests.inputs.test_export_trees import needs_scan
 from tests.long import crossed, long_but
 from tests.program import counting
 from tests.program.counting import counted
@@ -239,6 +241,19 @@ def test_a_mask_of_minus_infinity(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = fit(net, given)
     without_cut(monkeypatch)
     same(ours, fit(net, given), steps=8)
+
+
+@needs_scan
+def test_an_exported_file_has_the_frozen_part(tmp_path: Path) -> None:
+    net, given = Attending().requires_grad_(False), data()
+    net.classifier.requires_grad_(True)
+    posterior = fit(net, given)
+    posterior.export(tmp_path / "one.pt2")
+    x = inputs(given)
+    module = torch.export.load(tmp_path / "one.pt2").module()
+    wanted = posterior.predict(x, noise="shared").mean
+    got = module(x, posterior.noise_inputs(x))[0]
+    torch.testing.assert_close(got, wanted, **close(torch.float64, terms=100, depth=20))
 
 
 # -- batches of different lengths -----------------------------------------------------------------
