@@ -62,11 +62,11 @@ def keep_features(net: nn.Module, x: Input, few: Input, *, engine: Engine) -> Ke
     features = features_of(cut, x, rows_at_once(net, few.to(device)), device)
     if features is None:
         return None
-    on_host = isinstance(features, OnHost)
+    held: Input = features.kept if isinstance(features, OnHost) else features
+    where = device.type if held is features else "the host"
     log.info(
-        "the frozen part, %.0f%% of a pass, is computed once: features %s, %s",
-        *(100 * cut.saved, describe(features.kept if isinstance(features, OnHost) else features)),
-        "on the host" if on_host else f"on {device.type}",
+        "the frozen part, %.0f%% of a pass, is computed once: features %s, on %s",
+        *(100 * cut.saved, describe(held), where),
     )
     return Kept(cut.rest, features, cut.bytes_each)
 
