@@ -262,6 +262,19 @@ def leaves_of(x: Input) -> list[Tensor]:
     return [x] if isinstance(x, Tensor) else x.leaves
 
 
+def leaves_by_name(x: Input, like: Input) -> list[Tensor]:
+    """Likewise in the order of `like`, for two dictionaries may have the same names in two orders.
+
+    >>> a, b = torch.zeros(1), torch.ones(1)
+    >>> leaves_by_name(InputTree({"a": a, "b": b}), InputTree({"b": b, "a": a}))
+    [tensor([1.]), tensor([0.])]
+    """
+    if isinstance(x, Tensor) or isinstance(like, Tensor):
+        return leaves_of(x)
+    named = x.named()
+    return [named[name] for name in like.named()]
+
+
 def like_leaves(x: Input, leaves: Sequence[Any]) -> Any:
     """These tensors as x has its own: one of them, or the same tree."""
     return leaves[0] if isinstance(x, Tensor) else x.with_leaves(leaves)

@@ -5,12 +5,15 @@ from typing import Any
 
 import pytest
 import torch
+from tests.program import counting
+from tests.program.counting import counted
 from tests.tolerance import close
 from tests.torchvision_on_cpu import let_torchvision_import
 from torch import nn
 
 import stochens
 from stochens.adapter import Adapter
+from stochens.posterior import streaming
 from stochens.program import choice
 from stochens.program.choice import Workload, distance_to_members, gradient_distance
 from stochens.program.program import build
@@ -68,3 +71,35 @@ def test_fit_takes_it(transformers: Any, monkeypatch: pytest.MonkeyPatch, caplog
     options: dict[str, Any] = {"members": 2, "epochs": 1, "batch_size": 3, "start": "module"}
     stochens.fit(network(transformers, "Bert"), data, method="regular", **options)
     assert "members run by one program" in caplog.text
+
+
+class Counting(nn.Module):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return counted(ids)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "layers", [(), ("bert.encoder.layer.1.*", "bert.pooler*", "classifier")], ids=["last", "block"]
+)
+def test_ten_members_share_one_pass_of_bert(
+    transformers: Any, layers: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the block that members own, the mask is needed after the frozen part."""
+    net, x = network(transformers, "Bert"), sentences(700)
+    inside: Any = net
+    parts = inside.bert.embeddings
+    parts.word_embeddings = nn.Sequential(Counting(), parts.word_embeddings)
+    x["attention_mask"] = (torch.arange(8) < 2 + torch.arange(700)[:, None] % 7).long()
+    data = {**x, "labels": torch.arange(700) % 2}
+    method = [stochens.LastLayer(layers=layers), stochens.Gaussian(0.1)]
+    options: dict[str, Any] = {"members": 10, "epochs": 1, "batch_size": 100, "method": method}
+    counting.begin()
+    ours = stochens.fit(net, data, **options)
+    assert counting.passes(x["input_ids"]) <= 1.1
+    counting.begin()
+    probs = ours.predict(x).probs
+    assert counting.passes(x["input_ids"]) <= 1.1
+    monkeypatch.setattr(streaming, "_behind_frozen", lambda net, x, *_: (net, x))
+    within = close(torch.float64, terms=32, depth=30)
+    torch.testing.assert_close(probs, ours.predict(x).probs, **within)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.methods.test_conformance import NETWORKS, Case, case_of, wide
+from tests.program import test_prefix_of_trees as frozen
 from tests.program.test_program import assert_same, results
 from tests.program.test_trees import bert, sentences, two
 
@@ -14,7 +15,7 @@ import stochens
 from stochens.kernels.graphs import record_graph
 from stochens.kernels.noise import words
 from stochens.members import Params, forward
-from stochens.program import choice
+from stochens.program import choice, features
 from stochens.program.apart import Apart
 from stochens.program.program import Noise, build
 from stochens.randomness.noise import member_noise
@@ -122,3 +123,25 @@ def test_fit_takes_the_program_and_a_graph(
             continue  # of keys the gradient is 0 but for rounding, which Adam makes a step of
         # float64 rounding over 4 steps of Adam, which divides by small numbers
         torch.testing.assert_close(ours.params[name], p, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.filterwarnings("ignore::stochens.methods.partial.PartialNoiseWarning")
+@pytest.mark.parametrize("where", ["on cuda", "on the host"])
+def test_a_frozen_part_of_several_inputs(
+    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "stochens")
+    torch.manual_seed(0)
+    net, given = frozen.MaskedLater(), frozen.data(unused=True)
+    run = stochens.Run(precision="float64", device="cuda")
+    with monkeypatch.context() as short:
+        if where == "on the host":
+            short.setattr(features, "free_bytes", lambda at: 0 if at.type == "cuda" else 2**40)
+        ours = frozen.fit(net, given, run=run)
+        probs = ours.predict(frozen.inputs(given), draws=3).probs
+    assert f"float64, {where}" in caplog.text
+    frozen.without_cut(monkeypatch)
+    frozen.same(ours, frozen.fit(net, given, run=run), steps=8)
+    expected = ours.predict(frozen.inputs(given), draws=3).probs
+    torch.testing.assert_close(probs, expected, **frozen.close(torch.float64, terms=100, depth=20))

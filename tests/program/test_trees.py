@@ -119,6 +119,14 @@ def test_any_batch_and_any_length_serve() -> None:
         assert_same([program(params, x, NOISE)], [expected])
 
 
+def test_a_dictionary_may_come_in_another_order() -> None:
+    net, x = bert("dropout"), sentences(B)
+    other = InputTree(dict(reversed(x.tree.items())))
+    params, program = two(net), build(net, x)
+    assert program.ready_for(other, 1)
+    assert_same([program(params, other, NOISE)], [program(params, x, NOISE)])
+
+
 def test_the_rows_of_all_inputs_are_free() -> None:
     traced = trace(bert(), sentences(B))
     assert (traced.inputs, traced.least) == (3, 2)

@@ -22,7 +22,14 @@ from stochens.posterior.predictive import Sums
 from stochens.posterior.shared_noise import noise_of_draw, noise_requests
 from stochens.posterior.temperature import temperature_of
 from stochens.private_names import changes
-from stochens.program.choice import BACKWARD, TRIED, Workload
+from stochens.program.choice import (
+    BACKWARD,
+    MOST_TRACES,
+    ON_CPU_FROM,
+    TRIED,
+    Workload,
+    flops,
+)
 from stochens.program.features import OnHost, features_of
 from stochens.program.known import findings
 from stochens.program.outputs import predicted_by, unchanged
@@ -119,16 +126,17 @@ def predictive(posterior: PosteriorFields, x: Input, ask: Ask, *, first_row: int
         of_rows=ask.all_rows,
         temperature=temperature_of(posterior.calibration),
     )
-    again = draws * math.ceil(members / chunk)  # passes over x
+    # passes over x: what members share is computed once for those that run at once
+    again = draws * (members if engine == "loop" else math.ceil(members / chunk))
     with alone():
         known = _ready(net)
     shared = bool(known["shared"])
     apart = (1,) if shared else ()  # noise on outputs has no numbers of what batches share
     requests = (noise_requests(net, x[:1]) if ask.shared_noise else None) or None
     given: Input | OnHost = x
-    if isinstance(x, Tensor) and len(x) and again > 1:
+    if len(x) and again > 1:
         with seeded(seed, device):  # one thread at a time: others have members in the network
-            net, given = _behind_frozen(net, x, rows, device, engine)
+            net, given = _behind_frozen(net, x, rows, device, engine, again)
     examples = draws * members * ask.all_rows / BACKWARD  # which takes no part here
     load = Workload(rows, examples, False, compile=False, engine=engine, gradients=False)
     run = predicted_by(
@@ -185,10 +193,11 @@ def _ready(net: nn.Module) -> dict[Hashable, Any]:
 
 
 def _behind_frozen(
-    net: nn.Module, x: Tensor, rows: int, device: torch.device, engine: Engine
-) -> tuple[nn.Module, Tensor | OnHost]:
+    net: nn.Module, x: Input, rows: int, device: torch.device, engine: Engine, again: int
+) -> tuple[nn.Module, Input | OnHost]:
     """The part of the network that members change, and its inputs: what comes before is computed
-    once for x [B, ...], and not in every pass over it. Where nothing is frozen: as they are."""
+    once for x [B, ...], and not in every one of `again` passes over it. Where nothing is frozen: as
+    they are."""
     if not has_frozen(net):
         return net, x
     held = _cuts.get(net)
@@ -196,24 +205,35 @@ def _behind_frozen(
         shared = shared_by_all(net)
         held = _Cuts({}, shared, [changes(t) for t in shared.values()])
         _cuts[net] = held
-    key = (tuple(x.shape[1:]), x.dtype)
+    key = form(x)
     if key not in held.by_input:
-        held.by_input[key] = split(net, x[:TRIED].to(device), engine=engine)
+        few = x[:TRIED].to(device)
+        if held.by_input and not _pays(held, net, few, (again - 1) * len(x)):
+            return net, x
+        held.by_input[key] = split(net, few, engine=engine)
     cut = held.by_input[key]
     features = None if cut is None else features_of(cut, x, max(2, rows), device)
     return (net, x) if cut is None or features is None else (cut.rest, features)
 
 
 class _Cuts(NamedTuple):
-    """A network behind its frozen part, by shape and type of an example, and what of the network
-    that depends on."""
+    """A network behind its frozen part, by the form of its inputs, and what of the network that
+    depends on."""
 
-    by_input: dict[tuple[tuple[int, ...], torch.dtype], Split | None]
+    by_input: dict[Hashable, Split | None]
     shared: dict[str, Tensor]
     changed: list[Callable[[], bool]]
 
     def holds(self, net: nn.Module) -> bool:
         return unchanged(net, self.shared, self.changed)
+
+
+def _pays(held: _Cuts, net: nn.Module, few: Input, examples: int) -> bool:
+    """Whether to cut it for inputs of one more length. To trace it takes seconds, and texts come in
+    many lengths. examples: of the passes that this would save."""
+    if len(held.by_input) >= MOST_TRACES:
+        return False
+    return flops(net, few) / len(few) * examples >= ON_CPU_FROM
 
 
 _cuts: weakref.WeakKeyDictionary[nn.Module, _Cuts] = weakref.WeakKeyDictionary()

@@ -118,12 +118,16 @@ def choose(net: nn.Module, few: Input, task: Workload) -> Choice | None:
         "members run by one program%s%s: %.1e floating-point operations to do",
         *(how, ", compiled" if compiled else "", work),
     )
-    traces = MOST_TRACES
-    if not few.is_cuda:  # each takes as long as what it may save
-        traces = max(1, int(min(MOST_TRACES, work / max(ON_CPU_FROM, 1.0))))
+    traces = traces_worth(work, on_gpu=few.is_cuda)
     if apart:
         return Choice(Apart(program, compiled=compiled), False, traces)
     return Choice(program, compiled, traces)
+
+
+def traces_worth(work: float, *, on_gpu: bool) -> int:
+    """How many forms of inputs are worth a trace of their own. On a CPU each takes as long as what
+    it may save of `work` operations."""
+    return MOST_TRACES if on_gpu else max(1, int(min(MOST_TRACES, work / max(ON_CPU_FROM, 1.0))))
 
 
 def members_apart(program: Program, batch: int, *, on_gpu: bool) -> bool:

@@ -93,10 +93,12 @@ def predicted_by(
     threads that are alone with the network may call what this gives: the program is traced when it
     is first needed."""
     kernel = None
-    if kernels and load.engine == "vmap" and isinstance(x, (Tensor, OnHost)) and len(x):
-        with alone():
-            known = findings(net) if known is None else known
-            kernel = kept_kernel(net, known, params, x[:TRIED].to(device), bf16)
+    if kernels and load.engine == "vmap" and len(x):
+        few = x[:TRIED]
+        if isinstance(few, Tensor):
+            with alone():
+                known = findings(net) if known is None else known
+                kernel = kept_kernel(net, known, params, few.to(device), bf16)
     if load.engine != "vmap" or bf16 or kernel is not None:
         return Outputs(net, load.engine, bool(bf16), kernel=kernel)
     program = functools.cache(lambda: kept_program(net, x[:TRIED].to(device), load))

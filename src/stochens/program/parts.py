@@ -1,6 +1,5 @@
 """The two parts of a network that is cut: graphs of their own, as modules."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
@@ -14,10 +13,14 @@ from stochens.methods.base import register
 from stochens.program.program import placeholders
 from stochens.program.trace import Traced, Untraceable
 from stochens.randomness.noise import bernoulli, normal
+from stochens.trees import Input, InputTree
+
+Batch = set[Any]  # the symbols that stand for the number of examples
 
 
 class Part(nn.Module):
-    """A graph of (input, *parameters, *constants), which are its own under the names given."""
+    """A graph of (*tensors of the input, *parameters, *constants), which are its own under the
+    names given. It gives one tensor, or several as an InputTree."""
 
     def __init__(self, graph: fx.Graph, params: Params, constants: list[Tensor]) -> None:
         super().__init__()
@@ -28,11 +31,13 @@ class Part(nn.Module):
         for k, constant in enumerate(constants):
             self.register_buffer(f"constant_{k}", constant, persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Input) -> Input:
+        given = x.leaves if isinstance(x, InputTree) else [x]  # a stand-in of graph.py is no Tensor
         own = [attrgetter(name)(self) for name in self._names]
         held = [getattr(self, f"constant_{k}") for k in range(self._held)]
-        outputs: Tensor = self._graph[0](x, *own, *held)
-        return outputs
+        # `forward`, since FlopCounterMode cannot hook into a module that is called with views
+        outputs: tuple[Tensor, ...] = self._graph[0].forward(*given, *own, *held)
+        return outputs[0] if len(outputs) == 1 else InputTree(outputs)
 
 
 def _ancestors(ends: Iterable[fx.Node], stop: Callable[[fx.Node], bool]) -> set[fx.Node]:
@@ -60,46 +65,49 @@ def _needs(node: fx.Node) -> list[fx.Node]:
 def prefix_of(traced: Traced, values: list[fx.Node]) -> nn.Module:
     wanted = _ancestors(values, lambda node: False)
     graph, made = fx.Graph(), {}
-    made[placeholders(traced)[0]] = graph.placeholder("x")
+    for k, x in enumerate(placeholders(traced)[: traced.inputs]):
+        made[x] = graph.placeholder(f"x_{k}")
     held = _hold(traced, wanted, graph, made)
     for node in traced.graph.nodes:
         if node in wanted and node not in made:
             made[node] = graph.node_copy(node, made.__getitem__)
-    ends = [made[value] for value in values]
-    graph.output(ends[0] if len(ends) == 1 else graph.call_function(pack, tuple(ends)))
+    graph.output(tuple(made[value] for value in values))
     return Part(graph, {}, held)
 
 
 def rest_of(
-    net: nn.Module, traced: Traced, values: list[fx.Node], batch: Any
+    net: nn.Module, traced: Traced, values: list[fx.Node], batch: Batch
 ) -> tuple[nn.Module, list[str]]:
     """The network of features, and the names of the nodes that it has of the whole."""
-    x, *own = placeholders(traced)[:-2]
+    given = placeholders(traced)[:-2]
+    inputs, own = given[: traced.inputs], given[traced.inputs :]
     (end,) = next(node for node in traced.graph.nodes if node.op == "output").args[0]
     cut = set(values)
     wanted = _ancestors([end], lambda node: node in cut or is_batch(node, batch))
-    if x in wanted and x not in cut:
+    if any(x in wanted and x not in cut for x in inputs):
         raise Untraceable("it needs x beside its features")
     graph, made = fx.Graph(), {}
-    features = graph.placeholder("features")
+    for k, value in enumerate(values):
+        made[value] = graph.placeholder(f"features_{k}")
     for node in own:
         made[node] = graph.placeholder(node.name)
     held = _hold(traced, wanted - cut, graph, made)
-    _unpack(graph, features, values, made)
+    typical = _typical(values, own[0])
+    like, dtype = made[typical], typical.meta["val"].dtype
     names = []
     for node in traced.graph.nodes:
         if node not in wanted or node in made or node.op == "output":
             continue
         if is_batch(node, batch):
-            made[node] = graph.call_function(length, (features,))
+            made[node] = graph.call_function(length, (like,))
         elif node.target in NOISE:
-            made[node] = _draw(graph, node, features, made, values[0].meta["val"].dtype)
-        elif node.kwargs.get("dtype") == values[0].meta["val"].dtype and not _takes_tensors(node):
-            made[node] = _make(graph, node, features, made)
+            made[node] = _draw(graph, node, like, made, dtype)
+        elif node.kwargs.get("dtype") == dtype and not _takes_tensors(node):
+            made[node] = _make(graph, node, like, made)
         else:
             made[node] = graph.node_copy(node, made.__getitem__)
         names.append(node.name)
-    graph.output(made[end])
+    graph.output((made[end],))
     params = dict(zip(traced.names, (net.get_parameter(n) for n in traced.names), strict=True))
     return Part(graph, params, held), names  # type: ignore[arg-type]
 
@@ -116,22 +124,19 @@ def _hold(
     return held
 
 
-def _unpack(
-    graph: fx.Graph, features: fx.Node, values: list[fx.Node], made: dict[fx.Node, fx.Node]
-) -> None:
-    if len(values) == 1:
-        made[values[0]] = features
-        return
-    first = 0
-    for value in values:
-        shape = tuple(int(n) for n in value.meta["val"].shape[1:])
-        last = first + math.prod(shape)
-        made[value] = graph.call_function(part, (features, first, last, shape))
-        first = last
-
-
 # The rest may run in another precision than it was traced in: noise and constants that are made in
 # a pass have the type of the features, where they had it in the trace.
+
+
+def _typical(values: list[fx.Node], param: fx.Node) -> fx.Node:
+    """The features that are of the parameters' type: a mask beside them may be of another."""
+    wanted = param.meta["val"].dtype
+
+    def fits(value: fx.Node) -> tuple[bool, bool]:
+        dtype = value.meta["val"].dtype
+        return dtype == wanted, dtype.is_floating_point
+
+    return max(values, key=fits)
 
 
 def _takes_tensors(node: fx.Node) -> bool:
@@ -170,16 +175,6 @@ def length(features: Tensor) -> int:
     return features.shape[0]
 
 
-def pack(*values: Tensor) -> Tensor:
-    """Several [B, ...] as one [B, D]."""
-    return torch.cat([value.reshape(len(value), -1) for value in values], dim=1)
-
-
-def part(features: Tensor, first: int, last: int, shape: tuple[int, ...]) -> Tensor:
-    """One of them again."""
-    return features[:, first:last].reshape(features.shape[0], *shape)
-
-
 def mask(like: Tensor, shape: Sequence[int], keep: float, fresh: bool) -> Tensor:
     return bernoulli(keep, tuple(shape), like, fresh=fresh)
 
@@ -198,10 +193,16 @@ def make(like: Tensor, target: Callable[..., Tensor], *args: Any, **kwargs: Any)
 # Lengths.
 
 
-def is_of_batch(length: Any, batch: Any) -> bool:
-    return bool(is_symbolic(length) and length.node.expr == batch.node.expr)
+def batch_of(traced: Traced) -> Batch:
+    """The number of examples. Inputs that the network never puts together have a symbol each."""
+    lengths = [x.meta["val"].shape[0] for x in placeholders(traced)[: traced.inputs]]
+    return {length.node.expr for length in lengths if is_symbolic(length)}
 
 
-def is_batch(node: fx.Node, batch: Any) -> bool:
+def is_of_batch(length: Any, batch: Batch) -> bool:
+    return bool(is_symbolic(length) and length.node.expr in batch)
+
+
+def is_batch(node: fx.Node, batch: Batch) -> bool:
     """Whether it is the number of examples, of whatever tensor."""
     return node.target is torch.ops.aten.sym_size.int and is_of_batch(node.meta["val"], batch)

@@ -2,6 +2,8 @@
 
     x --prefix--> features --rest--> outputs
 
+x and features are one tensor or several: a mask that the rest needs too is one of the features.
+
 In the graph of one member, values that depend on no parameter of a member and on no noise are the
 same for all. They are cut off where they are smallest: the prefix is a function of x alone, and the
 rest is a network of features, with the parameters of the whole under their own names and with
@@ -19,13 +21,14 @@ from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.utils.flop_counter import FlopCounterMode
 
 from stochens.members import Engine, Params, forward, trainable
-from stochens.program.parts import is_batch, is_of_batch, prefix_of, rest_of
+from stochens.program.parts import Batch, batch_of, is_batch, is_of_batch, prefix_of, rest_of
 from stochens.program.precision import whole_float32
 from stochens.program.program import is_check, placeholders
 from stochens.program.stacker import arguments_of, is_random
 from stochens.program.trace import Traced, Untraceable, is_operator, trace
 from stochens.randomness.noise import member_noise
 from stochens.randomness.seeds import seeded
+from stochens.trees import Input, for_members, leaves_of, like_leaves
 
 log = logging.getLogger("stochens")
 
@@ -43,19 +46,24 @@ class Split(NamedTuple):
     bytes_each: int  # of the values that the rest computes for one example
     saved: float  # share of the operations of a pass that is in the prefix
 
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, x: Input) -> Input:
         """Of x [B, ...] on the network's device, without a gradient."""
         with torch.no_grad():
-            pair = x if len(x) > 1 else x.expand(2, *x.shape[1:])  # 1 is another case for torch
-            made: Tensor = self.prefix(pair)
+            made: Input = self.prefix(_two_or_more(x))
         return made[: len(x)]
+
+
+def _two_or_more(x: Input) -> Input:
+    """1 is another case for torch."""
+    made: Input = x if len(x) > 1 else for_members(x[0], 2)
+    return made
 
 
 def has_frozen(net: nn.Module) -> bool:
     return any(not p.requires_grad for p in net.parameters())
 
 
-def split(net: nn.Module, few: Tensor, *, engine: Engine = "vmap") -> Split | None:
+def split(net: nn.Module, few: Input, *, engine: Engine = "vmap") -> Split | None:
     """The network in its mode, cut for inputs like few [B, ...], on their device, which is its own.
 
     None where it has no frozen parameters, where little would be saved, and where it cannot be
@@ -71,10 +79,9 @@ def split(net: nn.Module, few: Tensor, *, engine: Engine = "vmap") -> Split | No
     >>> cut.features(torch.zeros(7, 3)).shape, cut.rest(cut.features(torch.zeros(7, 3))).shape
     (torch.Size([7, 50]), torch.Size([7, 2]))
     """
-    if not has_frozen(net) or not trainable(net) or not isinstance(few, Tensor):
+    if not has_frozen(net) or not trainable(net):
         return None
-    if len(few) < 2:
-        few = few.expand(2, *few.shape[1:])
+    few = _two_or_more(few)
     try:
         with seeded(0, few.device):
             traced = trace(net, few, copied=False)
@@ -104,9 +111,9 @@ class _Place(NamedTuple):
     size: float  # bytes of an example
 
 
-def _cut(net: nn.Module, traced: Traced, few: Tensor) -> Split | str:
+def _cut(net: nn.Module, traced: Traced, few: Input) -> Split | str:
     """The split, or why there is none."""
-    batch = placeholders(traced)[0].meta["val"].shape[0]
+    batch = batch_of(traced)
     if traced.least == traced.most:
         return "the network fixes the number of examples (by len(x)? x.shape[0] leaves it free)"
     measured = _Measured(net, traced)
@@ -146,11 +153,11 @@ class _Measured(fx.Interpreter):
         self.operations: dict[str, float] = {}  # by the node's name: GraphModule has copies
         self.sizes: dict[str, float] = {}
 
-    def run_on(self, few: Tensor) -> None:
+    def run_on(self, few: Input) -> None:
         own = [p.detach() for p in trainable(self._net).values()]
         numbers = torch.zeros(3, dtype=torch.int64, device=few.device)  # a member, two seeds
         self._rows = len(few)
-        inputs = [*self._traced.constants.values(), few, *own, numbers[0], numbers[1:]]
+        inputs = [*self._traced.constants.values(), *leaves_of(few), *own, numbers[0], numbers[1:]]
         with torch.no_grad(), FlopCounterMode(display=False) as self._counter:
             self.run(*inputs)
 
@@ -167,7 +174,7 @@ class _Measured(fx.Interpreter):
 
 def _shared(traced: Traced, order: list[fx.Node]) -> tuple[set[fx.Node], list[fx.Node]]:
     """Nodes that depend on no member and no noise; and those that would, but draw torch's noise."""
-    own = set(placeholders(traced)[1:])  # parameters, member, seeds
+    own = set(placeholders(traced)[traced.inputs :])  # parameters, member, seeds
     shared: set[fx.Node] = set()
     drawn: list[fx.Node] = []
     for node in order:
@@ -192,11 +199,11 @@ def _draws(node: fx.Node) -> bool:
 
 
 def _places(
-    traced: Traced, order: list[fx.Node], shared: set[fx.Node], batch: Any, measured: _Measured
+    traced: Traced, order: list[fx.Node], shared: set[fx.Node], batch: Batch, measured: _Measured
 ) -> Iterator[_Place]:
     """All cuts. After each node of the graph, the shared values of x that are needed later."""
     number = {node: k for k, node in enumerate(order)}
-    of_x = {placeholders(traced)[0]}
+    of_x = set(placeholders(traced)[: traced.inputs])
     needed: dict[fx.Node, float] = {}  # value -> the last node that needs it
     operations = 0.0
     for place, node in enumerate(order):
@@ -209,21 +216,21 @@ def _places(
                 needed[node] = max(last, default=-1)
         needed = {value: last for value, last in needed.items() if last > place}
         values = list(needed)
+        if node.op == "placeholder":  # the next one may be needed too
+            continue
         if values and _storable(values, batch):
             size = sum(measured.sizes[value.name] for value in values)
             yield _Place(values, operations, size)
 
 
-def _storable(values: list[fx.Node], batch: Any) -> bool:
-    """Whether each is [B, ...] of a fixed shape, all of one type."""
-    tensors = [node.meta["val"] for node in values]
+def _storable(values: list[fx.Node], batch: Batch) -> bool:
+    """Whether each is [B, ...] of a fixed shape."""
     return all(
         isinstance(t, Tensor)
         and t.dim() > 0
         and is_of_batch(t.shape[0], batch)
         and all(not is_symbolic(length) for length in t.shape[1:])
-        and t.dtype == tensors[0].dtype
-        for t in tensors
+        for t in (node.meta["val"] for node in values)
     )
 
 
@@ -234,14 +241,13 @@ def _checks(node: fx.Node) -> bool:
 # -- whether it is right --------------------------------------------------------------------------
 
 
-def _refuse_wrong(net: nn.Module, found: Split, few: Tensor, engine: Engine) -> None:
+def _refuse_wrong(net: nn.Module, found: Split, few: Input, engine: Engine) -> None:
     """Two members by the whole and by the parts; and examples whose features depend on others."""
     params: Params = {}
     for name, p in trainable(net).items():
         one = p.detach()
         params[name] = torch.stack([one, one + APART * torch.randn_like(one)])
-    if few.is_floating_point():  # rows that are all the same would not tell
-        few = few + (APART * few.std() + 1e-3) * torch.randn_like(few)
+    few = _all_apart(few)
     allowed = WITHIN.get(next(iter(params.values())).dtype, 0.2)
     ids = torch.tensor([0, 1], device=few.device)
     outputs = []
@@ -253,11 +259,27 @@ def _refuse_wrong(net: nn.Module, found: Split, few: Tensor, engine: Engine) -> 
     if not _distance(*outputs) <= allowed:
         raise Untraceable(f"its parts are off by {_distance(*outputs):.1e}")
     for row in (0, len(few) - 1):
-        alone = found.features(few[[row, row]])[0]
-        if not _distance(features[row], alone) <= allowed:
-            raise Untraceable("the features of an example depend on the others of its batch")
+        alone = found.features(few[[row, row]])
+        for ours, theirs in zip(leaves_of(features), leaves_of(alone), strict=True):
+            if not _distance(ours[row], theirs[0]) <= allowed:
+                raise Untraceable("the features of an example depend on the others of its batch")
+
+
+def _all_apart(few: Input) -> Input:
+    """Rows that are all the same would not tell. Of several tensors, those of 0 and 1 are masks,
+    and stay so."""
+    leaves = leaves_of(few)
+
+    def apart(t: Tensor) -> Tensor:
+        if not t.is_floating_point() or (len(leaves) > 1 and bool(((t == 0) | (t == 1)).all())):
+            return t
+        return t + (APART * t.std() + 1e-3) * torch.randn_like(t)
+
+    made: Input = like_leaves(few, [apart(t) for t in leaves])
+    return made
 
 
 def _distance(one: Tensor, other: Tensor) -> float:
     one, other = one.double(), other.double()
-    return float((one - other).norm() / one.norm().clamp_min(1e-30))
+    off = (one - other).where(one != other, 0.0)  # a mask may have -inf
+    return float(off.norm() / one.norm().clamp_min(1e-30))

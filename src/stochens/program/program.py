@@ -20,7 +20,7 @@ from stochens.program import rules
 from stochens.program.drops import fuse_drops
 from stochens.program.stacker import Stacker, Value, arguments_of, item
 from stochens.program.trace import Traced, Untraceable, is_operator, trace
-from stochens.trees import Input, leaves_of, like_leaves, with_dtype
+from stochens.trees import Input, leaves_by_name, leaves_of, like_leaves, with_dtype
 
 RECURRENT = ("lstm", "gru", "rnn_")
 CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "_assert_async")
@@ -75,7 +75,7 @@ class Program:
         dtype = own[0].dtype
         if self.dtype is not None:
             own = [cast(p, self.dtype) for p in own]
-        leaves = leaves_of(with_dtype(x, self.dtype))
+        leaves = leaves_by_name(with_dtype(x, self.dtype), self._like)
         graphs = self.graphs(forms_of(leaves, 1 if kind == "own" else 0))
         if noise is None:
             noise = fresh_noise(size(params), x.device) if self.noisy else Noise(own[0], own[0])
@@ -100,7 +100,7 @@ class Program:
     def ready_for(self, x: Input, most: int) -> bool:
         """Whether there is a trace for x [B, ...]. It is made where there are fewer than `most`,
         and the network lets itself be traced for such an x."""
-        forms = forms_of(leaves_of(with_dtype(x, self.dtype)))
+        forms = forms_of(leaves_by_name(with_dtype(x, self.dtype), self._like))
         if self._held(forms) is not None:
             return True
         if len(self._graphs) >= most or forms in self._refused:

@@ -30,7 +30,7 @@ from stochens.posterior.joining import join_chains
 from stochens.posterior.posterior import Posterior
 from stochens.posterior.recipe import Inputs, Recipe
 from stochens.prior import Centred, Prior, resolve, warn_unknown_fan_in
-from stochens.program.features import Kept, keep_features
+from stochens.program.features import Kept, OnHost, keep_features
 from stochens.randomness.seeds import seeded
 from stochens.run.checkpoints import digest
 from stochens.run.cluster.connect import Ray
@@ -127,7 +127,7 @@ class Problem(NamedTuple):
     @property
     def computed(self) -> tuple[nn.Module, Input]:
         """What is run: the network and x, or what is left of it behind its frozen part."""
-        if self.kept is None or not isinstance(self.kept.x, Tensor):
+        if self.kept is None or isinstance(self.kept.x, OnHost):
             return self.net, self.x
         return self.kept.net, self.kept.x
 

@@ -249,7 +249,9 @@ def train_here(request: FitRequest) -> Posterior:
             "once; use fewer members or a smaller batch_size"
         )
 
-    held = None if ready.held is None else _to_validate(request, ready, behind=kept is not None)
+    # batches of a loader have features too, and validation data are in memory
+    behind = kept is not None or (data.loader is not None and run.way != "fused")
+    held = None if ready.held is None else _to_validate(request, ready, behind=behind)
     task = Task(template, data, like, settings, ready.prior, kept, held)
     if run.way == "fused":
         refuse_unfused(task.net, like, InMemory(data.x, data.y, data.weights))
@@ -325,7 +327,7 @@ def _refuse_other_data(plain: nn.Module, like: Likelihood, held: Source) -> None
 
 
 def _to_validate(request: FitRequest, ready: _Prepared, *, behind: bool) -> HeldOut:
-    """On the device; `behind` the frozen part of the network, where training is."""
+    """On the device; `behind` the frozen part of the network, where training may be."""
     assert ready.held is not None
     held, settings = ready.held.to(ready.settings.device), ready.settings
     kept = None
