@@ -47,9 +47,9 @@ def test_a_network_without_a_program_is_said_in_one_line(caplog: pytest.LogCaptu
     assert line.startswith("members run by vmap: the network cannot be traced (")
 
 
-def test_one_place_chooses_for_losses_and_one_for_outputs() -> None:
-    """The source is read. NUTS and HMC, whose gradient is that of all data at once, ask for the
-    program alone."""
+def test_one_place_chooses_for_each_kind_of_use() -> None:
+    """The source is read. Losses of data in memory, losses of batches, and outputs; NUTS and HMC,
+    whose gradient is that of all data at once, ask for the program alone."""
     root = Path(stochens.__file__).parent
     users = set()
     for file in root.rglob("*.py"):
@@ -57,9 +57,12 @@ def test_one_place_chooses_for_losses_and_one_for_outputs() -> None:
             if isinstance(node, ast.ImportFrom):
                 names = {alias.name for alias in node.names}
                 by_program = node.module == "stochens.program.choice" and "choose" in names
-                if by_program or names & {"fused_nll", "fused_outputs"}:
+                fused = any(name.startswith("fused_") for name in names)
+                if by_program or fused or "program_by" in names:
                     users.add(file.relative_to(root).as_posix())
-    assert users == {"program/data_term.py", "program/outputs.py", "samplers/sampling.py"}
+    program = {f"program/{name}.py" for name in ("data_term", "loader_term", "outputs")}
+    # `describe` says what would run a network
+    assert users == {*program, "samplers/sampling.py", "description/runs.py"}
 
 
 class Unseen(nn.Module):

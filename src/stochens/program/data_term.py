@@ -1,5 +1,6 @@
-"""The mean NLL of all members on their rows, by the fastest way that fits: the only place that
-chooses between kernels, a program and vmap. `fit` and the samplers take gradients of it.
+"""The mean NLL of all members on their rows, by the fastest way that fits: a kernel (fusions.py), a
+program (choice.py) or the engine. `fit` and the samplers take gradients of it. loader_term.py is
+the same for batches that come unseen, outputs.py for outputs without targets.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from stochens.kernels.noise import words
 from stochens.likelihoods import Likelihood
 from stochens.members import Engine, Params
 from stochens.program.apart import Apart
-from stochens.program.choice import TRIED, Choice, Workload, choose
+from stochens.program.choice import TRIED, Choice, Workload, choose, say
 from stochens.program.features import OnHost
 from stochens.program.fusions import fused_nll
 from stochens.program.precision import auto_dtype
@@ -107,6 +108,7 @@ def data_term(
         return Term(by_program, context, recordable=on_gpu, compiled=chosen.compiles)
     recordable = on_gpu and way.fast and way.engine == "vmap"
     if way.compile:  # it takes the noise of torch
+        say(net, "compiled without a program: a member's noise depends on who else is in its block")
         return Term(by_engine, recordable=recordable, compiled=True)
     return Term(with_own_noise(by_engine, members, seed, data.x.device), recordable=recordable)
 

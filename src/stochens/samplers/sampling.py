@@ -374,9 +374,7 @@ def _result(
     return posterior
 
 
-def _program(
-    problem: Problem, rows: int, gradients: int
-) -> Callable[[Params, Any], Tensor] | None:
+def _program(problem: Problem, rows: int, gradients: int) -> Callable[[Params, Any], Tensor] | None:
     """The network's program where it pays, in the precision of its parameters."""
     if problem.run.way != "auto":
         return None
