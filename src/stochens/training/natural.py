@@ -157,7 +157,8 @@ class NaturalGradient(torch.optim.Optimizer):
 
     def _leaving(self, share: float) -> float:
         """(1 - b1^s) / (1 - b1)"""
-        return (1 - self._momentum**share) / (1 - self._momentum)
+        stays: float = self._momentum**share
+        return (1 - stays) / (1 - self._momentum)
 
     def theta(self) -> Tensor:
         """The last draw, [M D], with the gradient that a pass has left there."""
