@@ -2,6 +2,7 @@
 natural_step.cu, here emulated where there is no GPU, against training/natural.py in plain torch."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -50,14 +51,14 @@ def optimizer(prior: dict[str, float], means: Any, piece: int | None) -> Natural
     return made
 
 
-def run(made: NaturalGradient, share: float, *, by_kernel: bool) -> list[Tensor]:
+def run(made: NaturalGradient, shares: Sequence[float], *, by_kernel: bool) -> list[Tensor]:
     """Steps down a quadratic whose curvature differs from number to number."""
     group, seen = made.param_groups[0], []
-    group["share"] = share
     if by_kernel:
         group["lr"] = torch.tensor(0.3, device=DEVICE)
     curvature = torch.linspace(0.1, 3.0, len(made.mean), device=DEVICE)
-    for number in range(STEPS):
+    for number, share in enumerate(shares):
+        group["share"] = share
         at = torch.tensor([number], device=DEVICE) if by_kernel else number
         made.draw(at)
         assert (made._terms is not None) == by_kernel
@@ -68,10 +69,12 @@ def run(made: NaturalGradient, share: float, *, by_kernel: bool) -> list[Tensor]
     return [*seen, made.mean.clone(), made.sigma()]
 
 
-@pytest.mark.parametrize("share", [1.0, 0.25])
+@pytest.mark.parametrize("shares", [[1.0] * STEPS, [0.25] * STEPS, [1.0, 0.01, 2.5, 0.25]], ids=str)
 @pytest.mark.parametrize("piece", [None, 100])  # members' numbers in one piece, or in seven
 @pytest.mark.parametrize("prior", ["one", "each", "mean", "flat"])
-def test_the_kernels_do_what_plain_torch_does(prior: str, piece: int | None, share: float) -> None:
+def test_the_kernels_do_what_plain_torch_does(
+    prior: str, piece: int | None, shares: list[float]
+) -> None:
     slopes = {"w": 2.0, "b": 2.0, "c": 2.0}
     means = None
     if prior == "each":
@@ -80,8 +83,8 @@ def test_the_kernels_do_what_plain_torch_does(prior: str, piece: int | None, sha
         means = {"w": torch.full((1, *SHAPES["w"]), 0.5, device=DEVICE)}
     if prior == "flat":  # as with prior=0, whose KL is infinite
         slopes = dict.fromkeys(slopes, 0.0)
-    plain = run(optimizer(slopes, means, piece), share, by_kernel=False)
-    ours = run(optimizer(slopes, means, piece), share, by_kernel=True)
+    plain = run(optimizer(slopes, means, piece), shares, by_kernel=False)
+    ours = run(optimizer(slopes, means, piece), shares, by_kernel=True)
     # a step is some 30 operations; one of theta's gradients is at most 3 (|theta| + 1), near 10,
     # and sigma eps of it is taken times N forgotten, N / 20 = 10, in the exponent of sigma
     within = rounding(torch.float32, terms=30, depth=STEPS, condition=100)

@@ -121,6 +121,86 @@ def test_dropout_does_not_and_this_is_said(name):
     assert width.mean() > 1 + allowed(rows)[0]
 
 
+# Gaussian members by natural gradients ------------------------------------------------------------
+
+
+def three_tenths(x):
+    return torch.full_like(x, 0.3)
+
+
+def by_natural_gradients(count, epochs, **options):
+    """The width over the truth at data held out, and what is said of it."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        _, width, _ = by_fit(
+            "gaussian", 1, three_tenths, count, optimizer="natural", epochs=epochs, **options
+        )
+    return float(width.mean()), [str(w.message) for w in said if "as wide as" in str(w.message)]
+
+
+SINES = {"60, short": (60, 300), "60": (60, 2000), "400": (400, 1000)}
+
+
+@pytest.mark.parametrize("name", long_but({"60, short"}, SINES))
+def test_natural_gradients_count_their_noise_twice_and_say_so(name):
+    """11.6, 4.1 and 1.24 times too wide, of which nothing was said."""
+    width, said = by_natural_gradients(*SINES[name], members=5)
+    assert width > 1.1
+    assert len(said) == 1
+    assert "the noise of natural gradients is counted twice" in said[0]
+    assert "likelihood=stochens.Homoscedastic(0.1), or use another optimizer" in said[0]
+
+
+@pytest.mark.long
+def test_with_enough_rows_they_are_right_and_nothing_is_said():
+    width, said = by_natural_gradients(1000, 1000, members=3)
+    assert width == pytest.approx(1, abs=allowed(1000)[0])
+    assert not said
+
+
+@pytest.mark.parametrize("as_loader", [False, True])
+@pytest.mark.parametrize("columns", [3, 10])
+def test_the_variance_of_a_linear_model_is_no_noise(columns, as_loader, float64):
+    """Ten weights take a sixth of the squared errors of 60 rows, and the variance of the draws
+    makes up for that: s^2 comes out as it should, and nothing is said."""
+    x = torch.randn(60, columns)
+    y = x @ torch.randn(columns, 1) / math.sqrt(columns) + 0.5 * torch.randn(60, 1)
+    data = DataLoader(TensorDataset(x, y), batch_size=60, shuffle=True) if as_loader else (x, y)
+    options = {"method": "regular", "likelihood": "gaussian", "members": 12, "epochs": 600}
+    net = torch.nn.Linear(columns, 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        posterior = stochens.fit(net, data, optimizer="natural", batch_size=60, **options)
+    assert not [str(w.message) for w in caught]
+    logs = posterior.params["log_variance"]
+    best = log_variance_of(x, y)
+    # tau, of which sigma comes out with its own noise, adds tau^2 / 2 = 1 / N times that
+    assert logs.mean().item() == pytest.approx(best, abs=5 * logs.std().item() / 12**0.5 + 0.01)
+
+
+def log_variance_of(x, y):
+    """m of the best N(m, tau^2) of log s^2, beside the best Gaussians of all weights, for priors
+    N(0, 1): the root of  N / 2 (1 - E(error^2) / s^2) + m  with 1 / s^2 = exp(tau^2 / 2 - m)."""
+    design, n = torch.cat([x, torch.ones(len(x), 1)], 1), len(x)
+    m = tau2 = 0.0
+    for _ in range(2000):
+        certain = math.exp(tau2 / 2 - m)
+        a = certain * design.T @ design + torch.eye(design.shape[1])
+        mean = torch.linalg.solve(a, certain * design.T @ y)
+        v = (design.square() / a.diagonal()).sum(1).mean()
+        error = float((y - design @ mean).square().mean() + v)
+        slope, bend = n / 2 * (1 - error * certain) + m, n / 2 * error * certain + 1
+        m, tau2 = m - 0.3 * slope / bend, 1 / bend
+    return m
+
+
+def test_of_dropout_and_natural_gradients_both_are_named():
+    x, y = drawn(60, three_tenths, 0)
+    options = {"likelihood": "gaussian", "members": 3, "epochs": 300}
+    with pytest.warns(UserWarning, match="of dropout and natural gradients is counted twice"):
+        stochens.fit(MLP(1, 20, 20, 1), (x, y), method="dropout", optimizer="natural", **options)
+
+
 # What is said, and of whom ------------------------------------------------------------------------
 
 
@@ -294,6 +374,22 @@ def test_a_scale_of_ones_own_family_is_learned_too(scale, told):
         )
     assert [m.name for m in posterior.recipe.methods] == ["dropout"]
     assert any("noise of dropout is counted twice" in str(w.message) for w in said) == told
+
+
+@pytest.mark.parametrize(("columns", "hidden", "told"), [(10, (), False), (1, (20, 20), True)])
+def test_natural_gradients_and_a_scale_of_ones_own_family(columns, hidden, told):
+    """Of 60 rows 10 weights know a part, which is no noise of theirs."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, columns, generator=generator)
+    y = x.sin().mean(1, keepdim=True) + 0.3 * torch.randn(60, 1, generator=generator)
+    options = {"likelihood": StudentT(), "method": "regular", "members": 3, "epochs": 600}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        net = MLP(columns, *hidden, 2)
+        stochens.fit(net, (x, y), optimizer="natural", **options)
+    said = [str(w.message) for w in caught if "counted twice" in str(w.message)]
+    assert bool(said) == told
+    assert not told or "use another optimizer, or give" in said[0]
 
 
 def test_what_is_too_large_is_not_looked_at():

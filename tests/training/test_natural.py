@@ -12,6 +12,7 @@ from tests.tolerance import close
 from tests.training.natural_line import NOISE, N, exact, hold, noisy_line
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.data import DataLoader, TensorDataset
 
 import stochens
 from stochens import Natural, Prior
@@ -28,13 +29,13 @@ def line(float64) -> tuple[Tensor, Tensor]:
     return noisy_line()
 
 
-def fitted(x: Tensor, y: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+def fitted(x: Any, y: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor]:
     """Mean and sigma of (weight, bias) for each member, [M, 3]."""
     given: dict[str, Any] = {"epochs": 1200, "batch_size": None, "members": 48}
     given |= {"likelihood": Homoscedastic(NOISE)}
-    posterior = stochens.fit(
-        nn.Linear(2, 1), (x, y), method="regular", optimizer="natural", **{**given, **options}
-    )
+    given |= {"optimizer": "natural", **options}
+    data = x if y is None else (x, y)
+    posterior = stochens.fit(nn.Linear(2, 1), data, method="regular", **given)
     assert posterior.low_rank is not None
     variance = posterior.low_rank.variance
     return (
@@ -170,6 +171,64 @@ def test_mini_batches_with_a_short_one(line):
     hold(*fitted(*line, batch_size=16, epochs=300), *truth)
 
 
+def one_row_more() -> tuple[Tensor, Tensor]:
+    """129 rows, of which the last is 2.5 standard deviations of the noise off."""
+    x, noise = torch.randn(129, 2), NOISE * torch.randn(129)
+    noise[-1] = 2.5 * NOISE
+    return x, (x @ torch.tensor([1.0, -2.0]) + 0.3 + noise)[:, None]
+
+
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+def test_one_row_after_128_counts_as_much_as_each_of_them(float64, momentum):
+    """A loader in a fixed order. As a whole step, the row brought means 4 to 13 sigmas off."""
+    data = one_row_more()
+    truth = exact(*data, precision=torch.ones(3), mean=torch.zeros(3))
+    loader = DataLoader(TensorDataset(*data), batch_size=128)
+    options = {"epochs": 400, "optimizer": Natural(momentum=momentum), "batch_size": 128}
+    hold(*fitted(loader, **options), *truth)
+
+
+@pytest.mark.filterwarnings("ignore:natural gradients have not arrived")  # of some sigmas
+def test_the_example_that_was_wrong(float64):
+    """100 once and 0 else, whose mean by the prior is 100 / 130: it came out as 47."""
+    x, y = torch.zeros(129, 1), torch.zeros(129, 1)
+    y[-1] = 100.0
+    loader = DataLoader(TensorDataset(x, y), batch_size=128)
+    options = {"method": "regular", "optimizer": "natural", "members": 48, "epochs": 400}
+    posterior = stochens.fit(nn.Linear(1, 1), loader, likelihood=Homoscedastic(1.0), **options)
+    found = posterior.params["bias"]
+    assert abs(float(found.mean()) - 100 / 130) < 5 * float(found.std()) / math.sqrt(48)
+    assert found.std() < 0.5  # the row is a hundred standard deviations off, and sigmas are noisy
+
+
+def test_each_batch_as_a_whole_one_is_no_place_to_arrive(float64):
+    """The mean of two batches' own best places, where the training went that was wrong. The check
+    found nothing better there, since it chose among places as if each batch were whole."""
+    (x, y), ones = one_row_more(), torch.ones(3)
+    halves = [(x[:-1], y[:-1]), (x[-1:], y[-1:])]
+    rows = [torch.cat([part, torch.ones(len(part), 1)], 1) for part, _ in halves]
+    a, b = (
+        sum(one / len(r) for one, r in zip(each, rows, strict=True))
+        for each in (
+            [r.T @ r for r in rows],
+            [r.T @ part for r, (_, part) in zip(rows, halves, strict=True)],
+        )
+    )
+    place = torch.linalg.solve(a + 2 / 129 * NOISE**2 * ones.diag(), b)[:, 0]
+    start = {"weight": place[None, None, :2].expand(3, 1, 2), "bias": place[None, 2:].expand(3, 1)}
+    loader = DataLoader(TensorDataset(x, y), batch_size=128)
+    with pytest.warns(stochens.errors.TrainingAdvice, match="arrived: .* 3 of 3 members"):
+        fitted(
+            loader,
+            members=3,
+            epochs=100,
+            lr=1e-9,
+            batch_size=128,
+            optimizer=Natural(sigma=NOISE / math.sqrt(129), memory=1e9),
+            start=stochens.Start(start, jitter=1e-3),
+        )
+
+
 def test_a_step_counts_by_its_share(float64):
     """One number, m = 1 and sigma = 0.1, with a mean NLL of 3 theta and half a step."""
     n, delta, lr, share, forget = 8, 0.25, 0.3, 0.5, 0.1
@@ -187,6 +246,69 @@ def test_a_step_counts_by_its_share(float64):
     variance = 0.01 / (1 + a + a**2 / 2)
     assert float(made.gaussian().variance["w"]) == pytest.approx(variance, rel=1e-12)
     assert float(m["w"]) == pytest.approx(1 - lr * share * n * variance * (3 + delta), rel=1e-12)
+
+
+@pytest.mark.parametrize(("momentum", "cut"), [(0.9, False), (0.0, False), (0.9, True)])
+def test_steps_of_any_shares_are_the_plain_loop(float64, momentum, cut):
+    """What a gradient says is poured into a bucket, by the share of its step, and each step takes a
+    part of what is there: b^s of it stays."""
+    n, delta, lr, forget, shares = 8, 0.25, 0.3, 0.1, [1.0, 0.01, 0.25, 2.5, 1.0]
+    want = 30.0 if cut else 0.5
+    m, v = 1.0, 1 / (n * 0.1**2)
+    params = {"w": torch.ones(1, 1)}
+    given = {"lr": lr, "examples": n, "slopes": {"w": n * delta}, "means": None, "steps": 5}
+    options = Natural(sigma=0.1, memory=1 / forget, momentum=momentum)
+    made = NaturalGradient(params, options, members=(0,), seed=0, **given)
+    bucket = total = last = 0.0
+    was_cut = False
+    for t, share in enumerate(shares):
+        made.param_groups[0]["share"] = share
+        theta = made.draw(t)["w"]
+        (share * 1.5 * (theta - want).square()).sum().backward()
+        made.step()
+        eps = float(own_draws({"w": theta}, [0], 0, t)["w"])
+        sigma = (n * v) ** -0.5
+        g = 3 * (m + sigma * eps - want)
+        if t > 0:
+            h = (g - (1 - momentum) * bucket / (1 - momentum**total)) * eps / sigma
+            a = max(-MOST, min(MOST, share * forget * (h + delta - v) / v))
+            v *= 1 + a + a**2 / 2
+        bucket = momentum**last * bucket + share * g
+        total, last = total + share, share
+        taken = (1 - momentum**share) * bucket / (1 - momentum**total)
+        step = (taken + share * delta * m) / v
+        most = max(abs(m), (n * delta) ** -0.5) * max(1.0, share)
+        was_cut |= abs(step) > most
+        m -= lr * max(-most, min(most, step))
+        tolerance = close(torch.float64, terms=10, depth=3 * (t + 1), condition=100)
+        torch.testing.assert_close(float(params["w"]), m, **tolerance)
+        torch.testing.assert_close(float(made.gaussian().variance["w"]), 1 / (n * v), **tolerance)
+    assert was_cut == cut
+
+
+@pytest.mark.filterwarnings("ignore:natural gradients have not arrived")
+@pytest.mark.parametrize("stop", [1, 3, 5])  # inside an epoch of three steps, and at its end
+def test_a_training_that_goes_on_knows_what_has_been_counted(line, tmp_path, monkeypatch, stop):
+    """60 rows in batches of 26: the third has 8, and the step after it forgets by its share."""
+    options = {"members": 2, "epochs": 3, "batch_size": 26}
+    whole = fitted(*line, **options)
+    run, step = stochens.Run(checkpoint=tmp_path, every=0.0), NaturalGradient.step
+    left = stop
+
+    def stopping(self: NaturalGradient) -> None:
+        nonlocal left
+        if left == 0:
+            raise KeyboardInterrupt
+        left -= 1
+        step(self)
+
+    monkeypatch.setattr(NaturalGradient, "step", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(*line, run=run, **options)
+    left = 9
+    again = fitted(*line, run=run, **options)
+    assert left == stop  # the others were not done again
+    assert all(torch.equal(a, b) for a, b in zip(again, whole, strict=True))
 
 
 def own_draws(params, members, seed, step):

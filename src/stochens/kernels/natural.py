@@ -56,16 +56,19 @@ def draw(on: Vectors, number: Tensor, theta: Tensor, terms: Tensor, *, numbers: 
 def step(
     on: Vectors,
     number: Tensor,
+    counted: Tensor,  # [2] float32: the sum of the shares before, and the last one
     mean: Tensor,  # G
     g: Tensor,  # times the step's share
     mu: Tensor | None,
     rate: Tensor,  # [] float32
     *,
-    numbers: Tensor,  # [5] float32: n, 1 - b2, b1, the share, the most that log v may change
+    # [6] float32: n, 1 - b2, b1, s: the share, the most that log v may change,
+    # (1 - b1^s) / (1 - b1)
+    numbers: Tensor,
 ) -> None:
     """Moves m, log_sigma and G on."""
     given = [on.m, on.log_sigma, mean, g, on.delta, on.m if mu is None else mu, on.order]
-    given += [on.members, on.seed, number, rate, numbers]
+    given += [on.members, on.seed, number, counted, rate, numbers]
     _launch("natural_step", on, [*given, *on.sizes, int(mu is not None)])
 
 

@@ -3,7 +3,7 @@ not arrive, or that holds the method's own noise."""
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +16,15 @@ from stochens.likelihoods import (
     Likelihood,
     draws_of,
 )
-from stochens.members import forward, size, take
+from stochens.members import Params, forward, size, take
 from stochens.methods import Method, stochastic_layers
+from stochens.posterior.low_rank import params_of_draw
 from stochens.prior import Centred
 from stochens.randomness.seeds import seeded
 from stochens.training.freedom import noise_at_most, noise_too_small
 from stochens.training.schedules import OWN, schedule_named, warmed_up
 from stochens.training.task import Settings, Trained
+from stochens.training.width import times_too_wide
 
 ENOUGH = 0.5  # how far each parameter should be able to move, where weights are of order 1
 FEW_STEPS = 100  # of an optimiser whose steps have no largest size
@@ -31,8 +33,12 @@ MEND = "more epochs, a smaller batch_size or a larger lr may be needed"
 EPOCHS = 10  # from which on the last one's NLL is that of the parameters at the end
 ARRIVED = 0.5  # of the squared error that there should be for the noise that was learned
 TWICE = 0.1  # share of the learned variance that is the method's: intervals are 10 % too wide then
+WIDER = 1.07  # times too wide: 10 %, less what of it draws may miss and data not seen may add
 FOLLOWED = 1.2  # true noise over the learned one: 95 % intervals cover 90 % then
 SEEN = (4, 128, 16)  # members, rows and draws that this is measured by
+
+# network, member, likelihood, data, the prior's precision and that of each parameter
+Asked = tuple[nn.Module, Params, Likelihood, Source, float, Mapping[str, float] | None]
 
 
 def advise(settings: Settings, steps: int, like: Likelihood, y: Tensor, outputs: Tensor) -> None:
@@ -72,17 +78,25 @@ def advise_after(
     if data.y.is_floating_point() and bool(data.y.isnan().any()):
         return  # of targets that are missing: what is left of the errors is not known by the loss
     said = None
-    noisy = bool(stochastic_layers(net))
+    noisy, natural = bool(stochastic_layers(net)), settings.natural is not None
     learned = like.learns_noise
-    if like.least_squares and learned and not noisy and len(trained.history.nll) >= EPOCHS:
+    plain = like.least_squares and learned and not noisy and len(trained.history.nll) >= EPOCHS
+    if plain and not natural:
+        # (of natural gradients the draws' own variance makes up for it, and their check of arrival
+        # tells where it does not)
         # first: where the network follows the noise, a learned one that is on its way down to what
         # is left of it is not too large, and more epochs would make it worse
         said = _followed(settings, like, trained, data, net, prior)
     last = len(trained.history.nll) - 1
     if said is None and bool((trained.history.kept == last).all()):  # not where validation chose
         said = _not_arrived(settings, steps, like, trained, data.examples, prior)
-    if said is None and noisy and learned:
-        said = _counted_twice(settings, like, trained, data, net, rules)
+    if said is None and learned and (noisy or natural):
+        asked = _asked(settings, like, trained, data, net, prior)
+        ratio = noise_too_small(*asked) if plain else None  # plain: natural alone, here
+        if ratio is None:
+            said = _counted_twice(settings, like, trained, data, net, rules, asked)
+        else:
+            said = _too_wide(settings, like, trained, data, net, ratio)
     if said is not None:
         warnings.warn(said, TrainingAdvice, stacklevel=outside())
 
@@ -129,12 +143,10 @@ def _followed(
 ) -> str | None:
     """Whether the noise that was learned is too small, since the network follows that of its data;
     measured on the first member."""
-    first = {name: p[0].detach() for name, p in trained.params.items()}
-    weight = settings.kl_weight * (settings.prior_precision if prior is None else 1.0)
-    own = None if prior is None else prior.precision
-    ratio = noise_too_small(net, first, like, data, weight, own)
+    asked = _asked(settings, like, trained, data, net, prior)
+    ratio = noise_too_small(*asked)
     if ratio is None:
-        return _perhaps_followed(*noise_at_most(net, first, like, data, weight, own), data.size)
+        return _perhaps_followed(*noise_at_most(*asked), data.size)
     if ratio < FOLLOWED:
         return None
     return (
@@ -142,6 +154,20 @@ def _followed(
         f"too small, by a factor of about {ratio:.1f}, and so are intervals; use a smaller network "
         "or a prior of larger precision, or more data, and look at the coverage of data held out"
     )
+
+
+def _asked(
+    settings: Settings,
+    like: Likelihood,
+    trained: Trained,
+    data: Source,
+    net: nn.Module,
+    prior: Centred | None,
+) -> Asked:
+    """What `freedom` wants to know: of the first member."""
+    first = {name: p[0].detach() for name, p in trained.params.items()}
+    weight = settings.kl_weight * (settings.prior_precision if prior is None else 1.0)
+    return net, first, like, data, weight, None if prior is None else prior.precision
 
 
 def _perhaps_followed(factor: float, seen: int, rows: int) -> str | None:
@@ -158,6 +184,26 @@ def _perhaps_followed(factor: float, seen: int, rows: int) -> str | None:
     )
 
 
+def _too_wide(
+    settings: Settings,
+    like: Likelihood,
+    trained: Trained,
+    data: Source,
+    net: nn.Module,
+    followed: float,
+) -> str | None:
+    """Of natural gradients, whose draws are part of what was learned as the noise (width.py)."""
+    wider = times_too_wide(settings, like, trained, data, net, followed)
+    if not wider > WIDER:
+        return None
+    return (
+        "the noise of natural gradients is counted twice: that of the data was learned with it, "
+        "and predictions add it to that. Beside the errors that are left, intervals are about "
+        f"{wider:.2g} times as wide as they should be; give the noise, e.g. "
+        "likelihood=stochens.Homoscedastic(0.1), or use another optimizer, or more data"
+    )
+
+
 def _counted_twice(
     settings: Settings,
     like: Likelihood,
@@ -165,12 +211,15 @@ def _counted_twice(
     data: Source,
     net: nn.Module,
     rules: Sequence[Method],
+    asked: Asked,
 ) -> str | None:
     """Whether a learned variance holds the method's noise, which predictions add to it once more.
 
     A member minimises E_eps[(y - f_eps)^2] / (2 s^2) + log s, whose best s^2 is noise^2 + v with
-    v = Var_eps f. Its predictions have the variance s^2 + v = noise^2 + 2 v.
+    v = Var_eps f. Its predictions have the variance s^2 + v = noise^2 + 2 v. Of natural gradients
+    alone a share g of s^2 is no noise but the posterior's own variance (width.py).
     """
+    noisy = bool(stochastic_layers(net))
     members, rows, draws = SEEN
     x = data.x[:: max(1, len(data.x) // rows)][: min(rows, settings.batch_size)]
     with torch.no_grad(), seeded(0, x.device):
@@ -179,23 +228,39 @@ def _counted_twice(
         return None
     said = []
     for k in range(min(members, size(trained.params))):  # one at a time: more may not fit
-        one = take(trained.params, slice(k, k + 1))
+        own = slice(k, k + 1)
+        one, around = take(trained.params, own), None
+        if settings.natural is not None and trained.low_rank is not None:
+            around = trained.low_rank.take(own)
         with torch.no_grad(), seeded(0, x.device):
-            outputs = [forward(net, one, x, engine=settings.engine) for _ in range(draws)]
+            thetas = (params_of_draw(one, around, number, seed=0) for number in range(draws))
+            outputs = [forward(net, theta, x, engine=settings.engine) for theta in thetas]
         said.append(draws_of(like, torch.cat(outputs).double()))  # of [draws, B, C]
     if not _learns_scale(like, said):
         return None
-    moments = (each.moments() for each in said)  # mean and variance, [draws, B, D]
-    share = float(torch.cat([(m.var(0) / v.mean(0)).flatten() for m, v in moments]).nanmedian())
+    moments = [each.moments() for each in said]  # mean and variance, [draws, B, D]
+    # where the scale is drawn too, a few draws of a long tail would be all of its mean
+    usual = [v.mean(0) if settings.natural is None else v.median(0).values for _, v in moments]
+    shares = [m.var(0) / own for (m, _), own in zip(moments, usual, strict=True)]
+    share = float(torch.cat([one.flatten() for one in shares]).nanmedian())
+    if share > TWICE and not noisy and like.check_targets(data.y[:1]).dim() == 2:
+        ratio = noise_too_small(*asked)
+        g = 0.0 if ratio is None else 1 - ratio**-2
+        share = (share - g) / max(1 - g * share, 0.1)  # wider^2 is less by (1 - g) / (1 + g)
     if not share > TWICE:
         return None
     wider = math.sqrt((1 + share) / max(1 - share, 0.1))
-    names = " and ".join(rule.name for rule in rules)
+    names = [rule.name for rule in rules] if noisy else []
+    ways = ["method='regular'"] if noisy else []
+    if settings.natural is not None:
+        names.append("natural gradients")
+        ways.append("another optimizer")
     return (
-        f"the noise of {names} is counted twice: it is {share:.0%} of the variance that was "
-        "learned as the noise of the data, and predictions add it to that, so that intervals are "
-        f"about {wider:.1f} times as wide as they should be and the aleatoric part is too large; "
-        "use method='regular', or give the noise, e.g. likelihood=stochens.Homoscedastic(0.1)"
+        f"the noise of {' and '.join(names)} is counted twice: it is {share:.0%} of the variance "
+        "that was learned as the noise of the data, and predictions add it to that, so that "
+        f"intervals are about {wider:.1f} times as wide as they should be and the aleatoric part "
+        f"is too large; use {' and '.join(ways)}, or give the noise, e.g. "
+        "likelihood=stochens.Homoscedastic(0.1)"
     )
 
 

@@ -159,12 +159,14 @@ class _Look:
         return there, self.best_of(few, [there, *others])
 
     def best_of(self, few: Sequence[Looked], places: list[Place]) -> Place:
-        """Of each member, the one that gains most."""
+        """Of each member, the one that gains most over batches that count by their shares."""
         best, most = places[0], torch.full((self.lay.members,), -torch.inf)
-        most = most.to(self.here.m)
+        most, shares = most.to(self.here.m), self.here.m.new_tensor([one.share for one in few])
+        shares = (shares / shares.sum())[:, None]
         for place, gain in zip(places, self.gains(few, places), strict=True):
-            better = gain.mean(0) > most  # not where it is no number
-            most = torch.where(better, gain.mean(0), most)
+            gained = (shares * gain).sum(0)
+            better = gained > most  # not where it is no number
+            most = torch.where(better, gained, most)
             of_all = self.lay.to_numbers(better.to(most)) > 0
             best = Place(*(torch.where(of_all, a, b) for a, b in zip(place, best, strict=True)))
         return best

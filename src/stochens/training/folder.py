@@ -22,8 +22,8 @@ from stochens.training.task import Collector, Settings
 from stochens.trees import named
 
 # 1: noise was drawn otherwise; 2: one group of parameters; 3: kl_weight was called temperature, and
-# a short batch was a whole step
-FORMAT = "stochens training 4"
+# a short batch was a whole step; 4: as it still was to natural gradients
+FORMAT = "stochens training 5"
 Stop = Callable[[], BaseException | None]
 
 

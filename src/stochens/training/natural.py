@@ -14,6 +14,17 @@ points, delta = prior precision / N and v = 1 / (N sigma^2), a step is
 in which |a| is at most `MOST`, and m moves by at most the rate times |m - mu|, or times the
 standard deviation of its prior where that is more.
 
+A step on fewer rows than the others counts s (shares.py), and that before it s'. With T, the sum
+of these, in the place of t, a is multiplied by s, and
+
+    G <- b1^s' G + (1 - b1) s g
+    m <- m - rate ((1 - b1^s) / (1 - b1) G / (1 - b1^T) + s delta (m - mu)) / v
+
+What a gradient puts into G leaves it again: each step takes the part 1 - b1^s of what is there. So
+each row moves m by as much as every other one, whatever batch it is in and whichever follow it.
+A mean gradient that forgets b1^s of itself would not do: one row in a step of its own after 128
+rows together would count 5 % less than each of them.
+
 By Stein's identity h is an estimate of the curvature of the mean NLL, so that sigma comes to rest
 at 1 / sqrt(N curvature + prior precision). v stays positive whatever h is. The authors have
 h = g eps / sigma. The mean gradient G of the steps before knows nothing of eps, so that h has the
@@ -92,7 +103,11 @@ class NaturalGradient(torch.optim.Optimizer):
         self._mu = None if not means else self.layout.vector(means, self._m)
         first = {name: _first_sigma(options, examples, delta) for name, delta in deltas.items()}
         log_sigma = torch.zeros_like(self._m) + self.layout.for_all(first, self._m).log()
-        self.state[self._m] = {"mean_gradient": torch.zeros_like(self._m), "log_sigma": log_sigma}
+        self.state[self._m] = {
+            "mean_gradient": torch.zeros_like(self._m),
+            "log_sigma": log_sigma,
+            "counted": self._m.new_zeros(2),  # the sum of the shares, and the last one
+        }
         self._centred = centred
         self._begins_anywhere = options.sigma is None
         self._members = torch.tensor(members, device=self._m.device)
@@ -136,8 +151,14 @@ class NaturalGradient(torch.optim.Optimizer):
     def _kernel_numbers(self, share: float) -> Tensor:
         if share not in self._numbers:
             numbers = [self.examples, self._forgets, self._momentum, share, MOST]
+            numbers.append(self._leaving(share))
             self._numbers[share] = torch.tensor(numbers, device=self._m.device)
         return self._numbers[share]
+
+    def _leaving(self, share: float) -> float:
+        """(1 - b1^s) / (1 - b1)"""
+        stays: float = self._momentum**share
+        return (1 - stays) / (1 - self._momentum)
 
     def theta(self) -> Tensor:
         """The last draw, [M D], with the gradient that a pass has left there."""
@@ -219,6 +240,7 @@ class NaturalGradient(torch.optim.Optimizer):
         group, n, delta = self.param_groups[0], self.examples, self._delta
         share, log_sigma = group["share"], self._log_sigma
         mean: Tensor = self.state[self._m]["mean_gradient"]
+        counted: Tensor = self.state[self._m]["counted"]
         variance, a = self._room
         g = self._theta.grad
         assert g is not None
@@ -226,15 +248,21 @@ class NaturalGradient(torch.optim.Optimizer):
             numbers, self._terms = self._kernel_numbers(share), None
             on, number, rate = self._vectors(), self._number, group["lr"]
             assert isinstance(number, Tensor)
-            return kernel.step(on, number, mean, g.contiguous(), self._mu, rate, numbers=numbers)
+            kernel.step(on, number, counted, mean, g.contiguous(), self._mu, rate, numbers=numbers)
+            self._count(counted, share)
+            return
+        before: float | Tensor
+        last: float | Tensor
+        # a GPU is not waited for
+        before, last = counted.unbind() if counted.is_cuda else counted.tolist()
         if share != 1:
             g.div_(share)
 
-        # a = (1 - b2) (N ((g - G / (1 - b1^(t - 1))) sigma eps + delta sigma^2) - 1)
+        # a = s (1 - b2) (N ((g - G / (1 - b1^(T - s))) sigma eps + delta sigma^2) - 1)
         torch.mul(log_sigma, 2, out=variance).exp_()
         forget: float | Tensor = self._forgets * share
         if self._centred:
-            seen = 1 - self._momentum**self._number
+            seen = 1 - self._momentum**before
             some = (seen > 0) * 1.0  # the first step has no G to compare with
             forget = forget * some
             torch.mul(mean, -1 / (seen + (1 - some)), out=a).add_(g).mul_(self._moved)
@@ -242,22 +270,30 @@ class NaturalGradient(torch.optim.Optimizer):
             torch.mul(g, self._moved, out=a)
         a.addcmul_(variance, delta).mul_(n * forget).sub_(forget).clamp_(-MOST, MOST)
 
-        # v <- v (1 + a + a^2 / 2);  G <- b1 G + (1 - b1) g
-        mean.lerp_(g, 1 - self._momentum)
+        # v <- v (1 + a + a^2 / 2);  G <- b1^s' G + (1 - b1) s g
+        mean.mul_(self._momentum**last).add_(g, alpha=(1 - self._momentum) * share)
         a.addcmul_(a, a, value=0.5)
         log_sigma.sub_(torch.log1p(a, out=g), alpha=0.5)
         variance.div_(a.add_(1))
 
-        # m <- m - rate N sigma^2 (G / (1 - b1^t) + delta (m - mu)), and not farther
-        slope = torch.mul(mean, 1 / (1 - self._momentum ** (self._number + 1)), out=a)
-        slope.addcmul_(self._m, delta)
+        # m <- m - rate N sigma^2 (... G / (1 - b1^T) + s delta (m - mu)), and not farther; a short
+        # step is as free as a whole one, or what its few rows say would be cut off before it counts
+        now = 1 - self._momentum ** (before + share)
+        slope = torch.mul(mean, self._leaving(share) / now, out=a)
+        slope.addcmul_(self._m, delta, value=share)
         if self._mu is not None:
-            slope.addcmul_(self._mu, delta, value=-1)
+            slope.addcmul_(self._mu, delta, value=-share)
         slope.mul_(variance).mul_(n)
         farthest = torch.abs(self.from_prior(self._m), out=variance).clamp_min_(self._wide)
+        farthest.mul_(max(1.0, share))
         torch.minimum(slope, farthest, out=slope)
         torch.maximum(slope, farthest.neg_(), out=slope)
-        self._m.sub_(slope.mul_(share * group["lr"]))
+        self._m.sub_(slope.mul_(group["lr"]))
+        self._count(counted, share)
+
+    def _count(self, counted: Tensor, share: float) -> None:
+        counted[0].add_(share)
+        counted[1].fill_(share)
 
     @torch.no_grad()
     def kl_of_sigma(self) -> Tensor:
