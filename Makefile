@@ -38,9 +38,12 @@ pretrained: $(READY)
 # What compares numbers, once more: CAPABILITY is of torch's own loops (default, avx2 or avx512), and
 # MKL and oneDNN are held to their oldest code, so that another CPU's rounding is seen on this one.
 CAPABILITY := default
-NUMERICAL := tests/kernels tests/likelihoods tests/methods tests/metrics tests/posterior tests/program tests/randomness tests/run \
-	tests/samplers tests/training $(addprefix tests/test_,$(addsuffix .py,casts conversions \
-	likelihoods members networks objective swag tolerance))
+# tests/test_tolerance.py sees that whatever imports tests/tolerance.py is here.
+NUMERICAL := $(addprefix tests/,estimators figures inputs kernels likelihoods methods metrics posterior program randomness run samplers \
+	training lab/data/test_corruptions_oracles.py lab/experiments/test_resume.py pretrained/test_programs_of_words.py \
+	pretrained/test_real_networks.py) \
+	$(addprefix tests/test_,$(addsuffix .py,casts cluster compare conversions cuda data data_rows likelihoods mapped members \
+	networks objective prior recurrent reference_noise replicas swag tolerance toy))
 # Minutes of statistics, whose tolerances are standard errors and not rounding; make long has them.
 STATISTICS := tests/samplers/test_truth.py tests/samplers/test_calibration_by_simulation.py \
 	tests/training/test_natural_fresh.py

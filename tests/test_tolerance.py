@@ -1,10 +1,16 @@
 """The error model bounds what it says it bounds, and is not so wide that it bounds nothing."""
 
+import os
+import re
+import subprocess
+from pathlib import Path
+
 import pytest
 import torch
 from tests.tolerance import close, rounding
 
 N = 500
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -32,3 +38,21 @@ def test_functions_are_within_a_few_units_in_the_last_place(function):
     within = close(torch.float32, terms=0, scale=1.0)
     for found in (function(x), torch.stack([function(v) for v in x])):
         torch.testing.assert_close(found.double(), exact, **within)
+
+
+def test_make_portable_runs_whatever_has_a_tolerance():
+    """All files that import the error model are among those that `make portable` runs."""
+    env = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
+    make = ["make", "--dry-run", "portable"]
+    said = subprocess.run(make, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    line = next(part for part in said.stdout.replace("\\\n", " ").split("\n") if "SSE41" in part)
+    ignored = set(re.findall(r"--ignore (\S+)", line))
+    run = {word for word in line.split() if word.startswith("tests/")} - ignored
+    held = [
+        path.relative_to(ROOT)
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if "from tests.tolerance import" in path.read_text()
+    ]
+    assert len(held) > 50
+    left_out = [p for p in held if not run & {str(p), *map(str, p.parents)} or str(p) in ignored]
+    assert not left_out

@@ -17,7 +17,7 @@ from tests.inputs.networks import (
     parts,
     sentences,
 )
-from tests.tolerance import close
+from tests.tolerance import close, trained
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.data import DataLoader, Dataset
@@ -172,6 +172,7 @@ def test_all_kinds_of_data_are_one(caplog):
     )
 
 
+@pytest.mark.usefixtures("float64")
 def test_loaders_of_dictionaries_train_as_loaders_of_pairs():
     a, b, y = parts()
     rows = Rows([{"a": a[k], "b": b[k], "label": int(y[k])} for k in range(len(a))])
@@ -184,8 +185,8 @@ def test_loaders_of_dictionaries_train_as_loaders_of_pairs():
     three = stochens.fit(Twin(), DataLoader(Rows(flat), batch_size=2), **options)
     for name, p in one.params.items():
         assert torch.equal(p, two.params[name])
-        # 45 steps in float32
-        torch.testing.assert_close(p, three.params[name], rtol=1e-3, atol=1e-4)
+        within = trained(torch.float64, steps=3 * 15, rows=2)
+        torch.testing.assert_close(p, three.params[name], **within)
     assert torch.equal(
         one.predict(DataLoader(rows, batch_size=30)).mean, one.predict({"a": a, "b": b}).mean
     )
@@ -227,6 +228,7 @@ def test_padded_batches_of_different_lengths():
         posterior.predict(ragged)
 
 
+@pytest.mark.usefixtures("float64")
 def test_weights_replicas_and_trials_take_trees(tmp_path):
     a, b, y = parts()
     weights = torch.arange(len(a)) % 3
@@ -236,7 +238,8 @@ def test_weights_replicas_and_trials_take_trees(tmp_path):
         Twin(), stochens.Data((torch.cat([a, b], 1), y), weights=weights), **options
     )
     for name, p in tree.params.items():
-        torch.testing.assert_close(p, flat.params[name], rtol=1e-3, atol=1e-4)  # float32, 3 steps
+        within = trained(torch.float64, steps=3, rows=len(a))
+        torch.testing.assert_close(p, flat.params[name], **within)
     sets = Replicas([({"a": a, "b": b}, y), ({"a": a.flip(0), "b": b}, y)])
     two = stochens.fit(TwoArguments(), sets, **OPTIONS | {"members": 4})
     one = stochens.fit(TwoArguments(), ({"a": a.flip(0), "b": b}, y), **OPTIONS | {"members": 4})

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tolerance import close
 from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
@@ -20,8 +21,10 @@ from stochens.samplers.diagnostics import SamplingWarning
 needs_scan = pytest.mark.skipif(
     torch.__version__ < OLDEST_TORCH, reason=f"export needs torch {OLDEST_TORCH}"
 )
-# float32 in both, but sums of another order; entropies are of size 1 and are subtracted
-CLOSE = {"rtol": 1e-4, "atol": 3e-6}
+# Of the convolutional network, the largest: sums of 9 and 9 (its norm), SiLU, 36 and 3 (softmax),
+# 58 in five layers. Terms of logits add up to 7 at most, and softmax halves their error.
+CLOSE = close(torch.float32, terms=12, depth=5, scale=4.0)
+TOLD = 1e-2  # of mutual information: far more than that
 
 METHODS = [
     "regular",
@@ -91,7 +94,7 @@ def test_torch_export(images, method, monkeypatch):
     p = posterior.predict(x, draws=2, seed=5, noise="shared")
     compare(function(x, noise), p)
     compare(function(x[:1], noise), posterior.predict(x[:1], draws=2, seed=5, noise="shared"))
-    assert p.mutual_information.max() > 1e-4, "the draws differ, so the noise has been tested"
+    assert p.mutual_information.max() > TOLD, "the draws differ, so the noise has been tested"
 
 
 class Reads(nn.Module):
@@ -185,7 +188,7 @@ def test_draws_of_swag_are_part_of_the_file(images, tmp_path):
     function = torch.export.load(tmp_path / "model.pt2").module()
     p = posterior.predict(x.flatten(1), draws=4, seed=2)
     compare(function(x.flatten(1), noise), p)
-    assert p.mutual_information.max() > 1e-5
+    assert p.mutual_information.max() > TOLD
 
 
 def test_bad_exports_are_refused(images, tmp_path, monkeypatch):

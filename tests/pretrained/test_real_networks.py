@@ -98,6 +98,14 @@ def timm_efficientnet(timm: Any) -> nn.Module:
     return timm.create_model("test_efficientnet", num_classes=CLASSES)
 
 
+def timm_efficientnet_lite0(timm: Any) -> nn.Module:
+    """Narrow and short. `freeze_batchnorm` dropped the ReLU6 inside its norms once, and its outputs
+    were 5e3 away."""
+    make = timm.models.efficientnet._gen_efficientnet_lite  # the name takes no sizes
+    sizes = {"channel_multiplier": 0.1, "depth_multiplier": 0.3}
+    return make("efficientnet_lite0", num_classes=CLASSES, **sizes)
+
+
 def timm_convnext(timm: Any) -> nn.Module:
     sizes = {"depths": (1, 1, 1, 1), "dims": (8, 8, 16, 16), "patch_size": 1}
     return timm.models.convnext.ConvNeXt(num_classes=CLASSES, **sizes)
@@ -109,7 +117,14 @@ def timm_vit(timm: Any) -> nn.Module:
     return timm.models.vision_transformer.VisionTransformer(**sizes, **options)
 
 
-TIMM = [timm_resnet, timm_mobilenet, timm_efficientnet, timm_convnext, timm_vit]
+TIMM = [
+    timm_resnet,
+    timm_mobilenet,
+    timm_efficientnet,
+    timm_efficientnet_lite0,
+    timm_convnext,
+    timm_vit,
+]
 
 
 # -- what each of them must do ---------------------------------------------------------------------

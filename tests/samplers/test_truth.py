@@ -4,6 +4,9 @@ standard deviations are right, or it says that something is wrong. Nothing is tu
 A standard deviation is right within RIGHT, beside chance: that of n independent draws is known to
 1 / sqrt(2 n), and n is what the draws are worth, at most their number. Four of these for each of
 the numbers.
+
+Members of `langevin` are independent. There are so many of them that their mean, or the median over
+predictions, is held to MOST with nothing beside it.
 """
 
 import math
@@ -12,14 +15,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.samplers.truth import LINEAR, NETWORKS, RIGHT, Said, by_nuts, ratio_to_nuts
+from tests.samplers.truth import LINEAR, MOST, NETWORKS, RIGHT, Said, by_nuts, ratio_to_nuts
 
 import stochens
 from stochens.members import flatten
 from stochens.samplers.mixing import mixing
 
 SAMPLERS: dict[str, tuple[Callable[..., stochens.Posterior], dict[str, Any]]] = {
-    "langevin": (stochens.langevin, {"members": 100}),
+    "langevin": (stochens.langevin, {"members": 400}),  # 3.5 % for one standard deviation
     "mclmc": (stochens.mclmc, {}),
     "mclmc, short": (stochens.mclmc, {"warmup": 2000, "training": 300}),
     "mclmc, shortest": (stochens.mclmc, {"warmup": 100, "training": 0, "draws_per_member": 50}),
@@ -89,7 +92,8 @@ def test_linear_regressions_are_right_or_called_wrong(name, problem):
     ratios = LINEAR[problem].ratios(posterior)
     beside = chance(posterior, flatten(posterior.params))
     assert float((ratios - 1).abs().max()) < RIGHT + beside
-    assert abs(float(ratios.mean()) - 1) < RIGHT + beside / math.sqrt(len(ratios))
+    of_mean = RIGHT + beside / math.sqrt(len(ratios))
+    assert abs(float(ratios.mean()) - 1) < (MOST if posterior.chains is None else of_mean)
 
 
 @pytest.mark.parametrize(("name", "problem"), each(KNOWN))
@@ -100,7 +104,9 @@ def test_networks_are_right_or_called_wrong(name, problem):
         return
     beside = chance(posterior, NETWORKS[problem].predicted(posterior))
     of_nuts = 4 / math.sqrt(2 * by_nuts()[problem]["ess"])
-    assert abs(ratio_to_nuts(problem, posterior) - 1) < RIGHT + math.hypot(beside, of_nuts)
+    within = RIGHT + math.hypot(beside, of_nuts)
+    away = abs(ratio_to_nuts(problem, posterior) - 1)
+    assert away < (MOST if posterior.chains is None else within)
 
 
 # A warning everywhere would be none: on these, the defaults are right and say nothing.

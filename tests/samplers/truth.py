@@ -1,14 +1,15 @@
 """The one table of problems whose posterior is known, for every sampler that makes an ensemble.
 
 A problem of LINEAR has its standard deviations in closed form. Those of NETWORKS were sampled by
-NUTS, 8 chains of 500 draws; truth_by_nuts.json has their standard deviations of predictions, and
-what the draws are worth.
+NUTS, 8 chains of 500 draws or MORE; truth_by_nuts.json has their standard deviations of
+predictions, of those of AUDITED their means as well, and what the draws are worth.
 
 python -m tests.samplers.truth [NAME ...]    # makes these anew, in minutes each
 """
 
 import functools
 import json
+import math
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -23,7 +24,8 @@ from stochens.errors import Failed, InputError
 from stochens.samplers.diagnostics import SamplingWarning
 from stochens.samplers.mixing import mixing
 
-RIGHT = 0.05  # of a standard deviation
+RIGHT = 0.05  # of a standard deviation, beside chance
+MOST = 0.1  # of a standard deviation, chance included
 LEAST = 0.01  # of a standard deviation that counts: probabilities next to 0 or 1 are skewed
 KEPT = Path(__file__).with_name("truth_by_nuts.json")
 LINE = torch.linspace(-3, 3, 11).unsqueeze(1)  # [B, 1]
@@ -144,8 +146,21 @@ class Network(NamedTuple):
 def ratio_to_nuts(name: str, posterior: stochens.Posterior) -> float:
     """Of the standard deviations of predictions, the median over them."""
     exact = torch.tensor(by_nuts()[name]["sd"]).double()
-    sd = NETWORKS[name].predicted(posterior).std(0)
+    sd = KNOWN[name].predicted(posterior).std(0)
     return float((sd / exact)[exact > LEAST].median())
+
+
+def distance_to_nuts(name: str, posterior: stochens.Posterior) -> tuple[float, float]:
+    """Of averaged predictions of two classes, in total variation: the mean over the grid. And how
+    far as many independent draws are by chance: what is expected, and four standard deviations.
+
+    The distance at a place is |N(0, s^2)|, s^2 = sd^2 (1 / M + 1 / ESS), with mean .80 s and
+    standard deviation .60 s. That of an average is at most the average of them.
+    """
+    nuts, predicted = by_nuts()[name], KNOWN[name].predicted(posterior)  # [M, K]
+    distance = (predicted.mean(0) - torch.tensor(nuts["mean"])).abs().mean()
+    s = predicted.std(0).mean() * math.sqrt(1 / len(predicted) + 1 / nuts["ess"])
+    return float(distance), float(s * (math.sqrt(2 / math.pi) + 4 * math.sqrt(1 - 2 / math.pi)))
 
 
 def sine(seed: int) -> tuple[Tensor, Tensor]:
@@ -207,6 +222,23 @@ NETWORKS = {
     ),
 }
 
+# What an audit of `langevin` ran beside those. The other samplers do not run them.
+AUDITED = {
+    "tanh-3": Network(lambda: regressor(nn.Tanh), lambda: sine(3), NOISY, LINE),
+    **{
+        name: Network(
+            lambda: stochens.MLP(2, 10, 10, 2),
+            lambda: stochens.toy_set("b", n=400),
+            "categorical",
+            SQUARE,
+            prior,
+        )
+        for name, prior in (("toy-b-400", 1.0), ("toy-b-400-wide", 0.1))
+    },
+}
+KNOWN = NETWORKS | AUDITED
+MORE = {"toy-b-400-wide": {"samples": 4000, "warmup": 1500, "target_accept": 0.97}}  # 11 minutes
+
 
 @functools.cache
 def by_nuts() -> dict[str, dict[str, Any]]:
@@ -215,14 +247,16 @@ def by_nuts() -> dict[str, dict[str, Any]]:
 
 
 def make_truth(name: str) -> dict[str, Any]:
-    problem = NETWORKS[name]
+    problem = KNOWN[name]
     chains = 8
     options = {"chains": chains, "samples": 500, "warmup": 500, "start": "reset"}
+    options |= MORE.get(name, {})
     posterior, told = problem.sample(stochens.nuts, **options)
     assert posterior is not None
     predicted = problem.predicted(posterior)  # [S, K]
     found = mixing(predicted.unflatten(0, (chains, -1)))
     return {
+        "mean": [round(mean, 5) for mean in predicted.mean(0).tolist()],
         "sd": [round(sd, 5) for sd in predicted.std(0).tolist()],
         "ess": round(float(found.ess_bulk.min())),
         "rhat": round(float(found.rhat.max()), 3),
@@ -232,7 +266,7 @@ def make_truth(name: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     kept = by_nuts() if KEPT.exists() else {}
-    for asked in sys.argv[1:] or NETWORKS:
+    for asked in sys.argv[1:] or KNOWN:
         kept[asked] = make_truth(asked)
         KEPT.write_text(json.dumps(kept, indent=1) + "\n")
         print(asked, kept[asked], flush=True)
