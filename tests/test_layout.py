@@ -20,7 +20,7 @@ LIBRARY = [
     ["figures"],
     ["networks", "toy"],
     ["conversions"],
-    ["recurrent"],
+    ["recurrent", "products"],
     ["members"],
     ["checks", "adapter"],
     ["moved"],

@@ -20,10 +20,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from stochens.casts import after_casts, with_casts
 from stochens.errors import InputError
 from stochens.private_names import reset_of
+from stochens.products import in_order
 from stochens.randomness.noise import one_by_one, over_members, replay_noise
 from stochens.randomness.seeds import INITIALISATION, member_seed, seeded
 from stochens.recurrent import under_vmap
-from stochens.trees import Input, split
+from stochens.trees import Input, leaves_of, split
 
 Params = dict[str, Tensor]
 Builder = Callable[[], nn.Module]
@@ -294,7 +295,10 @@ def _run(
         everywhere = {place: member[name] for place, name in places.items() if name in member}
         # Tied by us: functional_call's own tying swaps a module with two names twice, and then
         # puts the wrong tensor back.
-        with contextlib.nullcontext() if noise is None else replay_noise(own):
+        # In here, since a mode is told of each question that vmap itself asks of a tensor
+        seen = leaves_of(joined(tensors)) if engine == "vmap" else None
+        ordered = contextlib.nullcontext() if seen is None else in_order(net, seen)
+        with contextlib.nullcontext() if noise is None else replay_noise(own), ordered:
             outputs: Tensor = functional_call(
                 net, everywhere, (joined(tensors),), tie_weights=False
             )
