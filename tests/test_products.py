@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stochens import products
+from stochens.likelihoods import Categorical
 from stochens.members import Params, builder, forward, forward_each, init, trainable
 from stochens.methods import Dropout, stochastic
+from stochens.objective import mean_nll
 from stochens.randomness.noise import member_noise
 
 M, B, T, W = 3, 4, 10, 24  # T positions would make ten copies of the weights
@@ -192,6 +194,22 @@ def test_queries_that_are_keys_stay_it() -> None:
     with Counted():
         forward(net, params, torch.randn(B, T, W))
     assert seen.count(torch.ops.aten.bmm.default) == 4  # inputs, q k', attention, outputs
+
+
+@pytest.mark.filterwarnings("ignore")  # what torch.compile says of torch itself
+@pytest.mark.skipif(torch.__version__ < "2.11", reason="torch.compile of vmap")
+@pytest.mark.parametrize("name", ["encoder", "T first"])
+def test_a_compiled_step_has_it_too(name: str) -> None:
+    net, params = case(name)
+    y, rows = torch.zeros(B, dtype=torch.int64), torch.arange(B).expand(M, B)
+    step = mean_nll(net, Categorical(), engine="vmap")
+    compiled = torch.compile(step, backend="eager", dynamic=False)
+    x = torch.randn(B, T, W)
+    with Largest() as seen:
+        found = compiled(params, x, y, rows)
+    assert seen.numbers <= M * max(B * T * OUT, B * HEADS * T * T, W * OUT)
+    within = close(torch.float32, terms=FORWARD, depth=10)
+    torch.testing.assert_close(found, step(params, x, y, rows), **within)
 
 
 def test_a_network_of_rows_alone_is_soon_without_the_mode() -> None:

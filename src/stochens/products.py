@@ -54,8 +54,7 @@ class _InOrder(TorchFunctionMode):
         several = OF.get(getattr(func, "__name__", ""), 0)
         if several and _over_positions(args, several):
             self.has_positions = True
-            made = {id(t): t.contiguous() for t in args[:several]}  # q may be k, and stays it
-            args = (*(made[id(t)] for t in args[:several]), *args[several:])
+            args = (*_each_in_order(args[:several]), *args[several:])
         return func(*args, **(kwargs or {}))
 
 
@@ -65,3 +64,12 @@ def _over_positions(args: tuple[Any, ...], several: int) -> bool:
     if len(tensors) < 2 or not all(isinstance(t, Tensor) for t in tensors):
         return False
     return all(t.dim() > 2 for t in args[:several]) and (several > 1 or args[1].dim() <= 2)
+
+
+def _each_in_order(tensors: tuple[Tensor, ...]) -> list[Tensor]:
+    """Those that are one tensor stay one: of queries that are keys, attention makes one product."""
+    made: list[Tensor] = []
+    for t in tensors:
+        same = [new for new, old in zip(made, tensors, strict=False) if old is t]
+        made.append(same[0] if same else t.contiguous())
+    return made

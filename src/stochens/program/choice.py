@@ -49,9 +49,9 @@ TURNS_FROM = 1e8
 # Of that, where convolutions have groups: MobileNetV2 at 9e6 to 9e7 is two to three times as fast
 # in turns, and at 1e6 slower (4 or 8 members, one thread).
 GROUPED = 0.05
-# Operations of all the work on a CPU. By vmap they are 7 to 12 s of an MLP, of which a program saves
-# 1 to 5 s, and 1 to 2 s of a transformer, of which it saves less than 0.3 s. To trace one takes 0.1
-# to 2 s: from here on no network loses more by it than another would without it.
+# Operations of all the work on a CPU. By vmap they are 7 to 12 s of an MLP, of which a program
+# saves 1 to 5 s, and 1 to 2 s of a transformer, of which it saves less than 0.3 s. To trace one
+# takes 0.1 to 2 s.
 ON_CPU_FROM = 1e11
 MOST_TRACES = 32  # of one training: a network may need one for each length of its inputs
 COMPILES_SINCE = "2.11"  # torch's versions that have been tried
