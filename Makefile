@@ -43,7 +43,7 @@ NUMERICAL := $(addprefix tests/,estimators figures inputs kernels likelihoods me
 	training lab/data/test_corruptions_oracles.py lab/experiments/test_resume.py pretrained/test_programs_of_words.py \
 	pretrained/test_real_networks.py) \
 	$(addprefix tests/test_,$(addsuffix .py,casts cluster compare conversions cuda data data_rows likelihoods mapped members \
-	networks objective prior recurrent reference_noise replicas swag tolerance toy))
+	networks objective prior products recurrent reference_noise replicas swag tolerance toy))
 # Minutes of statistics, whose tolerances are standard errors and not rounding; make long has them.
 STATISTICS := tests/samplers/test_truth.py tests/samplers/test_calibration_by_simulation.py \
 	tests/training/test_natural_fresh.py

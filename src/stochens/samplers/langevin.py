@@ -361,7 +361,7 @@ def _too_short(plan: StepRule, ended: dict[str, Tensor]) -> str | None:
     more = "" if plan.steps is None else f"; try steps={_up(plan.steps * factor)}"
     return (
         f"{int((time < needed).sum())} of {len(u)} members moved for too short a time to leave the "
-        f"prior behind, {float(time[worst]):.2g} units of time where {float(needed[worst]):.2g} "
+        f"prior behind, {float(time[worst]):.3g} units of time where {float(needed[worst]):.3g} "
         f"are needed{more}"
     )
 
