@@ -269,3 +269,12 @@ def test_the_table_of_one_example_has_the_numbers_of_its_file():
         told = [plain(cell) for cell in cells]
         assert [told[k] for k in (0, 1, 3)] == [f"{t:.1f} ms" for t in times]
         assert [told[k] for k in (2, 4, 5)] == [f"{r:.2f}x" for r in ratios]
+
+
+def test_the_table_of_exported_files_has_the_numbers_of_its_file():
+    cases = read(ROOT / "benchmarks" / "results" / "export-latency.json")["results"]
+    rows = table("exported network", BENCHMARKS)
+    assert [name for name, *_ in rows] == list(cases)
+    for name, *cells in rows:
+        at = [(c["at once"], c["in turns"] / c["at once"]) for c in cases[name].values()]
+        assert cells == [f"{ms:.2f} ms ({ratio:.1f}x)" for ms, ratio in at]

@@ -348,7 +348,9 @@ def _smaller_steps(plan: StepRule) -> str:
 
 def _too_short(plan: StepRule, ended: dict[str, Tensor]) -> str | None:
     """Of members who were stopped on the way, or had no time to lose the width of the prior."""
-    u, time, needed = ended["u"], ended["time"], plan.time_needed(ended["curvature"])
+    u, time = ended["u"], ended["time"]
+    # The steps aim at half of that, by the curvature on the way
+    needed = plan.time_needed(ended["curvature"], left=0.04)
     if bool((u < 1).any()):
         return (
             f"{int((u < 1).sum())} of {len(u)} members had not ended after {MOST_STEPS:,} steps, "

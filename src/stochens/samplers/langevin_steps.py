@@ -69,15 +69,16 @@ class StepRule(NamedTuple):
         """omega = sqrt(1 + a / lambda), [M], of the stiffest direction; a = |beta N d2nll/dq2|."""
         return (1 + curvature / self.precision).sqrt()
 
-    def time_needed(self, curvature: Tensor) -> Tensor:
-        """The time after which a member has lost what it had too much, [M].
+    def time_needed(self, curvature: Tensor, *, left: float = 0.02) -> Tensor:
+        """The time after which a member has lost what it had too much of a variance, [M], but for
+        a share of `left`.
 
         The stiffest direction begins as wide as the prior. When its frequency has risen to omega
         slowly, its variance is too large by a share of about 4 omega, which friction takes away by
-        exp(-friction t); 2 % may be left. Friction above 2 brakes the others instead, which move at
+        exp(-friction t). Friction above 2 brakes the others instead, which move at
         a rate of omega^2 / friction: as TIME is enough for BRAKE, more friction takes more time.
         """
-        excess = 4 * self.frequency(curvature) / 0.02
+        excess = 4 * self.frequency(curvature) / left
         # A part of that time is enough at the usual friction: a linear regression with batches had
         # a standard deviation 18 % too large after a quarter of it. 0.9: steps are rounded.
         part = 0.9 if self.friction > BRAKE else 0.6
