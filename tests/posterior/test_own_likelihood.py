@@ -418,6 +418,7 @@ def test_a_family_without_a_cdf_has_no_quantiles_and_says_so():
     with pytest.raises(InputError, match=r"Poisson has no cdf.*or take the quantiles of p.sample"):
         p.interval()
     assert list(p.measures(torch.ones(5))) == ["RMSE", "NLL", "CRPS"]
+    assert p.views.reliability(torch.ones(5, 1)) is None, "figures and reports leave it out"
     with pytest.raises(InputError, match=r"targets must be \(5, 1\), got \(4,\)"):
         p.log_prob(torch.ones(4))
     for level in (0.0, 1.0, math.nan):

@@ -1,5 +1,6 @@
 """A frozen backbone is computed once, and nothing changes by that but the time."""
 
+import dataclasses
 import logging
 from typing import Any
 
@@ -66,6 +67,22 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (ensemble, sampler_problem):
         monkeypatch.setattr(place, "keep_features", lambda *a, **k: None)
     monkeypatch.setattr(streaming, "_behind_frozen", lambda net, x, *_: (net, x))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_passes_that_a_cut_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of predictions: members that run at once have one pass for each draw."""
+    posterior, (x, _) = fit(Net(), data(), method=stochens.Dropout(0.2), members=4), data()
+    told: list[int] = []
+    monkeypatch.setattr(
+        streaming, "_behind_frozen", lambda net, x, *a: told.append(a[-1]) or (net, x)
+    )
+    posterior.predict(x)  # by all members at once: a single pass
+    posterior.predict(x, draws=3)
+    dataclasses.replace(posterior, engine="loop").predict(x, draws=3)
+    monkeypatch.setattr(streaming, "plan", lambda *_, **__: (2, 4))  # members and rows at a time
+    posterior.predict(x, draws=3)
+    assert told == [3, 12, 6]
 
 
 def same(one: stochens.Posterior, other: stochens.Posterior) -> None:
