@@ -74,13 +74,17 @@ def test_the_passes_that_a_cut_saves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of predictions: members that run at once have one pass for each draw."""
     posterior, (x, _) = fit(Net(), data(), method=stochens.Dropout(0.2), members=4), data()
     told: list[int] = []
-    monkeypatch.setattr(
-        streaming, "_behind_frozen", lambda net, x, *a: told.append(a[-1]) or (net, x)
-    )
+
+    def noted(net: nn.Module, x: Tensor, *given: Any) -> tuple[nn.Module, Tensor]:
+        told.append(given[-1])
+        return net, x
+
+    monkeypatch.setattr(streaming, "_behind_frozen", noted)
     posterior.predict(x)  # by all members at once: a single pass
     posterior.predict(x, draws=3)
     dataclasses.replace(posterior, engine="loop").predict(x, draws=3)
-    monkeypatch.setattr(streaming, "plan", lambda *_, **__: (2, 4))  # members and rows at a time
+    rows, members = 4, 2  # at a time
+    monkeypatch.setattr("stochens.posterior.pieces.plan", lambda *_, **__: (rows, members))
     posterior.predict(x, draws=3)
     assert told == [3, 12, 6]
 
