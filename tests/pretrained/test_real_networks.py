@@ -180,7 +180,9 @@ def test_frozen_norms_compute_what_the_trained_network_does(trained: Any, data: 
 def test_norms_can_be_replaced(trained: Any, data: Any, by: Any) -> None:
     if not any(isinstance(m, BatchNorm) for m in trained.modules()):
         pytest.skip("this network has no batch norm")
-    replaced = stochens.replace_batchnorm(trained, by)
+    # Of so few channels at a single position each of 8 groups would be one number, which is a
+    # constant: its gradient is rounding, and on some CPUs 0.
+    replaced = stochens.replace_batchnorm(trained, by, groups=2)
     outputs = replaced(data[0])
     assert outputs.isfinite().all()
     outputs.square().sum().backward()

@@ -82,10 +82,33 @@ def _plain(config: ImdbConfig) -> Method:
     return Regular()
 
 
+def _warmed(config: ImdbConfig, work: Work) -> Posterior:
+    """A regular ensemble that has been trained for an epoch, to begin at: under HMC's prior nothing
+    is learned from an initialisation in so few epochs."""
+    beside = work.keep.with_name(f"{work.keep.name}-start")
+    return ROWS["regular"].make(config, work._replace(keep=beside), 1)
+
+
+def _by_averages(config: ImdbConfig, work: Work, epochs: int) -> Posterior:
+    """MultiSWA under HMC's prior: the mean of what each member goes through at a constant rate."""
+    common = _common(config, work, config.prior_precision)
+    return multiswa(
+        work.net,
+        work.data,
+        method=Regular(),
+        members=config.members,
+        start=_warmed(config, work),
+        epochs=epochs,
+        lr=RATE,
+        average_from=AVERAGED_FROM,
+        **common,
+    )
+
+
 def _by_sghmc(config: ImdbConfig, work: Work, epochs: int) -> Posterior:
     """A chain from each member of a regular ensemble, which is trained for an epoch. The first
     third of a chain is its burn-in; then there is a draw every THIN steps."""
-    trained = ROWS["regular"].make(config, work, 1)
+    trained = _warmed(config, work)
     steps = epochs * -(-len(work.data[0]) // config.batch_size)
     draws = max(1, 2 * steps // (3 * THIN))
     common = _common(config, work, config.prior_precision)
@@ -106,10 +129,12 @@ def _by_sghmc(config: ImdbConfig, work: Work, epochs: int) -> Posterior:
 
 
 RATE = 2e-3  # of Adam
+AVERAGED_FROM = 0.3  # of the training under HMC's prior
 CHAIN_RATE, THIN = 3e-4, 20  # of SGHMC
 ROWS: dict[str, Row] = {
     "regular": Row(_by_fit(_plain, lr=RATE), 2),
     "regular, HMC's prior": Row(_by_fit(_plain, true_prior=True, lr=RATE), 2),
+    "MultiSWA, HMC's prior": Row(_by_averages, 3),
     "MultiSWA": Row(_by_fit(_plain, train=multiswa, lr=RATE), 2),
     "SE1": Row(_by_fit(lambda config: Dropout(config.rate), lr=RATE), 2, noisy=True),
     "SE3": Row(_by_fit(lambda config: NPDropout(), lr=RATE), 2, noisy=True),
