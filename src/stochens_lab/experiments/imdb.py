@@ -114,7 +114,7 @@ def _do_row(
     seconds["prediction"] = time.monotonic() - began
     folder.put_row((SET, name, "cost"), {k: Interval(v, v, v) for k, v in seconds.items()})
     steps = epochs * -(-len(data.train[0]) // config.batch_size)
-    told = describe_training(posterior, Training(name, row.make, steps))
+    told = describe_training(posterior, Training(name, row.make, steps, row.start))
     told |= {"members": len(posterior), "epochs": epochs, "draws": draws}
     if len(data.held_out[0]):
         warm = fit_temperature(posterior, data.held_out, draws=draws, seed=config.seed)

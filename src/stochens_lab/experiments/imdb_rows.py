@@ -39,6 +39,7 @@ class Row:
     make: Make
     epochs: int
     noisy: bool = False  # whether an inference is a draw
+    start: str = "reset"  # where members begin; "trained": where `_warmed` ended
 
 
 def network() -> CNNLSTM:
@@ -134,12 +135,12 @@ CHAIN_RATE, THIN = 3e-4, 20  # of SGHMC
 ROWS: dict[str, Row] = {
     "regular": Row(_by_fit(_plain, lr=RATE), 2),
     "regular, HMC's prior": Row(_by_fit(_plain, true_prior=True, lr=RATE), 2),
-    "MultiSWA, HMC's prior": Row(_by_averages, 3),
+    "MultiSWA, HMC's prior": Row(_by_averages, 3, start="trained"),
     "MultiSWA": Row(_by_fit(_plain, train=multiswa, lr=RATE), 2),
     "SE1": Row(_by_fit(lambda config: Dropout(config.rate), lr=RATE), 2, noisy=True),
     "SE3": Row(_by_fit(lambda config: NPDropout(), lr=RATE), 2, noisy=True),
     "natural": Row(_by_fit(_plain, true_prior=True, optimizer=Natural()), 4, noisy=True),
-    "SGHMC": Row(_by_sghmc, 6),
+    "SGHMC": Row(_by_sghmc, 6, start="trained"),
 }
 
 

@@ -23,6 +23,7 @@ START_NAMES = {
     "reset": "default start",
     "default": "default start",
     "prior": "start from the prior",
+    "trained": "start at trained members",
 }
 
 

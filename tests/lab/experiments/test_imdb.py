@@ -143,6 +143,8 @@ def test_every_row_is_measured_and_a_run_goes_on(folder, tmp_path):
     assert "regular is done" in notes
     assert json.dumps(run.metrics["imdb"]["regular"]) == before
     assert set(run.metrics["imdb"]) == {"HMC", *ROWS, *(f"{row}, tempered" for row in ROWS)}
+    starts = {row: run.training["imdb"][row]["start"] for row in ROWS}
+    assert {row for row in ROWS if starts[row] == "trained"} == {"MultiSWA, HMC's prior", "SGHMC"}
     told = run.training["imdb"]["SE1"]["temperature"]
     assert told["examples"] == 20  # those of the training set that were not trained on
     assert told["nll"] <= told["nll_before"]
@@ -158,7 +160,10 @@ def test_every_row_is_measured_and_a_run_goes_on(folder, tmp_path):
     console = Console(record=True, width=100)
     list(finish_run(out, console))
     assert "SE1" in console.export_text()
-    assert "SE1" in (out / "report.html").read_text()
+    page = (out / "report.html").read_text()
+    assert "SE1" in page
+    assert "interval over the test points" in page
+    assert "start at trained members" in page
 
 
 def test_settings_are_chosen_on_other_reviews(folder):

@@ -42,7 +42,8 @@ def _explain(view: RunView) -> Markup:
         "figures are the interval"
     )
     replicates = view.config.get("draws", 1), view.config.get("seeds", 1)
-    many = any(isinstance(count, int) and count > 1 for count in replicates)
+    counted = any(isinstance(count, int) and count > 1 for count in replicates)
+    many = counted and view.experiment == "toy"  # elsewhere draws are inferences of a member
     words += " over data draws and seeds. " if many else " over the test points. "
     if _has_paper(view):
         words += (
