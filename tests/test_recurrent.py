@@ -98,6 +98,26 @@ def test_vmap_runs_it_as_torch_runs_each_member(name: str, states: bool, own_row
     assert_same(ours, theirs, [x, *params.values()])
 
 
+@pytest.mark.parametrize("name", ["lstm", "gru, both ways, deep"])
+def test_a_layer_on_a_gpu_leaves_batched_weights_where_they_are(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would move its weights into one piece of memory, and asks first where they lie."""
+    asked = []
+
+    def as_on_a_gpu(layer: nn.RNNBase) -> None:
+        places = {p.data_ptr() for p in layer._flat_weights if p is not None}
+        asked.append(len(places) == len(layer._flat_weights))
+
+    net = network(name)
+    params, x = members_of(net), torch.randn(B, T, INPUTS, dtype=torch.float64)
+    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", as_on_a_gpu)
+    ours = forward(net, params, x)
+    assert asked
+    assert not any(asked[:-1])  # at the end it has its own weights again, which lie apart
+    assert_same(ours, forward(net, params, x, engine="loop"), [*params.values()])
+
+
 @pytest.mark.parametrize("name", long_but(FEW, CASES))
 def test_a_program_does_so_too(name: str) -> None:
     net = network(name)

@@ -19,6 +19,8 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "benchmarks" / "results"
 ON_GPU = [  # a point is drawn from the first file that has it
     RESULTS / "networks-own-h200.json",
+    RESULTS / "networks-own-2-h200.json",
+    RESULTS / "networks-own-3-h200.json",
     RESULTS / "networks-members-h200.json",
     RESULTS / "networks-members-more-h200.json",
     RESULTS / "networks-fit-h200.json",

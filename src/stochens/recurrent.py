@@ -7,6 +7,7 @@ program gives each member a stream.)
 """
 
 import contextlib
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,10 +30,14 @@ class _Looped(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if func is Tensor.data_ptr and _is_batched(args[0]):
+            # A layer on a GPU asks whether its weights lie apart, to move them into one piece.
+            # Those of all members lie nowhere; with the same answer for each it leaves them.
+            return 0
         if getattr(func, "__name__", "") not in KINDS or len(args) != 9 or kwargs:
             return func(*args, **(kwargs or {}))
         try:
-            return func(*args)
+            return _as_it_is(func, args)
         except RuntimeError:  # vmap has no rule; or something else is wrong, which comes up again
             x, states, weights, *rest = args
             several = isinstance(states, (list, tuple))
@@ -43,9 +48,24 @@ class _Looped(TorchFunctionMode):
 
             def one(x: Tensor, *given: Tensor) -> Any:
                 own = list(given[: len(states)])
-                return func(x, own if several else own[0], list(given[len(states) :]), *rest)
+                with warnings.catch_warnings():
+                    # A member's weights are apart, and cuDNN copies them: that is as it must be.
+                    warnings.filterwarnings("ignore", "RNN module weights are not part")
+                    return func(x, own if several else own[0], list(given[len(states) :]), *rest)
 
             return _Layer.apply(one, x, *states, *weights)  # type: ignore[no-untyped-call]
+
+
+def _as_it_is(func: Any, args: tuple[Any, ...]) -> Any:
+    """Not by cuDNN: it would look for the memory of batched weights."""
+    x, weights = args[0], args[2] if isinstance(args[2], (list, tuple)) else ()
+    if x.is_cuda and any(map(_is_batched, (x, *weights))):
+        raise RuntimeError("vmap has no rule for a recurrent layer on a GPU")
+    return func(*args)
+
+
+def _is_batched(value: Any) -> bool:
+    return isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value)
 
 
 class _Layer(torch.autograd.Function):

@@ -135,13 +135,15 @@ def test_a_frozen_part_of_several_inputs(
     torch.manual_seed(0)
     net, given = frozen.MaskedLater(), frozen.data(unused=True)
     run = stochens.Run(precision="float64", device="cuda")
+    # by SGD: Adam divides by gradients, and makes much of the rounding of one that cancels
+    how: Any = {"run": run, "optimizer": "sgd"}
     with monkeypatch.context() as short:
         if where == "on the host":
             short.setattr(features, "free_bytes", lambda at: 0 if at.type == "cuda" else 2**40)
-        ours = frozen.fit(net, given, run=run)
+        ours = frozen.fit(net, given, **how)
         probs = ours.predict(frozen.inputs(given), draws=3).probs
     assert f"float64, {where}" in caplog.text
     frozen.without_cut(monkeypatch)
-    frozen.same(ours, frozen.fit(net, given, run=run), steps=8)
+    frozen.same(ours, frozen.fit(net, given, **how), steps=8)
     expected = ours.predict(frozen.inputs(given), draws=3).probs
     torch.testing.assert_close(probs, expected, **frozen.close(torch.float64, terms=100, depth=20))
