@@ -129,10 +129,14 @@ WAYS = {
     "sghmc": {},
     "rmsprop": {"preconditioner": "rmsprop"},
     "sgld": {"kind": "sgld"},
+    "fisher": {"preconditioner": "fisher"},
     "given": {"lr": 0.01},
 }
-KEPT = {"N1000-rmsprop"}
-RIGHT = {"N400-rmsprop", "N1000-rmsprop", "N900-sghmc", "N1500-sghmc", "small-noise-rmsprop"}
+KEPT = {"N1000-rmsprop", "inputs-of-all-scales-fisher"}
+RIGHT = {
+    *("N400-rmsprop", "N1000-rmsprop", "N900-sghmc", "N1500-sghmc", "small-noise-rmsprop"),
+    *(f"{name}-fisher" for name in ("N400", "N1000", "N900", "N1500", "inputs-of-all-scales")),
+}
 ROWS = [(name, way) for name in BATCHES for way in WAYS]
 
 

@@ -187,6 +187,30 @@ def test_sgmcmc_goes_on_too(data, monkeypatch):
         stochens.sgmcmc(nn.Linear(2, 2), data, resume=run, **gather(**options))
 
 
+@pytest.mark.parametrize("stopped", [50, 150, 350])  # before and after it turns, and when held
+def test_a_variance_of_gradients_is_kept_on_disk(data, stopped, monkeypatch, tmp_path):
+    options: dict[str, Any] = {"chains": 2, "samples": 3, "burn_in": 400, "thin": 2}
+    options |= {"batch_size": 7, "preconditioner": "fisher"}
+    long = stochens.sgmcmc(nn.Linear(2, 2), data, **gather(**options))
+
+    from stochens.samplers import sgmcmc_steps
+
+    step, calls = sgmcmc_steps._step, iter(range(stopped + 1))
+
+    def stopping(*arguments, **mini):
+        if next(calls) == stopped:
+            raise KeyboardInterrupt
+        return step(*arguments, **mini)
+
+    options["run"] = stochens.Run(checkpoint=tmp_path, every=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(sgmcmc_steps, "_step", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            stochens.sgmcmc(nn.Linear(2, 2), data, **options)
+    whole = stochens.sgmcmc(nn.Linear(2, 2), data, **options)
+    assert torch.equal(whole.params["weight"], long.params["weight"])
+
+
 @pytest.mark.parametrize("sample", [stochens.sgmcmc, stochens.nuts, stochens.hmc])
 def test_other_chains_are_not_gone_on_with(data, sample, tmp_path):
     options = {"samples": 4, **({} if sample is stochens.sgmcmc else {"warmup": 4})}

@@ -114,8 +114,8 @@ def test_a_preconditioner_is_held_and_its_variance_known(kind, beta, monkeypatch
     scales: list[Tensor] = []
     real = sgmcmc_steps.step_scale
 
-    def step_scale(*arguments):
-        scales.append(real(*arguments))
+    def step_scale(*arguments, **how):
+        scales.append(real(*arguments, **how))
         return scales[-1]
 
     monkeypatch.setattr(sgmcmc_steps, "step_scale", step_scale)
@@ -226,6 +226,62 @@ def test_a_preconditioned_cycle_ends_its_exploration_with_noise():
     assert [plan.at(k).adapts for k in (0, 249, 250)] == [True, True, False]
 
 
+# The variance of gradients as preconditioner ------------------------------------------------------
+
+
+def test_fisher_goes_by_rmsprop_first_and_is_held_after_half_of_the_burn_in():
+    plan = Cycle(0.1, 0.9, 1.0, "fisher", burn_in=400, thin=1, samples=10, cycles=None, cools=True)
+    steps = (0, 99, 100, 199, 200, 400, 409)
+    assert [plan.at(k).by_fisher for k in steps] == [False, False, True, True, True, True, True]
+    assert [plan.at(k).adapts for k in steps] == [True, True, True, True, False, False, False]
+    assert [plan.at(k).lr for k in steps] == [1e-3, 1e-3, *[0.1] * 5]
+    assert [k for k in range(410) if plan.turns_to_fisher(k)] == [100]
+
+
+def test_fisher_is_the_variance_of_one_examples_gradient():
+    """Of the NLL: x_i (x_i . w - y_i) / noise^2 over rows drawn with replacement, averaged over the
+    posterior of w. An average over a hundred steps is known to sqrt(2 / 199) in each of 400 chains;
+    five of these, and 5 % for chains that step through the posterior and were not there at first.
+    """
+    x, y, a, mu = linear()
+    start = {"weight": mu.expand(400, 1, 3)}
+    posterior = sgmcmc(
+        nn.Linear(3, 1, bias=False),
+        (x, y),
+        likelihood=stochens.Homoscedastic(NOISE),
+        prior=PRECISION,
+        start=start,
+        **gather(
+            chains=400, samples=1, burn_in=1200, batch_size=5, lr=1e-3,
+            preconditioner="fisher", precision="float64", device="cpu",
+        ),
+    )  # fmt: skip
+    assert posterior.chains is not None
+    state = posterior.chains.state
+    V = (state["spread"] / state["counts"][0]).mean(0)  # [3]
+    generator = torch.Generator().manual_seed(1)
+    w = mu + torch.randn(4000, 3, generator=generator, dtype=torch.float64) / a.sqrt()
+    each = x * ((w @ x.T) - y).unsqueeze(2) / NOISE**2  # [4000, N, 3]
+    exact = each.var(1, correction=0).mean(0)
+    error = 5 * math.sqrt(2 / 199 / 400) + 0.05
+    assert float((V / exact - 1).abs().max()) < error
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch_size": None}, "full batches have none: give a batch_size below 60"),
+        ({"batch_size": 60}, "or use mclmc"),
+        ({"burn_in": 399}, "a burn_in of at least 400 steps, got 399"),
+        ({"kind": "csghmc"}, "use kind='sghmc'"),
+    ],
+)
+def test_what_fisher_cannot_be_measured_from_is_refused(xor, options, words):
+    options = {"burn_in": 400, "samples": 4, "batch_size": 10, **options}
+    with pytest.raises(InputError, match=words):
+        sgmcmc(stochens.MLP(2, 4, 2), xor, preconditioner="fisher", **options)
+
+
 @settings(max_examples=15)
 @given(st.integers(1, 60), st.integers(0, 1000))
 def test_mini_batches_are_unbiased(batch_size, seed):
@@ -271,7 +327,13 @@ def test_engines_agree(xor, batch_size):
 
 @pytest.mark.parametrize("engine", ["auto", "loop"])
 @pytest.mark.parametrize(
-    "options", [{"kind": "sgld"}, {"preconditioner": "rmsprop"}, {"kind": "csghmc", "cycles": 2}]
+    "options",
+    [
+        {"kind": "sgld"},
+        {"preconditioner": "rmsprop"},
+        {"preconditioner": "fisher", "burn_in": 400},
+        {"kind": "csghmc", "cycles": 2},
+    ],
 )
 def test_a_chain_is_the_same_in_any_company(xor, engine, options):
     options = {"samples": 4, "thin": 3, "burn_in": 9, "batch_size": 16, "device": "cpu", **options}

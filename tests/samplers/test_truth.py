@@ -33,6 +33,11 @@ SAMPLERS: dict[str, tuple[Callable[..., stochens.Posterior], dict[str, Any]]] = 
         {"target_accept": 0.7, "precondition": False, "warmup": 2000},
     ),
     "mclmc, plain": (stochens.mclmc, {"precondition": False, "warmup": 2000}),
+    "sgmcmc, fisher": (
+        stochens.sgmcmc,
+        {"preconditioner": "fisher", "batch_size": 20, "chains": 8, "burn_in": 2000}
+        | {"samples": 400, "thin": 20},
+    ),
 }
 KEPT = {
     ("langevin", "large-inputs"),
@@ -43,6 +48,7 @@ KEPT = {
     ("mclmc, long steps", "small-noise"),
     ("mclmc, short", "softmax"),
     ("mclmc, trials", "narrow-prior-small-inputs"),
+    ("sgmcmc, fisher", "larger-inputs"),
 }
 
 

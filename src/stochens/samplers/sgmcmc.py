@@ -34,8 +34,9 @@ from stochens.training.starts import settle_start
 
 FORMAT = "stochens sgmcmc 3"  # 2: nothing told how warm the chains are
 KINDS = ("sgld", "sghmc", "csghmc")
-PRECONDITIONERS = ("rmsprop",)
-DEFAULT_RATES = {None: 1e-2, "rmsprop": 1e-3}
+PRECONDITIONERS = ("rmsprop", "fisher")
+DEFAULT_RATES = {None: 1e-2, "rmsprop": 1e-3, "fisher": 1e-2}
+LEAST_BURN_IN = 400  # of "fisher": its averages reach over a hundred steps, and it has half of it
 DEFAULT_MOMENTUM = 0.9
 DEFAULT_CYCLES = 4
 
@@ -105,14 +106,17 @@ def sgmcmc(
     samples: draws of each chain, one in `thin` steps.
     burn_in: steps, not epochs, before the draws; for "csghmc", the exploration of every cycle.
     batch_size: None for the whole data set. Each chain draws its own rows, anew in every step.
-    lr: When None, 0.01, or 0.001 with a preconditioner, and less for the draws of a chain where the
+    lr: When None, 0.01, or 0.001 with "rmsprop", and less for the draws of a chain where the
         noise of its batches would be more than a quarter of what is injected, or where full-batch
         steps would make a variance 5 % too large. That of "csghmc" is the largest of a cycle.
     momentum: beta, which is 1 - friction; 0.9 when None.
     preconditioner: None for m = 1; "rmsprop" for m = sqrt(V) + sqrt(lambda) / N, with V the running
         average of (g / N)^2. V is learned in the burn-in and then held, since a step size that
         follows the draws would change what they are drawn from (for "csghmc" the last 100 steps of
-        exploration are noisy, so that V sees it).
+        exploration are noisy, so that V sees it). "fisher" for m = V + lambda / N, with V the
+        variance of the gradient of one example, from the differences of mini-batches: lr^(1/2) is
+        then a step in standard deviations of the posterior, as far as V is the curvature. A chain
+        goes by RMSprop for a quarter of the burn-in, and V is held after half of it.
     cycles: of "csghmc"; 4 when None. They share the samples evenly.
     temperature: T of exp(-U / T). 0 descends to the mode.
     prior: as in `nuts`; lambda / 2 |theta|^2 becomes sum_d lambda_d / 2 (theta_d - mean_d)^2.
@@ -162,7 +166,8 @@ def _sample_here(request: SgmcmcRequest, problem: Problem) -> Posterior:
     chains = len(problem.ids)
     term = data_term_for(problem, request.batch_size, plan.steps)
     settings = _settings(kind, problem, plan, request.batch_size)
-    at = Progress(initial(flatten(problem.start), keys(problem)), 0, 0)
+    _refuse_full_batches(plan, request.batch_size, len(problem.x))
+    at = Progress(initial(flatten(problem.start), keys(problem), fisher=plan.fisher), 0, 0)
     record = _empty(at.state.q, plan.samples, len(problem.shapes))
     if resume is not None:
         at = _go_on(resume, settings, record)
@@ -195,6 +200,14 @@ def _sample_block(request: SgmcmcRequest) -> Posterior:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)
         return _sample_here(request, prepare(request))
+
+
+def _refuse_full_batches(plan: Cycle, batch_size: int | None, data_size: int) -> None:
+    if plan.fisher and (batch_size is None or batch_size >= data_size):
+        raise InputError(
+            "'fisher' is measured from the noise of mini-batches, and full batches have none: give "
+            f"a batch_size below {data_size}, or use mclmc, which tunes a preconditioner of its own"
+        )
 
 
 def _warn_unless_cold(posterior: Posterior, problem: Problem, plan: Cycle) -> None:
@@ -259,11 +272,20 @@ def _plan(
     check_known("kind", kind, KINDS)
     if preconditioner not in (None, *PRECONDITIONERS):
         hint = did_you_mean(str(preconditioner), PRECONDITIONERS)
-        raise InputError(f"preconditioner must be 'rmsprop' or None, got {preconditioner!r}{hint}")
+        known = ", ".join(map(repr, PRECONDITIONERS))
+        raise InputError(f"preconditioner must be {known} or None, got {preconditioner!r}{hint}")
     if not isinstance(burn_in, Integral) or burn_in < 0:
         raise InputError(f"burn_in must be a whole number, at least 0, got {burn_in!r}")
     if burn_in == 0 and preconditioner is not None:
         raise InputError("a preconditioner is learned in the burn-in, got burn_in = 0")
+    if preconditioner == "fisher":
+        if burn_in < LEAST_BURN_IN:
+            raise InputError(
+                f"'fisher' needs a burn_in of at least {LEAST_BURN_IN} steps, got {burn_in}: it is "
+                "measured in the first half of it"
+            )
+        if kind == "csghmc":
+            raise InputError("'fisher' is for chains of a constant lr; use kind='sghmc'")
     not_negative(temperature=temperature)
     rate = DEFAULT_RATES[preconditioner] if lr is None else lr
     positive(lr=rate)

@@ -11,6 +11,11 @@ and the variance of its draws is
     T / (a (1 - s^2 a / (2 (1 + beta)))):
 
 right for small steps, and too wide by a share that is known.
+
+m is 1, or what the chain learns of each parameter while it burns in (`step_scale`): by RMSprop the
+size of gradients; by "fisher" the variance of one example's gradient, which where the network is
+right about its data is the curvature, so that lr^(1/2) is a step in standard deviations of the
+posterior.
 """
 
 import math
@@ -26,6 +31,7 @@ from stochens.randomness.seeds import SAMPLER, derive
 from stochens.run.checkpoints import Keeper
 from stochens.run.progress import Bar
 from stochens.samplers.batch_noise import (
+    NOISY,
     Noise,
     cooled,
     kick_variance,
@@ -40,6 +46,7 @@ from stochens.samplers.problem import Problem
 
 AVERAGING = 0.99  # alpha of RMSprop; Li et al. 2016, and Izmailov et al. 2021
 SETTLING = 100  # steps, the reach of that average
+FIRST_RATE = 1e-3  # of "fisher", by RMSprop until the variance of gradients is known
 STREAM = 1  # of the numbers of (seed, SAMPLER, chain); those without it are of nuts and hmc
 
 
@@ -49,6 +56,7 @@ class Moment(NamedTuple):
     lr: float
     temperature: float
     adapts: bool  # the preconditioner
+    by_fisher: bool  # whether it is the variance of gradients
     looks: bool  # at the noise of its mini-batch
     corrects: bool  # for that noise
     draws: bool  # what it leads to is kept
@@ -92,6 +100,15 @@ class Cycle(NamedTuple):
         eighths = [k * self.burn_in // 8 for k in range(9)]
         return (eighths[1], eighths[2]), (eighths[4], eighths[6])
 
+    @property
+    def fisher(self) -> bool:
+        """Whether the variance of gradients is to be the preconditioner."""
+        return self.preconditioner == "fisher"
+
+    def turns_to_fisher(self, step: int) -> bool:
+        """Whether this step is the first with it: gradients are small enough by now to tell."""
+        return self.fisher and step == self.windows[0][1]
+
     def begins_to_look(self, step: int) -> bool:
         """Whether this step is the first of those that look."""
         return step % self.length in (first for first, _ in self.windows)
@@ -115,15 +132,18 @@ class Cycle(NamedTuple):
         """
         k = step % self.length
         after = k - self.burn_in  # steps since the burn-in
+        by_fisher = self.fisher and k >= self.windows[0][1]
+        until = self.windows[1][0] if self.fisher else self.burn_in  # what is learned is held then
         if self.cycles is None:
-            lr, quiet = self.lr, False
+            lr, quiet = FIRST_RATE if self.fisher and not by_fisher else self.lr, False
         else:
             lr = self.lr / 2 * (1 + math.cos(math.pi * k / self.length))
             quiet = after < (0 if self.preconditioner is None else -SETTLING)
         return Moment(
             lr=lr,
             temperature=0.0 if quiet else self.temperature,
-            adapts=self.preconditioner is not None and after < 0,
+            adapts=self.preconditioner is not None and k < until,
+            by_fisher=by_fisher,
             looks=any(first <= k < last for first, last in self.windows),
             corrects=k >= self.windows[1][1],
             draws=after >= 0 and (after + 1) % self.thin == 0,
@@ -135,10 +155,11 @@ class State(NamedTuple):
 
     q: Tensor  # [M, D]
     p: Tensor  # [M, D]
-    square: Tensor  # [M, D], the running average of (g / N)^2
+    square: Tensor  # [M, D], the running average of (g / N)^2, or of what is in `spread`
     centre: Tensor  # [M, D], where the burn-in ended
+    spread: Tensor  # [M, D] or, without "fisher", [M, 0]: that of an example's gradient's variance
     noise: Noise
-    weight: float  # of the gradients in that average; the rest is the zero that it began with
+    weight: float  # of the gradients in the averages; the rest is the zero that they began with
     looks: int  # at the noise of mini-batches
 
     def named(self) -> dict[str, Tensor]:
@@ -153,10 +174,11 @@ def keys(problem: Problem) -> Tensor:
     return torch.tensor(each, device=problem.x.device)
 
 
-def initial(q: Tensor, key: Tensor) -> State:
+def initial(q: Tensor, key: Tensor, *, fisher: bool = False) -> State:
     """At rest at q [M, D]."""
     v = normal(key, torch.full_like(key, -1), MOMENTUM, q.shape[1]).to(q)
-    return State(q, torch.zeros_like(q), torch.zeros_like(q), q, unknown(v), 0.0, 0)
+    spread = torch.zeros_like(q if fisher else q[:, :0])
+    return State(q, torch.zeros_like(q), torch.zeros_like(q), q, spread, unknown(v), 0.0, 0)
 
 
 def adapted(state: State, g: Tensor, data_size: int) -> State:
@@ -165,17 +187,33 @@ def adapted(state: State, g: Tensor, data_size: int) -> State:
     return state._replace(square=square, weight=AVERAGING * state.weight + 1 - AVERAGING)
 
 
-def step_scale(state: State, lr: float, data_size: int, precision: float | Tensor) -> Tensor:
-    """s = sqrt(lr / (N m)),   m = sqrt(V) + sqrt(lambda) / N,   [M, D]; m = 1 where there is no V,
-    [M, 1]. lr is multiplied by the rate of each chain.
+def with_spread(state: State, g: Tensor, data_size: int, batch_size: int) -> State:
+    """The same with the variance of one example's gradient, B / N^2 E (g' - g)^2 / 2.
 
-    What is added is what sqrt(V) would be for a parameter that the data leave alone, E g^2 =
+    Of the differences of neighbouring steps, and not of g: far from the posterior all gradients are
+    large, and a chain that stepped by their size would stay there.
+    """
+    noise = state.noise._replace(last=g)
+    if state.weight <= 1 - AVERAGING:  # the first gradient has none before it
+        return state._replace(noise=noise)
+    half = (g - state.noise.last).square() * (0.5 * batch_size / data_size**2)
+    return state._replace(spread=AVERAGING * state.spread + (1 - AVERAGING) * half, noise=noise)
+
+
+def step_scale(
+    state: State, lr: float, data_size: int, precision: float | Tensor, *, by_fisher: bool = False
+) -> Tensor:
+    """s = sqrt(lr / (N m)),   m = sqrt(V) + sqrt(lambda) / N  or, of "fisher",  V + lambda / N,
+    [M, D]; m = 1 where there is no V, [M, 1]. lr is multiplied by the rate of each chain.
+
+    What is added is what the first term would be for a parameter that the data leave alone, E g^2 =
     lambda. A gradient that is 0 by chance, or in a dead unit, then makes no enormous step.
     """
     rate = (state.noise.rate * (lr / data_size)).to(state.q).unsqueeze(1)  # [M, 1]
     if state.weight == 0:
         return rate.sqrt()
-    m = (state.square / state.weight).sqrt() + precision**0.5 / data_size  # [M, D]
+    V = (state.spread if by_fisher else state.square) / state.weight  # [M, D]
+    m = V + precision / data_size if by_fisher else V.sqrt() + precision**0.5 / data_size
     return torch.rsqrt(m / rate)
 
 
@@ -217,7 +255,8 @@ class Progress(NamedTuple):
         weight, looks, step, made = named["counts"].tolist()
         noise = Noise(*(named[f"noise {name}"].to(device) for name in Noise._fields))
         q, p, square, centre = (named[name].to(device) for name in State._fields[:4])
-        state = State(q, p, square, centre, noise, weight, int(looks))
+        spread = named.get("spread", q[:, :0]).to(device)
+        state = State(q, p, square, centre, spread, noise, weight, int(looks))
         return cls(state, int(step), int(made))
 
 
@@ -243,7 +282,7 @@ def run(
             energy, g = gradient(at.state.q, rows, step)
             if step == 0:
                 refuse_bad_start(energy, problem.ids)
-            before, s = _prepared(problem, plan, at.state, g, step, mini=mini)
+            before, s = _prepared(problem, plan, at.state, g, step, batch_size, mini=mini)
             state, made = _step(plan, before, g, s, key, step, mini=mini), at.made
             if plan.at(step).draws:
                 record.draws[:, made] = state.q
@@ -273,28 +312,34 @@ def _heat(plan: Cycle, state: State, g: Tensor, s: Tensor, sizes: list[int]) -> 
 
 
 def _prepared(
-    problem: Problem, plan: Cycle, state: State, g: Tensor, step: int, *, mini: bool
+    problem: Problem, plan: Cycle, state: State, g: Tensor, step: int, batch: int, *, mini: bool
 ) -> tuple[State, Tensor]:
     """What is learned from the gradient before the chains move, and s [M, 1] or [M, D]."""
-    now, N = plan.at(step), len(problem.x)
+    now, N, last = plan.at(step), len(problem.x), state.noise.last
     if now.adapts:
         state = adapted(state, g, N)
+        if plan.fisher:
+            state = with_spread(state, g, N, batch)
     if plan.ends_burn_in(step):
         state = state._replace(centre=state.q)
     if plan.chooses_lr(step):
-        share = (
-            noise_share(state.noise, plan.kick)
-            if mini
-            else step_share(state.noise, plan.momentum, plan.temperature)
-        )
-        state = state._replace(noise=cooled(state.noise, share))
+        state = state._replace(noise=cooled(state.noise, _share(plan, state, N, batch, step, mini)))
     precision = problem.coordinates.precision(problem.prior_precision)
-    s = step_scale(state, now.lr, N, precision)
+    s = step_scale(state, now.lr, N, precision, by_fisher=now.by_fisher)
     if now.looks:
         looks = 0 if plan.begins_to_look(step) else state.looks + 1
-        noise = seen(state.noise, g, s, looks)
+        noise = seen(state.noise._replace(last=last), g, s, looks)
         state = state._replace(noise=noise, looks=looks)
     return state, s
+
+
+def _share(plan: Cycle, state: State, N: int, batch: int, step: int, mini: bool) -> Tensor:
+    """By how much lr makes variances too large, of what is allowed, [M]."""
+    if plan.turns_to_fisher(step):  # s^2 n is lr N / B where the data are all that counts
+        return torch.full_like(state.noise.rate, plan.lr * N / batch / plan.kick / NOISY)
+    if mini:
+        return noise_share(state.noise, plan.kick)
+    return step_share(state.noise, plan.momentum, plan.temperature)
 
 
 def _step(

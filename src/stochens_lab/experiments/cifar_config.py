@@ -24,7 +24,7 @@ class CifarConfig:
     method: Annotated[
         str,
         typer.Option(
-            help="regular, multiswa, dropout, dropconnect, np-dropout, csghmc or langevin."
+            help="regular, multiswa, dropout, dropconnect, np-dropout, csghmc, sghmc or langevin."
         ),
     ] = "dropout"
     # of dropout and DropConnect

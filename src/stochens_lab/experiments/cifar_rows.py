@@ -30,8 +30,10 @@ Net = Callable[[], nn.Module]
 Data = tuple[Tensor, Tensor]
 SWA_RATE = 0.5  # of the learning rate, constant, as Izmailov et al. 2018 have it on CIFAR
 SWA_TAIL = 0.25  # the share of training that is averaged, likewise
-CYCLES = 5  # of a chain of SGHMC; each gives one draw
+CYCLES = 5  # of a chain of cyclical SGHMC; each gives one draw
 EXPLORATION = 0.8  # the share of a cycle without noise (Zhang et al. 2020)
+DRAWS = 5  # of a chain of SGHMC at a constant rate
+TRAINING, BURN_IN = 0.2, 0.4  # shares of its epochs: before the chain, and of the chain
 
 
 class Block(NamedTuple):
@@ -102,7 +104,7 @@ def _by_swa(options: CifarConfig, block: Block) -> Posterior:
     )
 
 
-def _by_sghmc(options: CifarConfig, block: Block) -> Posterior:
+def _by_cycles(options: CifarConfig, block: Block) -> Posterior:
     """Chains of CYCLES draws each, as many as make the block; its members are those draws."""
     chains = -(-len(block.ids) // CYCLES)
     steps = options.epochs * -(-len(block.data[0]) // options.batch_size) // CYCLES  # of a cycle
@@ -122,8 +124,43 @@ def _by_sghmc(options: CifarConfig, block: Block) -> Posterior:
         seed=derive(options.seed, block.ids[0]),  # another block has other chains
         run=_run(options, block),
     )
-    first = drawn.take(slice(0, len(block.ids)))
-    return dataclasses.replace(first, members=tuple(block.ids), seed=options.seed)
+    return _as_members(drawn, options, block)
+
+
+def _by_chains(options: CifarConfig, block: Block) -> Posterior:
+    """Chains of DRAWS draws each that go on from members which are trained for a share of the
+    epochs, or are given; members are those draws. They step by the variance of gradients, at the
+    rate that `sgmcmc` finds."""
+    chains = -(-len(block.ids) // DRAWS)
+    epochs, start = options.epochs, block.start
+    if start is None:
+        trained = dataclasses.replace(options, epochs=max(1, round(TRAINING * epochs)))
+        beside = block.keep.with_name(f"{block.keep.name}-start")
+        first = block._replace(ids=block.ids[:chains], keep=beside)
+        start, epochs = _by_fit(trained, first).params, max(1, epochs - trained.epochs)
+    steps = epochs * -(-len(block.data[0]) // options.batch_size)
+    thin = max(1, round((1 - BURN_IN) * steps) // DRAWS)
+    drawn = sgmcmc(
+        block.net,
+        block.data,
+        chains=chains,
+        samples=DRAWS,
+        burn_in=max(1, steps - thin * DRAWS),
+        thin=thin,
+        preconditioner="fisher",
+        start={name: p[:chains] for name, p in start.items()},
+        batch_size=options.batch_size,
+        prior=options.prior_precision,
+        seed=derive(options.seed, block.ids[0]),
+        run=_run(options, block),
+    )
+    return _as_members(drawn, options, block)
+
+
+def _as_members(drawn: Posterior, options: CifarConfig, block: Block) -> Posterior:
+    """As many draws as the block has members."""
+    few = drawn.take(slice(0, len(block.ids)))
+    return dataclasses.replace(few, members=tuple(block.ids), seed=options.seed)
 
 
 def _by_langevin(options: CifarConfig, block: Block) -> Posterior:
@@ -160,7 +197,8 @@ KINDS = {
     "dropout": Kind("SE1 {rate:g}", lambda o: Dropout(o.rate, node=o.node), _by_fit),
     "dropconnect": Kind("SE2 {rate:g}", lambda o: DropConnect(o.rate), _by_fit),
     "np-dropout": Kind("SE3", lambda o: NPDropout(node=o.node), _by_fit),
-    "csghmc": Kind("cSGHMC", _plain, _by_sghmc),
+    "csghmc": Kind("cSGHMC", _plain, _by_cycles),
+    "sghmc": Kind("SGHMC", _plain, _by_chains),
     "langevin": Kind("langevin", _plain, _by_langevin),
 }
 

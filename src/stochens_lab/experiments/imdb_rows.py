@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,7 +107,9 @@ def _by_averages(config: ImdbConfig, work: Work, epochs: int) -> Posterior:
     )
 
 
-def _by_sghmc(config: ImdbConfig, work: Work, epochs: int) -> Posterior:
+def _by_sghmc(
+    config: ImdbConfig, work: Work, epochs: int, *, preconditioner: str, lr: float | None = None
+) -> Posterior:
     """A chain from each member of a regular ensemble, which is trained for an epoch. The first
     third of a chain is its burn-in; then there is a draw every THIN steps."""
     trained = _warmed(config, work)
@@ -123,15 +126,15 @@ def _by_sghmc(config: ImdbConfig, work: Work, epochs: int) -> Posterior:
         samples=draws,
         thin=THIN,
         burn_in=max(1, steps - THIN * draws),
-        preconditioner="rmsprop",
-        lr=CHAIN_RATE,
+        preconditioner=preconditioner,
+        lr=lr,
         **common,
     )
 
 
 RATE = 2e-3  # of Adam
 AVERAGED_FROM = 0.3  # of the training under HMC's prior
-CHAIN_RATE, THIN = 3e-4, 20  # of SGHMC
+THIN = 20  # of SGHMC
 ROWS: dict[str, Row] = {
     "regular": Row(_by_fit(_plain, lr=RATE), 2),
     "regular, HMC's prior": Row(_by_fit(_plain, true_prior=True, lr=RATE), 2),
@@ -140,7 +143,8 @@ ROWS: dict[str, Row] = {
     "SE1": Row(_by_fit(lambda config: Dropout(config.rate), lr=RATE), 2, noisy=True),
     "SE3": Row(_by_fit(lambda config: NPDropout(), lr=RATE), 2, noisy=True),
     "natural": Row(_by_fit(_plain, true_prior=True, optimizer=Natural()), 4, noisy=True),
-    "SGHMC": Row(_by_sghmc, 6, start="trained"),
+    "SGHMC": Row(partial(_by_sghmc, preconditioner="rmsprop", lr=3e-4), 6, start="trained"),
+    "SGHMC, fisher": Row(partial(_by_sghmc, preconditioner="fisher"), 30, start="trained"),
 }
 
 

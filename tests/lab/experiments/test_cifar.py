@@ -16,6 +16,7 @@ from stochens import InputError, load, metrics
 from stochens.files.storage import CHECKSUMS
 from stochens.metrics import Interval
 from stochens.networks import ResNet20FRN, SmallResNetFRN
+from stochens.samplers import sgmcmc
 from stochens_lab.experiments import cifar, cifar_config, cifar_rows
 from stochens_lab.experiments.cifar_measures import (
     average_corrupted,
@@ -152,6 +153,18 @@ def test_other_methods_make_a_row_too(data, tmp_path, method):
     assert run.about["complete"]
     names = {"np-dropout": "SE3", "multiswa": "MultiSWA", "dropconnect": "SE2 0.1"}
     assert row == (names | {"csghmc": "cSGHMC", "langevin": "langevin"})[method]
+
+
+@pytest.mark.filterwarnings("ignore::stochens.samplers.diagnostics.SamplingWarning")  # few steps
+def test_chains_go_on_from_trained_members_or_given_ones(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(sgmcmc, "LEAST_BURN_IN", 2)
+    options = {"method": "sghmc", "members": 6, "batch_size": 4}
+    own = SavedRun(cifar.run(configured(data, tmp_path / "own", epochs=5, **options)))
+    (row,) = own.metrics["cifar10"]
+    assert row == "SGHMC"
+    cifar.run(configured(data, tmp_path / "start", method="regular", members=6))
+    given = {**options, "start": tmp_path / "start", "epochs": 4}
+    assert SavedRun(cifar.run(configured(data, tmp_path / "given", **given))).about["complete"]
 
 
 def test_a_step_size_is_langevins(data, tmp_path):
