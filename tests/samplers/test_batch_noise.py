@@ -13,7 +13,8 @@ from stochens.samplers import batch_noise
 from stochens.samplers.batch_noise import Noise, cooled, kick_variance, noise_share, step_share
 from stochens.samplers.gradients import random_rows
 from stochens.samplers.problem import SamplerRequest, prepare
-from stochens.samplers.sgmcmc_steps import Cycle, keys
+from stochens.samplers.sgmcmc_plan import Cycle
+from stochens.samplers.sgmcmc_steps import keys
 
 COVARIANCE = torch.tensor([[4.0, 0.0, 0.0], [0.0, 1.0, 0.9], [0.0, 0.9, 1.0]], dtype=torch.float64)
 
@@ -25,7 +26,8 @@ def looked(count: int, *, s: float = 1.0, chains: int = 3) -> Noise:
     noise, root = batch_noise.unknown(v), torch.linalg.cholesky(COVARIANCE)
     for k in range(count + 1):
         g = torch.randn(chains, 3, generator=generator, dtype=torch.float64) @ root.T
-        noise = batch_noise.seen(noise, g + torch.tensor([5.0, -3.0, 100.0]), s, k)
+        g = g + torch.tensor([5.0, -3.0, 100.0])
+        noise = batch_noise.seen(noise, g, s * (g - noise.last) / math.sqrt(2), k)
     return noise
 
 
@@ -58,7 +60,7 @@ def test_gradients_that_do_not_change_leave_everything_as_it_is():
     v = torch.tensor([[3.0, 4.0]])
     noise, g = batch_noise.unknown(v), torch.ones(1, 2)
     for k in range(3):
-        noise = batch_noise.seen(noise, g, 1.0, k)
+        noise = batch_noise.seen(noise, g, (g - noise.last) / math.sqrt(2), k)
     torch.testing.assert_close(noise.v, v / 5)
     assert float(noise.along) == 0
     assert not noise.square.any()
@@ -126,10 +128,12 @@ def test_when_the_noise_is_looked_at():
 
         assert where(lambda k: plan.at(k).looks) == [*range(5, 10), *range(20, 30)]
         assert where(plan.begins_to_look) == [5, 20]
-        assert where(plan.chooses_lr) == [10, 30]
+        assert where(plan.ends_looking) == [10, 30]
+        assert where(plan.half_way) == [7, 8, 9, *range(25, 30)]
+        assert [plan.measured(first + k) for k in (10, 30)] == [3, 5]
         assert where(lambda k: plan.at(k).corrects) == [*range(30, 42)]
         assert where(plan.ends_burn_in) == [40]
-    assert not any(map(plan._replace(cools=False).chooses_lr, range(plan.steps)))
+    assert not any(map(plan._replace(cools=False).ends_looking, range(plan.steps)))
     assert plan.kick == pytest.approx(0.2)
 
 

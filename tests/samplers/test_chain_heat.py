@@ -136,6 +136,7 @@ KEPT = {"N1000-rmsprop", "inputs-of-all-scales-fisher"}
 RIGHT = {
     *("N400-rmsprop", "N1000-rmsprop", "N900-sghmc", "N1500-sghmc", "small-noise-rmsprop"),
     *(f"{name}-fisher" for name in ("N400", "N1000", "N900", "N1500", "inputs-of-all-scales")),
+    *(f"{name}-fisher" for name in ("small-noise", "larger-inputs", "small-inputs")),
 }
 ROWS = [(name, way) for name in BATCHES for way in WAYS]
 

@@ -11,12 +11,14 @@ from stochens.samplers.arrival import Verdict
 from stochens.samplers.gradients import Gradient, data_term_for
 from stochens.samplers.langevin_steps import StepRule
 from stochens.samplers.problem import SamplerRequest, prepare
-from stochens.samplers.sgmcmc_steps import AVERAGING, State, adapted, step_scale
+from stochens.samplers.sgmcmc_plan import Cycle
+from stochens.samplers.sgmcmc_steps import AVERAGING, State, adapted, step_scale, with_spread
 from stochens.samplers.sgmcmc_steps import initial as begun
 
 
 def initial(q: torch.Tensor) -> State:
-    return begun(q, torch.arange(len(q)))
+    plan = Cycle(0.1, 0.9, 1.0, None, burn_in=9, thin=1, samples=1, cycles=None, cools=False)
+    return begun(q, torch.arange(len(q)), plan)
 
 
 def test_an_average_of_equal_gradients_is_that_gradient():
@@ -28,6 +30,20 @@ def test_an_average_of_equal_gradients_is_that_gradient():
         state = adapted(state, g, 10)
         assert state.weight == pytest.approx(1 - AVERAGING**k, rel=1e-12)
         torch.testing.assert_close(state.square / state.weight, (g / 10).square())
+
+
+def test_the_step_by_the_variance_of_gradients_is_its_formula():
+    """s = sqrt(lr / (N m)), m = V + lambda / N, V = B / N^2 (g' - g)^2 / 2 averaged; the first
+    gradient has none before it."""
+    plan = Cycle(0.1, 0.9, 1.0, "fisher", burn_in=400, thin=1, samples=1, cycles=None, cools=False)
+    state = begun(torch.zeros(1, 2, dtype=torch.float64), torch.arange(1), plan)
+    for g in (torch.tensor([[5.0, 1.0]]), torch.tensor([[9.0, 1.0]])):
+        state = with_spread(adapted(state, g.double(), 50), g.double(), 50, 10)
+    V = (1 - AVERAGING) * torch.tensor([[10 / 2500 * 8, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(state.spread, V)
+    found = step_scale(state, 0.2, 50, 4.0, by_fisher=True)
+    m = V / (1 - AVERAGING**2) + 4 / 50
+    torch.testing.assert_close(found, (0.2 / (50 * m)).sqrt())
 
 
 def test_the_step_is_the_formulas():

@@ -21,7 +21,7 @@ from stochens.samplers import sgmcmc_steps
 from stochens.samplers.gradients import Gradient, batches, data_term_for
 from stochens.samplers.problem import SamplerRequest, prepare
 from stochens.samplers.sgmcmc import sgmcmc
-from stochens.samplers.sgmcmc_steps import Cycle
+from stochens.samplers.sgmcmc_plan import Cycle
 
 N, NOISE, PRECISION = 20, 0.5, 2.0
 
@@ -231,11 +231,11 @@ def test_a_preconditioned_cycle_ends_its_exploration_with_noise():
 
 def test_fisher_goes_by_rmsprop_first_and_is_held_after_half_of_the_burn_in():
     plan = Cycle(0.1, 0.9, 1.0, "fisher", burn_in=400, thin=1, samples=10, cycles=None, cools=True)
-    steps = (0, 99, 100, 199, 200, 400, 409)
+    steps = (0, 149, 150, 199, 200, 400, 409)
     assert [plan.at(k).by_fisher for k in steps] == [False, False, True, True, True, True, True]
     assert [plan.at(k).adapts for k in steps] == [True, True, True, True, False, False, False]
     assert [plan.at(k).lr for k in steps] == [1e-3, 1e-3, *[0.1] * 5]
-    assert [k for k in range(410) if plan.turns_to_fisher(k)] == [100]
+    assert plan.windows == ((50, 150), (200, 300))
 
 
 def test_fisher_is_the_variance_of_one_examples_gradient():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 # What a number is for.
-MOMENTUM, LEAF, DIRECTION, MERGE, LENGTH, ROWS = range(6)
+MOMENTUM, LEAF, DIRECTION, MERGE, LENGTH, ROWS, STIFF = range(7)
 PURPOSES = 8
 
 # splitmix64 (Steele, Lea and Flood, 2014), its constants as signed numbers, since torch has those

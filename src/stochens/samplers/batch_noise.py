@@ -13,6 +13,7 @@ the stiffest one: there s (g' - g) = s^2 a p, a being the curvature.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -41,13 +42,15 @@ def unknown(v: Tensor) -> Noise:
     return Noise(zero, zero.clone(), v, torch.zeros_like(one), one)
 
 
-def seen(noise: Noise, g: Tensor, s: Tensor | float, looks: int) -> Noise:
-    """After the gradient g of one more step; the first is only kept, to be compared with."""
+def seen(noise: Noise, g: Tensor, scaled: Tensor, looks: int) -> Noise:
+    """After the gradient g of one more step; the first is only kept, to be compared with.
+
+    scaled: s (g' - g) / sqrt(2), or what of it the largest direction is looked for in.
+    """
     if looks == 0:
         return noise._replace(last=g, square=torch.zeros_like(g))
     half = (g - noise.last) / math.sqrt(2)
     square = noise.square + half.square()
-    scaled = s * half
     length = torch.linalg.vector_norm(scaled, dim=1, keepdim=True).double()  # [M, 1]
     inner = (scaled.double() * noise.v).sum(1, keepdim=True)
     # v += PULL (u . v) u,  u = scaled / |scaled|
@@ -82,8 +85,16 @@ def cooled(noise: Noise, share: Tensor) -> Noise:
     return noise._replace(rate=noise.rate * torch.exp2(torch.floor(4 * torch.log2(wanted)) / 4))
 
 
-def kick_variance(noise: Noise, looks: int, s: Tensor | float, kick: float) -> Tensor | float:
-    """What is injected, [M, D], where batches bring noise of their own."""
+def kick_variance(
+    noise: Noise,
+    looks: int,
+    s: Tensor | float,
+    kick: float,
+    others: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor | float:
+    """What is injected, [M, D], where batches bring noise of their own. others: what of its
+    variance is not seen to otherwise."""
     if looks == 0:
         return kick
-    return (kick - s * s * (noise.square / looks)).clamp_min(0.0)
+    own = s * s * (noise.square / looks)
+    return (kick - (own if others is None else others(own))).clamp_min(0.0)

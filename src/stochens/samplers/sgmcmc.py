@@ -25,14 +25,15 @@ from stochens.samplers.chain_heat import Heat
 from stochens.samplers.diagnostics import SamplingWarning, warn_of_trouble
 from stochens.samplers.gradients import data_term_for, told
 from stochens.samplers.problem import Problem, SamplerRequest, prepare
-from stochens.samplers.sgmcmc_steps import Cycle, Progress, Record, initial, keys
+from stochens.samplers.sgmcmc_plan import Cycle
+from stochens.samplers.sgmcmc_steps import Progress, Record, initial, keys
 from stochens.samplers.sgmcmc_steps import run as drive
 from stochens.samplers.snapshot import refuse_both
 from stochens.samplers.target import unflatten
 from stochens.training.request import Place, Start
 from stochens.training.starts import settle_start
 
-FORMAT = "stochens sgmcmc 3"  # 2: nothing told how warm the chains are
+FORMAT = "stochens sgmcmc 4"  # 3: no noisy directions
 KINDS = ("sgld", "sghmc", "csghmc")
 PRECONDITIONERS = ("rmsprop", "fisher")
 DEFAULT_RATES = {None: 1e-2, "rmsprop": 1e-3, "fisher": 1e-2}
@@ -167,7 +168,7 @@ def _sample_here(request: SgmcmcRequest, problem: Problem) -> Posterior:
     term = data_term_for(problem, request.batch_size, plan.steps)
     settings = _settings(kind, problem, plan, request.batch_size)
     _refuse_full_batches(plan, request.batch_size, len(problem.x))
-    at = Progress(initial(flatten(problem.start), keys(problem), fisher=plan.fisher), 0, 0)
+    at = Progress(initial(flatten(problem.start), keys(problem), plan), 0, 0)
     record = _empty(at.state.q, plan.samples, len(problem.shapes))
     if resume is not None:
         at = _go_on(resume, settings, record)
@@ -244,7 +245,7 @@ def _found(named: dict[str, Tensor], record: Record) -> Progress:
 
 def _go_on(resume: Posterior, settings: dict[str, Any], record: Record) -> Progress:
     """Fill the record with the draws that are there, and tell how far the run was."""
-    if resume.chains is None or "counts" not in resume.chains.state:
+    if resume.chains is None or not {"counts", "noisy v"} <= set(resume.chains.state):
         raise InputError("resume must be what sgmcmc returned; it holds no chains of its kind")
     refuse_other(settings, resume.chains.settings, "resume")
     at = Progress.of(resume.chains.state, record.draws.device)

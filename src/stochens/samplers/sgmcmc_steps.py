@@ -18,8 +18,8 @@ right about its data is the curvature, so that lr^(1/2) is a step in standard de
 posterior.
 """
 
-import math
 import time
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -30,8 +30,8 @@ from stochens.randomness.hashed import MOMENTUM, normal
 from stochens.randomness.seeds import SAMPLER, derive
 from stochens.run.checkpoints import Keeper
 from stochens.run.progress import Bar
+from stochens.samplers import noisy_directions
 from stochens.samplers.batch_noise import (
-    NOISY,
     Noise,
     cooled,
     kick_variance,
@@ -42,112 +42,12 @@ from stochens.samplers.batch_noise import (
 )
 from stochens.samplers.chain_heat import Heat, measured
 from stochens.samplers.gradients import Gradient, random_rows, refuse_bad_start
+from stochens.samplers.noisy_directions import Noisy
 from stochens.samplers.problem import Problem
+from stochens.samplers.sgmcmc_plan import Cycle
 
 AVERAGING = 0.99  # alpha of RMSprop; Li et al. 2016, and Izmailov et al. 2021
-SETTLING = 100  # steps, the reach of that average
-FIRST_RATE = 1e-3  # of "fisher", by RMSprop until the variance of gradients is known
 STREAM = 1  # of the numbers of (seed, SAMPLER, chain); those without it are of nuts and hmc
-
-
-class Moment(NamedTuple):
-    """What one step does."""
-
-    lr: float
-    temperature: float
-    adapts: bool  # the preconditioner
-    by_fisher: bool  # whether it is the variance of gradients
-    looks: bool  # at the noise of its mini-batch
-    corrects: bool  # for that noise
-    draws: bool  # what it leads to is kept
-
-
-class Cycle(NamedTuple):
-    """The whole run of a chain: (burn-in, draws) once, or in every cycle."""
-
-    lr: float
-    momentum: float
-    temperature: float
-    preconditioner: str | None
-    burn_in: int
-    thin: int
-    samples: int
-    cycles: int | None  # None: a constant step size
-    cools: bool  # lr is the largest; the noise of mini-batches may make it smaller
-
-    @property
-    def length(self) -> int:
-        """Steps of a cycle."""
-        return self.burn_in + self.samples // (self.cycles or 1) * self.thin
-
-    @property
-    def steps(self) -> int:
-        return (self.cycles or 1) * self.length
-
-    @property
-    def kick(self) -> float:
-        """The variance of what a step injects: 2 (1 - beta) T."""
-        return 2 * (1 - self.momentum) * self.temperature
-
-    def ends_burn_in(self, step: int) -> bool:
-        """Whether this step is the first after a burn-in."""
-        return step % self.length == self.burn_in
-
-    @property
-    def windows(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """When a burn-in looks at the noise of mini-batches; after either look lr is chosen. By the
-        second one chains have cooled down with the first: hot ones have larger gradients."""
-        eighths = [k * self.burn_in // 8 for k in range(9)]
-        return (eighths[1], eighths[2]), (eighths[4], eighths[6])
-
-    @property
-    def fisher(self) -> bool:
-        """Whether the variance of gradients is to be the preconditioner."""
-        return self.preconditioner == "fisher"
-
-    def turns_to_fisher(self, step: int) -> bool:
-        """Whether this step is the first with it: gradients are small enough by now to tell."""
-        return self.fisher and step == self.windows[0][1]
-
-    def begins_to_look(self, step: int) -> bool:
-        """Whether this step is the first of those that look."""
-        return step % self.length in (first for first, _ in self.windows)
-
-    def chooses_lr(self, step: int) -> bool:
-        """Whether this step is the first with a lr that is made to the noise."""
-        return self.cools and step % self.length in (last for _, last in self.windows)
-
-    def at(self, step: int) -> Moment:
-        """lr_k = lr / 2 (1 + cos(pi k / K)) in the k-th step of a cycle of K (Zhang et al., 2020).
-
-        There is no noise while a cycle explores. With a preconditioner its last steps have it all
-        the same: a descent ends where gradients vanish, and that says nothing of their size in the
-        draws.
-
-        >>> plan = Cycle(0.1, 0.9, 1.0, None, burn_in=2, thin=1, samples=4, cycles=2, cools=False)
-        >>> [round(plan.at(k).lr, 3) for k in range(8)]
-        [0.1, 0.085, 0.05, 0.015, 0.1, 0.085, 0.05, 0.015]
-        >>> [plan.at(k).draws for k in range(4)]
-        [False, False, True, True]
-        """
-        k = step % self.length
-        after = k - self.burn_in  # steps since the burn-in
-        by_fisher = self.fisher and k >= self.windows[0][1]
-        until = self.windows[1][0] if self.fisher else self.burn_in  # what is learned is held then
-        if self.cycles is None:
-            lr, quiet = FIRST_RATE if self.fisher and not by_fisher else self.lr, False
-        else:
-            lr = self.lr / 2 * (1 + math.cos(math.pi * k / self.length))
-            quiet = after < (0 if self.preconditioner is None else -SETTLING)
-        return Moment(
-            lr=lr,
-            temperature=0.0 if quiet else self.temperature,
-            adapts=self.preconditioner is not None and k < until,
-            by_fisher=by_fisher,
-            looks=any(first <= k < last for first, last in self.windows),
-            corrects=k >= self.windows[1][1],
-            draws=after >= 0 and (after + 1) % self.thin == 0,
-        )
 
 
 class State(NamedTuple):
@@ -159,13 +59,15 @@ class State(NamedTuple):
     centre: Tensor  # [M, D], where the burn-in ended
     spread: Tensor  # [M, D] or, without "fisher", [M, 0]: that of an example's gradient's variance
     noise: Noise
+    noisy: Noisy  # of "fisher"
     weight: float  # of the gradients in the averages; the rest is the zero that they began with
     looks: int  # at the noise of mini-batches
 
     def named(self) -> dict[str, Tensor]:
         """Its tensors; those of the noise are told apart by a prefix."""
         own = {name: t for name, t in self._asdict().items() if isinstance(t, Tensor)}
-        return own | {f"noise {name}": t for name, t in self.noise._asdict().items()}
+        own |= {f"noise {name}": t for name, t in self.noise._asdict().items()}
+        return own | {f"noisy {name}": t for name, t in self.noisy._asdict().items()}
 
 
 def keys(problem: Problem) -> Tensor:
@@ -174,11 +76,21 @@ def keys(problem: Problem) -> Tensor:
     return torch.tensor(each, device=problem.x.device)
 
 
-def initial(q: Tensor, key: Tensor, *, fisher: bool = False) -> State:
+def initial(q: Tensor, key: Tensor, plan: Cycle) -> State:
     """At rest at q [M, D]."""
     v = normal(key, torch.full_like(key, -1), MOMENTUM, q.shape[1]).to(q)
-    spread = torch.zeros_like(q if fisher else q[:, :0])
-    return State(q, torch.zeros_like(q), torch.zeros_like(q), q, spread, unknown(v), 0.0, 0)
+    noisy = noisy_directions.none(q, 1 - plan.momentum, wanted=plan.fisher and plan.temperature > 0)
+    return State(
+        q=q,
+        p=torch.zeros_like(q),
+        square=torch.zeros_like(q),
+        centre=q,
+        spread=torch.zeros_like(q if plan.fisher else q[:, :0]),
+        noise=unknown(v),
+        noisy=noisy,
+        weight=0.0,
+        looks=0,
+    )
 
 
 def adapted(state: State, g: Tensor, data_size: int) -> State:
@@ -217,9 +129,9 @@ def step_scale(
     return torch.rsqrt(m / rate)
 
 
-def move_chains(state: State, g: Tensor, s: Tensor, momentum: float, kick: Tensor | float) -> State:
-    """p <- beta p - s g + kick;   q <- q + s p"""
-    p = momentum * state.p - s * g + kick  # [M, D]
+def move_chains(state: State, g: Tensor, s: Tensor, kept: Tensor) -> State:
+    """p <- kept - s g;   q <- q + s p.   kept: beta p and what is injected."""
+    p = kept - s * g  # [M, D]
     return state._replace(q=state.q + s * p, p=p)
 
 
@@ -256,7 +168,8 @@ class Progress(NamedTuple):
         noise = Noise(*(named[f"noise {name}"].to(device) for name in Noise._fields))
         q, p, square, centre = (named[name].to(device) for name in State._fields[:4])
         spread = named.get("spread", q[:, :0]).to(device)
-        state = State(q, p, square, centre, spread, noise, weight, int(looks))
+        noisy = Noisy(*(named[f"noisy {name}"].to(device) for name in Noisy._fields))
+        state = State(q, p, square, centre, spread, noise, noisy, weight, int(looks))
         return cls(state, int(step), int(made))
 
 
@@ -308,7 +221,8 @@ def _kept(at: Progress, record: Record) -> dict[str, Tensor]:
 
 def _heat(plan: Cycle, state: State, g: Tensor, s: Tensor, sizes: list[int]) -> Heat:
     away = (state.q - state.centre) / s  # in the coordinates of the steps
-    return measured(away, s * g, state.p, state.noise.v, plan.momentum, sizes)
+    p = noisy_directions.as_if_free(state.noisy, state.p, plan.momentum)
+    return measured(away, s * g, p, state.noise.v, plan.momentum, sizes)
 
 
 def _prepared(
@@ -322,36 +236,68 @@ def _prepared(
             state = with_spread(state, g, N, batch)
     if plan.ends_burn_in(step):
         state = state._replace(centre=state.q)
-    if plan.chooses_lr(step):
-        state = state._replace(noise=cooled(state.noise, _share(plan, state, N, batch, step, mini)))
+    if plan.ends_looking(step):
+        state = _with_lr(plan, state, step, mini=mini)
     precision = problem.coordinates.precision(problem.prior_precision)
     s = step_scale(state, now.lr, N, precision, by_fisher=now.by_fisher)
     if now.looks:
         looks = 0 if plan.begins_to_look(step) else state.looks + 1
-        noise = seen(state.noise._replace(last=last), g, s, looks)
-        state = state._replace(noise=noise, looks=looks)
+        as_drawn = step_scale(state, plan.lr, N, precision, by_fisher=True) if plan.fisher else s
+        half = as_drawn * (g - last) * 0.5**0.5
+        noisy, left = _noisy_after(plan, state.noisy, half, looks, step)
+        noise = seen(state.noise._replace(last=last), g, left, looks)
+        state = state._replace(noise=noise, noisy=noisy, looks=looks)
     return state, s
 
 
-def _share(plan: Cycle, state: State, N: int, batch: int, step: int, mini: bool) -> Tensor:
-    """By how much lr makes variances too large, of what is allowed, [M]."""
-    if plan.turns_to_fisher(step):  # s^2 n is lr N / B where the data are all that counts
-        return torch.full_like(state.noise.rate, plan.lr * N / batch / plan.kick / NOISY)
-    if mini:
-        return noise_share(state.noise, plan.kick)
-    return step_share(state.noise, plan.momentum, plan.temperature)
+def _noisy_after(
+    plan: Cycle, noisy: Noisy, half: Tensor, looks: int, step: int
+) -> tuple[Noisy, Tensor]:
+    """What is known of the noisiest directions after one more difference, and what of that lies
+    beside them."""
+    if looks == 0 or noisy.v.shape[1] == 0:
+        return noisy, half
+    if not plan.half_way(step):
+        return noisy_directions.sketched(noisy, half, looks), half
+    if not plan.half_way(step - 1):
+        noisy = noisy_directions.found(noisy)
+    return noisy_directions.measured(noisy, half)
+
+
+def _with_lr(plan: Cycle, state: State, step: int, *, mini: bool) -> State:
+    """With the lr, and the friction, that are made to the noise that was seen."""
+    noise, noisy, before = state.noise, state.noisy, state.noise.rate
+    share = (
+        noise_share(noise, plan.kick)
+        if mini
+        else step_share(noise, plan.momentum, plan.temperature)
+    )
+    if noisy.v.shape[1] > 0:
+        noisy = noisy_directions.averaged(noisy, plan.measured(step))
+        share = torch.maximum(share, noisy_directions.share_of(noisy, plan.temperature))
+    if plan.cools:
+        noise = cooled(noise, share)
+    if noisy.v.shape[1] > 0:
+        noisy = noisy_directions.rubbed(
+            noisy, noise.rate / before, plan.momentum, plan.temperature, last=plan.corrects(step)
+        )
+    return state._replace(noise=noise, noisy=noisy)
 
 
 def _step(
     plan: Cycle, state: State, g: Tensor, s: Tensor, key: Tensor, step: int, *, mini: bool
 ) -> State:
-    now = plan.at(step)
-    kick: Tensor | float = 0.0
-    if now.temperature > 0:
-        variance: Tensor | float = plan.kick
-        if mini and now.corrects:
-            variance = kick_variance(state.noise, state.looks, s, plan.kick)
-        # xi is a function of (seed, chain, step): a chain is the same in any company, on any device
-        xi = normal(key, torch.full_like(key, step), MOMENTUM, g.shape[1]).to(g)  # [M, D]
-        kick = variance**0.5 * xi
-    return move_chains(state, g, s, plan.momentum, kick)
+    now, noisy = plan.at(step), state.noisy
+    if now.temperature == 0:
+        return move_chains(state, g, s, plan.momentum * state.p)
+    variance: Tensor | float = plan.kick
+    if mini and now.corrects:
+        others = partial(noisy_directions.outside, noisy) if now.by_fisher else None
+        variance = kick_variance(state.noise, state.looks, s, plan.kick, others)
+    # xi is a function of (seed, chain, step): a chain is the same in any company, on any device
+    xi = normal(key, torch.full_like(key, step), MOMENTUM, g.shape[1]).to(g)  # [M, D]
+    kick = variance**0.5 * xi
+    if not now.by_fisher:
+        return move_chains(state, g, s, plan.momentum * state.p + kick)
+    how = {"momentum": plan.momentum, "T": plan.temperature}
+    return move_chains(state, g, s, noisy_directions.turned(noisy, state.p, kick, key, step, **how))
