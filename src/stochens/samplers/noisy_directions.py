@@ -25,7 +25,7 @@ from torch import Tensor
 from stochens.randomness.hashed import STIFF, normal
 
 COUNT = 32  # directions of a chain, or fewer:
-NUMBERS = 1 << 25  # that they may have together, 128 MB in float32
+NUMBERS = 1 << 24  # that they may have together, 64 MB in float32
 SHARE = 0.5  # of what friction lets in, that may come from batches
 
 
