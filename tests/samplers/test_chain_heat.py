@@ -187,6 +187,16 @@ def test_full_batch_steps_that_are_too_large_are_made_smaller():
     assert float(said.posterior.chains.stats["step"].max()) < 0.01
 
 
+def test_more_noise_than_friction_takes_is_told_of():
+    problem = LINEAR["one-stiff-direction"]
+    options = {"preconditioner": "fisher", "batch_size": 20, "samples": 100}
+    said = problem.sample(stochens.sgmcmc, lr=0.3, **options)
+    assert said.posterior is not None
+    heat = said.posterior.chains.state["temperature"][..., -1].mean()
+    assert float(heat) > 1.5
+    assert any("their temperature is" in words for words in said.warnings)
+
+
 def test_diagnose_has_the_numbers():
     problem = Linear(100)
     said = problem.sample(stochens.sgmcmc, samples=60, batch_size=5, lr=0.02)

@@ -281,6 +281,9 @@ def _with_lr(plan: Cycle, state: State, step: int, *, mini: bool) -> State:
         noisy = noisy_directions.rubbed(
             noisy, noise.rate / before, plan.momentum, plan.temperature, last=plan.corrects(step)
         )
+        # with a given lr there may be more noise than any friction takes: the draws are to tell
+        above = noisy_directions.share_of(noisy, plan.temperature) > 1
+        noise = noise._replace(v=torch.where(above.unsqueeze(1), noisy.v[:, 0], noise.v))
     return state._replace(noise=noise, noisy=noisy)
 
 
