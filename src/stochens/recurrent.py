@@ -65,7 +65,14 @@ def _as_it_is(func: Any, args: tuple[Any, ...]) -> Any:
 
 
 def _is_batched(value: Any) -> bool:
-    return isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value)
+    """Whether vmap maps over it: a tensor of all members lies nowhere."""
+    if not isinstance(value, Tensor):
+        return False
+    try:
+        value.data_ptr()
+    except RuntimeError:
+        return True
+    return False
 
 
 class _Layer(torch.autograd.Function):
