@@ -9,6 +9,7 @@ from tests.tolerance import close
 from torch import Tensor
 
 from stochens.samplers import noisy_directions
+from stochens.samplers.batch_noise import kick_variance, unknown
 from stochens.samplers.noisy_directions import Noisy, along, spread_out
 
 D, LARGE = 40, torch.tensor([100.0, 50.0, 20.0], dtype=torch.float64)
@@ -108,8 +109,20 @@ def test_what_is_left_of_the_noise_of_a_coordinate(few: int) -> None:
     noisy = noisy_directions.rubbed(
         Noisy(v, v, square, square, v[:, 0]), torch.ones(1).double(), BETA, 1.0, last=True
     )
-    left = noisy_directions.outside(noisy, torch.full((1, D), 1.6).double())
-    assert left[0, :4].tolist() == pytest.approx([0.0, 0.1, 0.1, 1.6])
+    seen = unknown(torch.ones(1, D).double())._replace(square=torch.full((1, D), 6.4).double())
+    injected = kick_variance(seen, 4, 1.0, 2.0, noisy.held)  # 2 less what is left of 1.6
+    assert isinstance(injected, Tensor)
+    assert injected[0, :4].tolist() == pytest.approx([2.0, 1.9, 1.9, 0.4])
+
+
+def test_a_chain_that_is_lost_harms_no_other(few: int) -> None:
+    noisy = noisy_directions.none(torch.zeros(2, D).double(), 1 - BETA, wanted=True)
+    for looks, half in enumerate(differences(2, 9), 1):
+        half[1] = torch.tensor([math.nan, math.inf]).repeat(D // 2)
+        noisy = noisy_directions.sketched(noisy, half, looks)
+    noisy = noisy_directions.found(noisy)
+    assert noisy.v[0].isfinite().all()
+    assert noisy.v[0].any(1).all()
 
 
 def test_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

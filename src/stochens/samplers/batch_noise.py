@@ -13,7 +13,6 @@ the stiffest one: there s (g' - g) = s^2 a p, a being the curvature.
 """
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -90,11 +89,11 @@ def kick_variance(
     looks: int,
     s: Tensor | float,
     kick: float,
-    others: Callable[[Tensor], Tensor] | None = None,
+    held: Tensor | float = 0.0,
 ) -> Tensor | float:
-    """What is injected, [M, D], where batches bring noise of their own. others: what of its
-    variance is not seen to otherwise."""
+    """What is injected, [M, D], where batches bring noise of their own. held: what of its variance
+    is seen to by the friction of directions."""
     if looks == 0:
         return kick
-    own = s * s * (noise.square / looks)
-    return (kick - (own if others is None else others(own))).clamp_min(0.0)
+    own = (s * s * (noise.square / looks) - held).clamp_min(0.0)
+    return (kick - own).clamp_min(0.0)

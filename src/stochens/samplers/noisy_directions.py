@@ -64,7 +64,7 @@ def sketched(noisy: Noisy, half: Tensor, looks: int) -> Noisy:
 def _compressed(rows: Tensor) -> Tensor:
     """The k principal directions of 2 k rows, times their size; the other rows are 0."""
     k = rows.shape[1] // 2
-    large = rows.double()
+    large = rows.double().nan_to_num(0.0, 0.0, 0.0)  # a chain that is lost harms no other
     _, u = torch.linalg.eigh(large @ large.mT)  # ascending
     first = u[:, :, k:].flip(2).mT @ large  # [M, k, D]
     return torch.cat([first, torch.zeros_like(first)], 1).to(rows)
@@ -116,11 +116,6 @@ def rubbed(
     rows = noisy.rows[:, :0] if last else noisy.rows
     held = (square.unsqueeze(1).to(noisy.v) @ noisy.v.square()).squeeze(1)
     return noisy._replace(rows=rows, square=square, friction=friction, held=held)
-
-
-def outside(noisy: Noisy, variance: Tensor) -> Tensor:
-    """What is left of the noise of each coordinate, [M, D], beside the directions."""
-    return (variance - noisy.held).clamp_min(0.0)
 
 
 def turned(

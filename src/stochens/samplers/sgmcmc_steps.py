@@ -19,7 +19,6 @@ posterior.
 """
 
 import time
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -295,8 +294,8 @@ def _step(
         return move_chains(state, g, s, plan.momentum * state.p)
     variance: Tensor | float = plan.kick
     if mini and now.corrects:
-        others = partial(noisy_directions.outside, noisy) if now.by_fisher else None
-        variance = kick_variance(state.noise, state.looks, s, plan.kick, others)
+        held = noisy.held if now.by_fisher else 0.0
+        variance = kick_variance(state.noise, state.looks, s, plan.kick, held)
     # xi is a function of (seed, chain, step): a chain is the same in any company, on any device
     xi = normal(key, torch.full_like(key, step), MOMENTUM, g.shape[1]).to(g)  # [M, D]
     kick = variance**0.5 * xi
