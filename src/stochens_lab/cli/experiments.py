@@ -18,6 +18,7 @@ from stochens_lab.experiments import (
     active,
     cifar,
     cifar_config,
+    cifar_pool,
     data_folder,
     digits,
     imdb,
@@ -159,6 +160,22 @@ def write_report(
         print_line(f"Page: {page}")
         for line in finish.write_companions(runs, page, figures=figures):
             print_line(line)
+
+
+@app.command("pool")
+def pool_runs(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders of cifar, two or more.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write to, new or empty.")],
+) -> None:
+    """The members of several CIFAR runs as one ensemble.
+
+    From the predictions that the runs keep, each weighted by its members; the folder is a run's,
+    which report takes beside others. Runs may differ in seed, in rate and in method.
+    """
+    with blame_damage(runs):
+        path = cifar_pool.pool(runs, out)
+    for line in finish.finish_run(path, Console()):
+        print_line(line)
 
 
 def _run(

@@ -211,17 +211,12 @@ def _measure(work: Work, reference: Tensor | None, ensemble: Posterior) -> None:
     note(f"{row}: {len(ensemble)} members on {len(x_test)} test images")
     p = predicted(x_test, keep_draws=True)
     folder.arrays[f"{config.name}/points/labels-test"] = y_test.numpy()
-    folder.predictive((config.name, row, "test"), p)
-    folder.put_row((config.name, row, "test"), measure_labelled(p, y_test, config.resamples))
+    _keep_test(work, row, p, reference)
     told = describe_training(
         ensemble, Training(row, KINDS[config.method].make, _count_steps(config, images))
     )
     told["members curve"] = trace_members(p.probs, len(ensemble), y_test, reference, MEMBER_COUNTS)
     if reference is not None:
-        folder.put_row(
-            (config.name, row, "test"),
-            measure_closeness(p.mean, reference, config.resamples),
-        )
         _keep_reference(work, reference)
     for name, x in images.others.items():
         note(f"{row}: {name}, which is no {config.name}")
@@ -230,14 +225,27 @@ def _measure(work: Work, reference: Tensor | None, ensemble: Posterior) -> None:
         folder.put_row((config.name, row, name), measure_ood(p.mean, q.mean, config.resamples))
     if config.inferences:
         note(f"{row}: {INFERENCES[-1]} inferences of each member")
-        many = predicted(x_test, keep_draws=True, draws=INFERENCES[-1])
+        many = predicted(x_test, keep_draws=True, draws=INFERENCES[-1]).probs
         told["inferences curve"] = trace_inferences(
-            many.probs, len(ensemble), y_test, reference, INFERENCES
+            many, len(ensemble), y_test, reference, INFERENCES
         )
+        for count in INFERENCES[1:]:
+            fewer = Predictive.of(many[: count * len(ensemble)])
+            _keep_test(work, f"{row}, {count} inferences", fewer, reference)
     folder.put(TRAINING, (config.name, row), told)
     folder.write()
     if config.corruptions:
         _measure_corrupted(work, device, predicted)
+
+
+def _keep_test(work: Work, row: str, p: Predictive, reference: Tensor | None) -> None:
+    """What an ensemble says of the test images, and its measures."""
+    key = (work.config.name, row, "test")
+    work.folder.predictive(key, p)
+    measured = measure_labelled(p, work.images.test[1], work.config.resamples)
+    if reference is not None:
+        measured |= measure_closeness(p.mean, reference, work.config.resamples)
+    work.folder.put_row(key, measured)
 
 
 def _count_steps(config: CifarConfig, images: Task) -> int:

@@ -28,7 +28,7 @@ def build_terminal(
 ) -> TerminalTable:
     """Narrow, for a terminal of 80 columns; the first of each row is its name."""
     table = TerminalTable(title=title, box=box.SIMPLE_HEAD, padding=(0, 1), title_justify="left")
-    table.add_column("", no_wrap=True)
+    table.add_column("")  # a long name is broken, so that numbers are not
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:

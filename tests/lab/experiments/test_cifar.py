@@ -84,6 +84,9 @@ def test_a_run_has_its_row_measured_everywhere(data, tmp_path, monkeypatch):
     told = run.training["cifar10"]["SE1 0.1"]
     assert told["members curve"]["members"] == [1, 2]
     assert told["inferences curve"]["draws"] == [1, 4, 16]
+    for at, count in ((1, 4), (2, 16)):
+        more = run.metrics["cifar10"][f"SE1 0.1, {count} inferences"]["test"]
+        assert more["NLL"]["value"] == pytest.approx(told["inferences curve"]["NLL"][at])
     whole = run.metrics["cifar10"]["SE1 0.1"]["test"]["NLL"]["value"]
     assert told["members curve"]["NLL"][-1] == pytest.approx(whole)
     assert run.about["complete"]

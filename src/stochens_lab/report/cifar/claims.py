@@ -93,8 +93,8 @@ def check_claims(rows: Rows, paired: Paired) -> list[Claim]:
 def find_largest(rows: Rows, name: str) -> Row | None:
     """Of the rows of a method: most members, then most epochs, then as many images as most rows
     have; and of several drop rates the closest by variance, as the paper chose its own."""
-    usual = Counter(row.settings.get("images") for row in rows.methods)
-    found = [row for row in rows.methods if family(row.method) == name]
+    usual = Counter(row.settings.get("images") for row in rows.distinct)
+    found = [row for row in rows.distinct if family(row.method) == name]
 
     def key(row: Row) -> tuple[float, float, int, float]:
         variance = row.interval(TEST, "variance")

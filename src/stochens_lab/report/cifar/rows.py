@@ -104,13 +104,18 @@ def name_set(name: str) -> str:
     return NAMES.get(name, name)
 
 
-def family(method: str) -> str:
-    """What the paper calls it: without the drop rate.
+MORE = re.compile(r", (\d+) inferences$")  # of the same members, measured beside their row
+POOLED = " + "
 
-    >>> family("SE1 0.1")
-    'SE1'
+
+def family(method: str) -> str:
+    """What the paper calls it: without the drop rate. Members of several kinds are their own.
+
+    >>> family("SE1 0.1"), family("SE1 0.2 + SE1 0.1 natural, 16 inferences")
+    ('SE1', 'SE1 0.2 + SE1 0.1 natural')
     """
-    return method.split(" ")[0] or method
+    method = MORE.sub("", method)
+    return method if POOLED in method else method.split(" ")[0] or method
 
 
 def parse_corruption(domain: str) -> tuple[str, int] | None:
@@ -156,7 +161,7 @@ class Row:
 
     @property
     def training(self) -> dict[str, Any]:
-        return self.views[0].training_of(self.set_name, self.method)
+        return self.views[0].training_of(self.set_name, self.base)
 
     @property
     def domains(self) -> list[str]:
@@ -168,7 +173,16 @@ class Row:
         """Its settings; members are those that there are, not those that were asked for."""
         found = read_settings(self.views[0].config)
         counted = (self.training.get("members curve") or {}).get("members")
-        return found | {"members": counted[-1]} if counted else found
+        if counted:
+            found["members"] = counted[-1]
+        if more := MORE.search(self.method):
+            found["draws"] = int(more[1])
+        return found
+
+    @property
+    def base(self) -> str:
+        """The method whose members these are, of a row with more inferences of them."""
+        return MORE.sub("", self.method)
 
     @property
     def recipe(self) -> str:
@@ -192,6 +206,11 @@ class Rows:
     @property
     def all(self) -> tuple[Row, ...]:
         return (*self.references, *self.methods)
+
+    @property
+    def distinct(self) -> list[Row]:
+        """Those that compete, without further inferences of the same members."""
+        return [row for row in self.methods if row.base == row.method]
 
     def reference_of(self, row: Row) -> Row | None:
         """That of the same run, or else the first."""
@@ -290,9 +309,10 @@ def _sort_key(row: Row) -> tuple[int | str | float, ...]:
     """The paper's order; among those of one name by drop rate, then the largest first."""
     name = family(row.method)
     at = ORDER.index(name) if name in ORDER else len(ORDER)
-    found = re.search(r"\d*\.?\d+$", row.method.removeprefix(name))
-    rate = float(found[0]) if found else 0.0
-    return at, name, rate, *(-float(row.settings.get(key, 0)) for key in ("members", "epochs"))
+    found = re.match(r" (\d*\.?\d+)", row.base.removeprefix(name))
+    rate = float(found[1]) if found else 0.0
+    size = (-float(row.settings.get(key, 0)) for key in ("members", "epochs"))
+    return at, name, rate, row.base, *size, float(row.settings.get("draws", 0))
 
 
 def _merge_references(rows: Sequence[Row]) -> list[Row]:
@@ -327,13 +347,24 @@ def _distinguish_references(rows: Sequence[Row], names: dict[str, str]) -> list[
 
 
 def _distinguish_methods(rows: Sequence[Row], names: dict[str, str]) -> list[Row]:
-    """Rows of one method have in their names what they were made with."""
-    ends: dict[int, str] = {}
-    for method in {row.method for row in rows}:
-        at = [i for i, row in enumerate(rows) if row.method == method]
-        folders = [names[rows[i].views[0].key] for i in at]
-        ends |= dict(zip(at, distinguish([rows[i].settings for i in at], folders), strict=True))
-    return [replace(row, name=row.method + ends[i]) for i, row in enumerate(rows)]
+    """Rows of one method have in their names what they were made with; and those of more
+    inferences, behind the name of the row with those members, how many."""
+    own = [row for row in rows if row.base == row.method]
+    ends: dict[tuple[str, str], str] = {}  # by method and run
+    for method in {row.method for row in own}:
+        same = [row for row in own if row.method == method]
+        folders = [names[row.views[0].key] for row in same]
+        found = distinguish([row.settings for row in same], folders)
+        ends |= {(method, row.views[0].key): end for row, end in zip(same, found, strict=True)}
+    return [
+        replace(row, name=row.base + ends.get((row.base, row.views[0].key), "") + _more(row))
+        for row in rows
+    ]
+
+
+def _more(row: Row) -> str:
+    known = row.base != row.method
+    return f", {phrase_setting('draws', row.settings['draws'])}" if known else ""
 
 
 def _run_names(views: Sequence[RunView]) -> dict[str, str]:

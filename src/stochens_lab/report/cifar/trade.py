@@ -42,7 +42,7 @@ class Trade(NamedTuple):
 def find_trades(rows: Rows) -> list[Trade]:
     """One for each method and recipe of which there are two lengths of training."""
     groups: dict[tuple[object, ...], list[Row]] = {}
-    for row in rows.methods:
+    for row in rows.distinct:
         if "epochs" in row.settings and read_curve(row, "members curve", "agreement") is not None:
             recipe = tuple(row.settings.get(key) for key in SETTINGS if key not in FREE)
             groups.setdefault((row.method, *recipe), []).append(row)

@@ -66,18 +66,18 @@ def draw_cifar_figures(runs: Sequence[SavedRun]) -> Iterator[tuple[str, Figure]]
 
 
 def _choose_colour(rows: Rows, row: Row) -> str:
-    return pick_colour(rows.methods.index(row)) if row in rows.methods else INK
+    return pick_colour(rows.distinct.index(row)) if row in rows.distinct else INK
 
 
 def _choose_dash(rows: Rows, row: Row) -> str:
-    return pick_dash(rows.methods.index(row)) if row in rows.methods else "-"
+    return pick_dash(rows.distinct.index(row)) if row in rows.distinct else "-"
 
 
 @style_figure
 def draw_entropies(rows: Rows) -> Figure | None:
     """fig3: histograms of predictive entropy, each method over the reference."""
     found = {r.name: values for r in rows.all if (values := compute_entropies(r)) is not None}
-    drawn = [row for row in rows.methods if row.name in found]
+    drawn = [row for row in rows.distinct if row.name in found]
     if not drawn:
         return None
     edges = compute_edges(rows.all)
@@ -111,7 +111,7 @@ def draw_calibration(rows: Rows) -> Figure | None:
         for row in rows.all
         if (curve := compute_calibration(row)) and curve.confidence
     }
-    drawn = [row for row in rows.methods if row.name in found]
+    drawn = [row for row in rows.distinct if row.name in found]
     if not drawn:
         return None
     figure, axes = make_panels(len(drawn), most=4, width=2.4, height=1.5)
@@ -184,8 +184,8 @@ def _draw_row(
 def draw_curves(rows: Rows, which: str) -> Figure | None:
     """Distance to the reference over the number of members, or of inferences of each."""
     found: Series = {}
-    for metric in list_curve_metrics(rows.methods, which):
-        for row in rows.methods:
+    for metric in list_curve_metrics(rows.distinct, which):
+        for row in rows.distinct:
             values = read_curve(row, which, metric)
             if values is not None:
                 found.setdefault(metric, []).append((row.name, row, values))
