@@ -22,6 +22,7 @@ from stochens_lab.experiments.active import over_seeds
 from stochens_lab.experiments.runs import choose_device, finish_run, is_whole, open_run
 from stochens_lab.experiments.tabular_rows import (
     ACTIVATIONS,
+    LIKELIHOODS,
     PACKAGES,
     ROWS,
     STARTS,
@@ -178,6 +179,7 @@ def _check(config: TabularConfig) -> tuple[str, ...]:
     if config.bins < 0:
         raise InputError(f"bins must be 0 or more, got {config.bins}")
     check_known("activation", config.activation, ACTIVATIONS)
+    check_known("likelihood", config.likelihood, LIKELIHOODS)
     check_known("start", config.start, STARTS)
     for row in config.rows:
         check_known("row", row, ROWS)

@@ -28,6 +28,7 @@ from stochens_lab.experiments import configs
 RATES = (0.003, 0.01)  # of Adam, to choose from
 BATCH = 128
 STARTS = ("reset", "trained")
+LIKELIHOODS = ("heteroscedastic", "gaussian")
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "silu": nn.SiLU}  # that the kernels have
 PATIENCE = 0.1  # of all epochs: a member that has not been better for so long stops
 LEAST_EPOCHS = 20
@@ -71,6 +72,13 @@ class TabularConfig:
     activation: Annotated[
         str, typer.Option(help="After each hidden layer: relu, tanh or silu; {default}.")
     ] = "silu"
+    likelihood: Annotated[
+        str,
+        typer.Option(
+            help="heteroscedastic: a noise that depends on the row; or gaussian: one for all rows, "
+            "so that the mean is learned by squared errors; {default}."
+        ),
+    ] = LIKELIHOODS[0]
     start: Annotated[
         str,
         typer.Option(help="Where mclmc begins: reset, or trained, at regular members; {default}."),
@@ -98,15 +106,16 @@ Row = Callable[[Table, TabularConfig, int], Found]  # (table, config, seed)
 
 
 def _network(table: Table, config: TabularConfig) -> stochens.MLP:
+    outputs = 2 if config.likelihood == "heteroscedastic" else 1
     return stochens.MLP(
-        table.learn.x.shape[1], *config.hidden, 2, activation=ACTIVATIONS[config.activation]
+        table.learn.x.shape[1], *config.hidden, outputs, activation=ACTIVATIONS[config.activation]
     )
 
 
 def _common(config: TabularConfig, seed: int) -> dict[str, Any]:
     return {
         "members": config.members,
-        "likelihood": "heteroscedastic",
+        "likelihood": config.likelihood,
         "prior": PRIOR_PRECISION,
         "seed": seed,
         "run": Run(device=config.device),

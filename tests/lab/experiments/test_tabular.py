@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from scipy.stats import norm
+from tests.tolerance import close
 from torch.distributions import Normal
 
 from stochens import InputError
@@ -69,6 +71,25 @@ def test_rows_to_choose_by_are_of_those_to_learn_from(folder):
     own = load_table(folder, "house")
     assert own.rest is own.learn
     assert len(own.held.y) == 10  # the file's
+
+
+def test_equal_numbers_of_tabm_lie_in_the_middle_of_their_ranks(folder, tmp_path):
+    """A third of a column is 0: where others of as many ranks would be on average, not at the
+    end."""
+    arrays = dict(np.load(folder / "tabm-house.npz"))
+    rows = len(arrays["x_train"])
+    column = np.sort(np.random.RandomState(0).rand(rows))
+    column[: rows // 3] = 0.0
+    for scale in (1e-6, 1.0, 1e6):
+        x = {"x_train": arrays["x_train"].astype(np.float64).copy()}
+        x["x_train"][:, 0] = scale * column
+        np.savez(tmp_path / "tabm-house.npz", **arrays | x)
+        found = load_table(tmp_path, "house").learn.x[:, 0]
+        ranks = ((np.arange(rows) + 0.5) / rows)[rows // 3 :]
+        zeros = np.full(rows // 3, norm.ppf(rows // 3 / 2 / rows))
+        normal = np.concatenate([zeros, norm.ppf(ranks)])
+        expected = (normal - normal.mean()) / normal.std()
+        np.testing.assert_allclose(found, expected, **close(torch.float32, terms=10))
 
 
 def test_quantiles_of_tabm_are_those_of_the_training_rows(folder, tmp_path):
