@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from stochens.checks import positive
 from stochens.errors import InputError, check_known
 from stochens.likelihoods import GaussianPredictive
 from stochens.metrics import Interval
@@ -176,6 +177,7 @@ def _check(config: TabularConfig) -> tuple[str, ...]:
     for what in ("seeds", "splits"):
         if (count := getattr(config, what)) is not None and count < 1:
             raise InputError(f"{what} must be at least 1, got {count}")
+    positive(**{f"rates[{k}]": rate for k, rate in enumerate(config.rates)})
     if config.bins < 0:
         raise InputError(f"bins must be 0 or more, got {config.bins}")
     check_known("activation", config.activation, ACTIVATIONS)

@@ -25,7 +25,6 @@ from stochens.run.options import Run
 from stochens_lab.data.tabular import SETS, Part, Table
 from stochens_lab.experiments import configs
 
-RATES = (0.003, 0.01)  # of Adam, to choose from
 BATCH = 128
 STARTS = ("reset", "trained")
 LIKELIHOODS = ("heteroscedastic", "gaussian")
@@ -66,6 +65,10 @@ class TabularConfig:
         10_000
     )
     epochs: Annotated[int, typer.Option(help="Likewise epochs: {default}.")] = 1000
+    rates: Annotated[
+        tuple[float, ...],
+        typer.Option(help="A rate of Adam to choose from; may be given several times."),
+    ] = (0.003, 0.01)
     hidden: Annotated[
         tuple[int, ...], typer.Option(help="Width of a hidden layer; may be given several times.")
     ] = (24, 24)
@@ -154,7 +157,7 @@ def _train(
     config: TabularConfig,
     seed: int,
     *,
-    rates: Sequence[float | None] = RATES,
+    rates: Sequence[float | None] | None = None,
     draws: int = 1,
     **options: Any,
 ) -> Trained:
@@ -163,7 +166,7 @@ def _train(
     epochs = min(config.epochs, max(LEAST_EPOCHS, config.steps // batches))
     patience = max(1, round(PATIENCE * epochs))
     best: tuple[float, Trained] | None = None
-    for rate in rates:
+    for rate in config.rates if rates is None else rates:
         posterior = stochens.fit(
             _network(table, config),
             tuple(table.rest),

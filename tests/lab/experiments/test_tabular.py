@@ -13,8 +13,8 @@ from torch.distributions import Normal
 from stochens import InputError
 from stochens.likelihoods import GaussianPredictive
 from stochens_lab.data.tabular import Part, embed_numbers, load_table
-from stochens_lab.experiments import tabular
-from stochens_lab.experiments.tabular_rows import PACKAGES, RATES, ROWS, rows_that_run, too_large
+from stochens_lab.experiments import tabular, tabular_rows
+from stochens_lab.experiments.tabular_rows import PACKAGES, ROWS, rows_that_run, too_large
 from stochens_lab.report.finish import finish_run
 from stochens_lab.report.run_folder import SavedRun
 from stochens_lab.report.tabular import UCI, Panel, _format_panel
@@ -140,7 +140,7 @@ def test_every_row_has_its_measures_and_a_run_goes_on(folder, tmp_path):
     assert set(run.metrics["airfoil"]["mclmc"]["test"]) == set(tabular.MEASURES)
     found = run.about["found"]["yacht"]["regular"]
     assert [(one["split"], one["seed"]) for one in found] == [(0, 0), (1, 1)]
-    assert found[0]["chosen"]["lr"] in RATES
+    assert found[0]["chosen"]["lr"] in tabular_rows.TabularConfig.rates
     # other rows, and more splits: what was done stays
     again = tabular.reconfigure(out, sets=("yacht",), rows=("regular", "natural"), splits=3)
     after = SavedRun(tabular.run(again, resume=True)).about["found"]
@@ -163,9 +163,24 @@ def test_mclmc_begins_at_trained_members(folder, tmp_path):
     rows = {"sets": ("airfoil",), "rows": ("mclmc",), "seeds": 1}
     config = tabular.configure(folder, out=tmp_path / "run", start="trained", **rows, **SMALL)
     (found,) = SavedRun(tabular.run(config)).about["found"]["airfoil"]["mclmc"]
-    assert found["chosen"]["trained"]["lr"] in RATES
+    assert found["chosen"]["trained"]["lr"] in tabular_rows.TabularConfig.rates
     with pytest.raises(InputError, match="did you mean 'trained'"):
         tabular.run(tabular.configure(folder, start="traned", **rows))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_gaussian_has_one_noise_for_all_rows(folder):
+    config = tabular.configure(folder, likelihood="gaussian", rates=(0.001,), **SMALL)
+    found = ROWS["regular"](load_table(folder, "house"), config, 0)
+    assert found.chosen["lr"] == 0.001
+    assert found.predicted.aleatoric.std() < 1e-6 * found.predicted.aleatoric.mean()
+
+
+def test_what_is_no_likelihood_and_no_rate_is_refused(folder):
+    with pytest.raises(InputError, match="did you mean 'gaussian'"):
+        tabular.run(tabular.configure(folder, sets=("house",), likelihood="gausian"))
+    with pytest.raises(InputError, match=r"rates\[1\] must be a positive number"):
+        tabular.run(tabular.configure(folder, sets=("house",), rates=(0.01, -1.0)))
 
 
 @pytest.mark.long
