@@ -131,3 +131,11 @@ def test_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     assert noisy_directions.none(q, 0.1, wanted=False).v.shape == (2, 0, 10)
     monkeypatch.setattr(noisy_directions, "NUMBERS", 35)
     assert noisy_directions.none(q, 0.1, wanted=True).rows.shape == (2, 6, 10)
+
+
+def test_the_products_of_a_gpu_are_the_same() -> None:
+    generator = torch.Generator().manual_seed(5)
+    v, x = torch.randn(3, 4, D, generator=generator), torch.randn(3, D, 2, generator=generator)
+    size = float((v.abs() @ x.abs()).max())
+    found = noisy_directions._by_sums(v, x)
+    torch.testing.assert_close(found, v @ x, **close(torch.float32, terms=D, scale=size))

@@ -81,7 +81,17 @@ def found(noisy: Noisy) -> Noisy:
 
 def along(noisy: Noisy, x: Tensor) -> Tensor:
     """v_j . x, [M, D] -> [M, k]."""
-    return (noisy.v @ x.to(noisy.v).unsqueeze(2)).squeeze(2)
+    return _products(noisy.v, x.to(noisy.v).unsqueeze(2)).squeeze(2)
+
+
+def _products(v: Tensor, x: Tensor) -> Tensor:
+    """[M, k, D], [M, D, n] -> [M, k, n]. A GPU's batched product gives each chain of such a shape
+    to one block of threads, which goes through all D alone."""
+    return _by_sums(v, x) if v.is_cuda else v @ x
+
+
+def _by_sums(v: Tensor, x: Tensor) -> Tensor:
+    return torch.stack([(v * one.unsqueeze(1)).sum(2) for one in x.unbind(2)], 2)
 
 
 def spread_out(noisy: Noisy, parts: Tensor) -> Tensor:
@@ -122,7 +132,7 @@ def turned(
     noisy: Noisy, p: Tensor, kick: Tensor, key: Tensor, step: int, *, momentum: float, T: float
 ) -> Tensor:
     """beta p + kick, [M, D], as it is with the friction of the directions."""
-    both = noisy.v @ torch.stack([p, kick], 2).to(noisy.v)  # [M, k, 2]
+    both = _products(noisy.v, torch.stack([p, kick], 2).to(noisy.v))  # [M, k, 2]
     width = (2 * noisy.friction * T - noisy.square).clamp_min(0.0).sqrt()
     xi = normal(key, torch.full_like(key, step), STIFF, noisy.v.shape[1])
     other = (1 - momentum - noisy.friction) * both[..., 0] + width * xi - both[..., 1]
