@@ -228,6 +228,23 @@ def test_lost_members_are_trained_again_from_other_seeds(data):
 
 
 @pytest.mark.filterwarnings("ignore:.* members diverged")
+def test_natural_gradients_are_tried_again_at_a_smaller_rate(data):
+    """What rate they bear depends on how parameters go together, which no sigma tells."""
+    constant = stochens.Natural(sigma=1e-4, schedule="constant", warmup=0.0)
+    options = {"net": Fragile, "members": 8, "epochs": 1}
+    for optimizer, lr, rates in (
+        (constant, 2e-6, {2e-6, 0.5e-6}),
+        (stochens.Optimizer("adam", schedule="constant"), 1e-9, {1e-9}),
+    ):
+        seen: set[float] = set()
+        fit(data, optimizer=optimizer, lr=lr, callbacks=lambda at: seen.add(at.lr), **options)  # noqa: B023
+        assert rates <= seen
+        assert all(one == 0 or any(one == lr * 4.0**-k for k in range(4)) for one in seen)
+        if optimizer is not constant:
+            assert seen - {0.0} == rates
+
+
+@pytest.mark.filterwarnings("ignore:.* members diverged")
 def test_the_bar_ends_at_all_of_the_work_where_members_are_trained_again(data):
     told: list[tuple[int, int]] = []
     run = stochens.Run(chunk=2, progress=lambda done, total, _: told.append((done, total)))

@@ -111,12 +111,12 @@ def _tidy_up() -> None:
         torch.cuda.empty_cache()
 
 
-def tried_again(trained: Trained, ids: tuple[int, ...], train: Again) -> Trained:
-    """The lost ones trained again, and again, from other seeds each time."""
+def tried_again(trained: Trained, ids: tuple[int, ...], train: Again, how: str = "") -> Trained:
+    """The lost ones trained again, and again, from other seeds each time; `how` is told."""
     for attempt in range(1, TRIES + 1):
         if not trained.lost:
             break
-        warn_diverged(trained.lost, ids, "trained again")
+        warn_diverged(trained.lost, ids, f"trained again{how}")
         trained = _replaced(trained, train(tuple(trained.lost), attempt), ids)
     return trained
 

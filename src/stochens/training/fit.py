@@ -110,7 +110,8 @@ def fit(
         or a list of them: losses, parameters and predictions of the members as they are then, and
         a way to stop. stochens.TensorBoard(), WandB() and MLflow() are such.
     on_divergence: what becomes of members whose loss or parameters are no numbers any more:
-        "retry" (they are trained again from other seeds, three times at most, and then left out),
+        "retry" (they are trained again from other seeds, three times at most, and then left out;
+        by natural gradients each time at a quarter of the rate before),
         "drop" (left out) or "keep". The others are the same in any case.
     device, progress, run: how it runs. stochens.Run has device, precision, engine, checkpoint and
         more; device and progress may stand here as well as there.

@@ -182,7 +182,7 @@ def train(task: Task, start: Params, members: tuple[int, ...], watchers: Watcher
             some *= math.ceil(DRAWS / len(some))
             weighed = [(share_of(batch), batch) for batch in some]
             left = distance_left(optimizer, at_means, weighed, whole=per_epoch <= most)
-            warn_far(left, members)
+            warn_far(left.where(recorder.lost_at.to(left.device) < 0, 0.0), members)
     trained = {name: p.detach() for name, p in params.items()}
     averaged, low_rank = (trained, None) if collector is None else collector.finish(trained)
     if isinstance(optimizer, NaturalGradient):
