@@ -40,7 +40,8 @@ pretrained: $(READY)
 CAPABILITY := default
 # tests/test_tolerance.py sees that whatever imports tests/tolerance.py is here.
 NUMERICAL := $(addprefix tests/,estimators figures inputs kernels likelihoods methods metrics posterior program randomness run samplers \
-	training lab/data/test_corruptions_oracles.py lab/experiments/test_resume.py pretrained/test_programs_of_words.py \
+	training lab/data/test_corruptions_oracles.py pretrained/test_programs_of_words.py \
+	$(addprefix lab/experiments/test_,$(addsuffix .py,cifar_pool resume tabular)) \
 	pretrained/test_real_networks.py) \
 	$(addprefix tests/test_,$(addsuffix .py,casts cluster compare conversions cuda data data_rows likelihoods mapped members \
 	networks objective prior products recurrent reference_noise replicas swag tolerance toy))
