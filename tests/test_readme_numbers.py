@@ -156,6 +156,7 @@ def test_how_close_in_the_readme():
         if name != "langevin":
             assert plain(cifar) == written(measured(runs.get(name, name)))[3]
     words = " ".join((ROOT / "README.md").read_text().split())
+    assert f"natural gradients has {written(measured('pooled'))[3]}" in words
     later = read(ROOT / "results/toy/samplers/metrics.json")
     for name in ("mclmc", "langevin"):
         a, b, c = (distances(later[s][name]) for s in "abc")

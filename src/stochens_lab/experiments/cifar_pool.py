@@ -102,12 +102,26 @@ def _check(parts: Sequence[Part]) -> None:
             raise InputError(f"{path} is of {part.set_name}, {other} of {first.set_name}")
         if not torch.equal(part.labels, first.labels):
             raise InputError(f"{path} was not measured on the test images of {other}")
+        if not _same_reference(part, first):
+            raise InputError(f"{path} was measured against another reference than {other}")
         for earlier in parts[:k]:
             if _recipe(earlier) == _recipe(part):
                 raise InputError(
                     f"{path} has members of {earlier.view.run.path}: their settings are the same, "
                     "and their seed"
                 )
+
+
+def _same_reference(one: Part, other: Part) -> bool:
+    """Also where either has none: distances are to that of the first."""
+    means = [_reference_mean(part) for part in (one, other)]
+    return means[0] is None or means[1] is None or torch.equal(means[0], means[1])
+
+
+def _reference_mean(part: Part) -> Tensor | None:
+    key = (part.set_name, part.view.reference or "", TEST)
+    kinds = part.view.predictions.get(key)
+    return None if kinds is None else torch.from_numpy(kinds["mean"])
 
 
 # of a run's settings, what its members do not follow from

@@ -59,6 +59,10 @@ def test_what_is_no_larger_ensemble_is_refused(tmp_path):
     fewer = cifar_run(tmp_path / "b", "SE1 0.2", members=10)
     elsewhere = cifar_run(tmp_path / "c", "SE1 0.2", images=200, seed=1)
     others = cifar_run(tmp_path / "d", "SE1 0.2", set_name="cifar100", seed=1)
+    moved = cifar_run(tmp_path / "f", "SE1 0.2", seed=2)
+    with RunFolder.reopen(moved.path, config=moved.about["config"], device="cpu") as folder:
+        folder.arrays[f"{SET}/HMC/test/mean"] = folder.arrays[f"{SET}/HMC/test/mean"][::-1].copy()
+        folder.write(complete=True)
     toy = RunFolder(tmp_path / "e", experiment="toy", config={}, device="cpu")
     toy.write(complete=True)
     for runs, said in (
@@ -66,6 +70,7 @@ def test_what_is_no_larger_ensemble_is_refused(tmp_path):
         ([one.path, fewer.path], "settings are the same"),
         ([one.path, elsewhere.path], "test images"),
         ([one.path, others.path], "is of cifar100"),
+        ([one.path, moved.path], "another reference"),
         ([one.path, toy.path], "run of toy"),
     ):
         with pytest.raises(InputError, match=said):
